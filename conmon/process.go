@@ -30,7 +30,7 @@ func Signal(p Process, sig unix.Signal) error {
 }
 
 // Alive reports whether the process is there and not a zombie. If descriptors or memory
-// are used up it may be, and is not said to be dead.
+// are used up it cannot tell, and returns true.
 func Alive(p Process) bool {
 	fd, err := openPidfd(p)
 	if err != nil {

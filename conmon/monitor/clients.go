@@ -231,6 +231,6 @@ func (m *monitor) release() {
 			m.conclude(killed)
 			return
 		}
-		pidfdSignal(m.watched, syscall.SIGKILL)
+		pidfdKill(m.watched)
 	}
 }

@@ -101,8 +101,15 @@ func (m *monitor) help(argv []string, files stdio, more ...int) error {
 		m.remote.pidfd = -1
 		return wire.Fail("execute "+argv[0], err)
 	}
+	err = m.poll.add(m.remote.pidfd, syscall.EPOLLIN, helped, 0)
+	if err != nil { // nobody would see its end, and another one may be run
+		pidfdKill(m.remote.pidfd)
+		_, _ = syscall.Wait4(pid, nil, 0, nil)
+		syscall.Close(m.remote.pidfd)
+		pid, m.remote.pidfd = 0, -1
+	}
 	m.remote.pid = pid
-	return wire.Fail("watch "+argv[0], m.poll.add(m.remote.pidfd, syscall.EPOLLIN, helped, 0))
+	return wire.Fail("watch "+argv[0], err)
 }
 
 // helperEnded collects the command that has ended and does what follows.
@@ -216,7 +223,7 @@ func (m *monitor) persist() {
 	case m.remote.again && uptime() >= m.remote.deadline:
 		m.await()
 	case m.remote.gone && uptime() > m.remote.deadline && m.remote.pid != 0:
-		pidfdSignal(m.remote.pidfd, syscall.SIGKILL)
+		pidfdKill(m.remote.pidfd)
 	}
 }
 
@@ -256,7 +263,7 @@ func (r *remote) reapedHelpers() bool {
 func (r *remote) close() {
 	const moment = 1
 	if r.pidfd >= 0 {
-		pidfdSignal(r.pidfd, syscall.SIGKILL)
+		pidfdKill(r.pidfd)
 		if readableWithin(r.pidfd, moment) {
 			_, _ = syscall.Wait4(r.pid, nil, syscall.WNOHANG, nil)
 		}

@@ -93,8 +93,9 @@ func pidfdOpen(pid int) (int, error) {
 	return int(fd), failed(errno)
 }
 
-func pidfdSignal(pidfd int, s syscall.Signal) {
-	_, _, _ = syscall.RawSyscall6(sysPidfdSendSignal, uintptr(pidfd), uintptr(s), 0, 0, 0, 0)
+// pidfdKill sends SIGKILL.
+func pidfdKill(pidfd int) {
+	_, _, _ = syscall.RawSyscall6(sysPidfdSendSignal, uintptr(pidfd), uintptr(syscall.SIGKILL), 0, 0, 0, 0)
 }
 
 // readableWithin waits some seconds for a descriptor to become readable, as a
