@@ -58,8 +58,8 @@ func (c command) run(ctx context.Context) ([]byte, error) {
 }
 
 // pipeTime is how long the output of a program that has ended may take to come, which is
-// long on a node that is busy. Nothing else keeps the pipe but what the program has left
-// running.
+// long on a node that is busy. Only processes that the program left running keep the pipe
+// open for longer.
 const pipeTime = 5 * time.Second
 
 // killGroup puts cmd into a session, and so a process group, of its own and

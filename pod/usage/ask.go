@@ -22,8 +22,8 @@ const (
 	// askTime bounds the questions of one call: a kubelet waits for the statistics of
 	// all pods before it decides on evictions, every 10 s.
 	askTime = 8 * time.Second
-	// mostAsked is for how many answers a call waits at a time: some questions are a
-	// process each.
+	// mostAsked is how many containers a call asks about at a time: some questions start a
+	// process.
 	mostAsked = 16
 )
 
