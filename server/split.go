@@ -27,6 +27,7 @@ type splitter struct {
 	net.Listener
 	grpc, http *branch
 	silent     chan struct{} // holds one for each connection that has said nothing yet
+	patience   time.Duration // how long that may be: firstWords
 
 	mu     sync.Mutex
 	conns  map[net.Conn]bool // those
@@ -42,7 +43,7 @@ type branch struct {
 }
 
 func split(l net.Listener) *splitter {
-	s := &splitter{Listener: l, silent: make(chan struct{}, maxSilent), conns: map[net.Conn]bool{}}
+	s := &splitter{Listener: l, silent: make(chan struct{}, maxSilent), patience: firstWords, conns: map[net.Conn]bool{}}
 	ended, once := make(chan struct{}), new(sync.Once)
 	s.grpc = &branch{splitter: s, conns: make(chan net.Conn), ended: ended, once: once}
 	s.http = &branch{splitter: s, conns: make(chan net.Conn), ended: ended, once: once}
@@ -97,7 +98,7 @@ func (s *splitter) route(conn net.Conn) {
 		return
 	}
 	defer s.drop(conn)
-	_ = conn.SetReadDeadline(time.Now().Add(firstWords))
+	_ = conn.SetReadDeadline(time.Now().Add(s.patience))
 	reader := bufio.NewReaderSize(conn, 16)
 	first, err := reader.Peek(len("PRI"))
 	if err != nil {
