@@ -6,20 +6,20 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 )
 
-// The ceilings of the product's code, without tests: what is larger is split, or
-// argued for in a decision that raises the number.
+// The limits of the product's code, without tests, in lines. Other sizes have none: whether a
+// type or a package is too large is for a reader to judge, and a limit that is reached makes
+// people shave what they should move.
 const (
-	maxPackage    = 4500 // lines
-	maxFile       = 540  // lines
-	maxFunction   = 80   // lines
-	maxParameters = 6
-	maxMethods    = 45 // of a type, with those of what it embeds
+	maxFile     = 560
+	maxFunction = 80
+	unlimited   = math.MaxInt
 )
 
 // measured is one number with the name of what has it.
@@ -36,26 +36,26 @@ type sizes struct {
 	undocumented []string // exported names without a doc comment
 }
 
-// TestSizes prints the numbers of the product's code (-v) and holds their ceilings.
+// TestSizes prints the numbers of the product's code (-v) and holds the limits.
 func TestSizes(t *testing.T) {
 	all := measure(t)
 	for _, kind := range []struct {
-		name    string
-		of      []measured
-		ceiling int
+		name string
+		of   []measured
+		most int
 	}{
-		{"lines per package", all.packages, maxPackage},
+		{"lines per package", all.packages, unlimited},
 		{"lines per file", all.files, maxFile},
 		{"lines per function", all.functions, maxFunction},
-		{"parameters per function", all.parameters, maxParameters},
-		{"methods per type", all.methods, maxMethods},
+		{"parameters per function", all.parameters, unlimited},
+		{"methods per type", all.methods, unlimited},
 	} {
 		slices.SortFunc(kind.of, func(a, b measured) int { return cmp.Or(cmp.Compare(b.size, a.size), cmp.Compare(a.name, b.name)) })
 		at := func(percent int) int { return kind.of[(len(kind.of)-1)*(100-percent)/100].size }
 		t.Logf("%s: %d in all, median %d, p99 %d; largest %v", kind.name, len(kind.of), at(50), at(99), kind.of[:min(4, len(kind.of))])
 		for _, m := range kind.of {
-			if m.size > kind.ceiling {
-				t.Errorf("%s has %d %s, at most %d: split it", m.name, m.size, kind.name, kind.ceiling)
+			if m.size > kind.most {
+				t.Errorf("%s has %d %s, at most %d: split it", m.name, m.size, kind.name, kind.most)
 			}
 		}
 	}
