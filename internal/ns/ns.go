@@ -48,17 +48,17 @@ type Spec struct {
 type IDMap struct{ Container, Host, Size uint32 }
 
 // Root is who is root in the namespaces, as the host sees it.
-func (s Spec) Root() (uid, gid int) { return hostID(s.UIDs), hostID(s.GIDs) }
+func (s Spec) Root() (uid, gid int) { return int(HostID(s.UIDs, 0)), int(HostID(s.GIDs, 0)) }
 
-// hostID is what the host calls id 0 of a user namespace; 0 also where there is
-// none.
-func hostID(maps []IDMap) int {
+// HostID returns what the host calls an id of a user namespace with these mappings. An id
+// that is not mapped, as where there are no mappings, is returned as it is.
+func HostID(maps []IDMap, id uint32) uint32 {
 	for _, m := range maps {
-		if m.Container == 0 && m.Size > 0 {
-			return int(m.Host)
+		if id >= m.Container && id-m.Container < m.Size {
+			return m.Host + (id - m.Container)
 		}
 	}
-	return 0
+	return id
 }
 
 // Set is the paths of pinned namespaces; empty where none was made.
