@@ -20,6 +20,7 @@ import (
 
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/devnull"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 )
@@ -85,8 +86,12 @@ type Spec struct {
 	// back, in whole milliseconds; 0: as it likes; NoRest: never.
 	RestAfter time.Duration
 
+	// OwnerUID and OwnerGID are the container's user and group as this machine knows them,
+	// who own its pipes: else it could not open /dev/stdout. With Fifos they are not used.
+	OwnerUID, OwnerGID uint32
+
 	Terminal  bool
-	Stdin     bool // hold a pipe open as standard input; false: /dev/null
+	Stdin     bool // hold a pipe open as standard input; false: a null device
 	StdinOnce bool // the first client to attach closes it when it leaves
 }
 
@@ -194,6 +199,7 @@ func (s Spec) options() (*wire.Options, error) {
 		Start: complete(s.Start), Wait: complete(s.Wait),
 		ID: s.ID, Dir: s.Dir, PidFile: s.PidFile, ExitFile: s.ExitFile, LogFile: s.LogFile, LogDir: s.LogDir,
 		LogRate: uint64(s.LogRate), LogBurst: uint64(burst), LogMost: uint64(s.LogMost),
+		OwnerUID: uint64(s.OwnerUID), OwnerGID: uint64(s.OwnerGID),
 		RestAfter: uint64(s.RestAfter / time.Millisecond),
 		Terminal:  s.Terminal, Stdin: s.Stdin, StdinOnce: s.StdinOnce, Helpers: s.Helpers, Fifos: s.Fifos,
 		Runtime: append(runtime, s.ID),
@@ -245,7 +251,7 @@ func (s Spec) start(opt *wire.Options) (c *Client, err error) {
 // exec starts the monitor as a child of this process, which the client reaps at
 // the end of its stream.
 func (s Spec) exec(listener int, args []string) (handle, error) {
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	null, err := devnull.Open() // which the monitor hands to the container
 	if err != nil {
 		return handle{}, err
 	}

@@ -91,7 +91,10 @@ func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Tas
 	if err != nil {
 		return nil, err
 	}
+	uid, gid := ref.owner(spec.Process)
 	client, err := r.create(ctx, "runtime "+r.name, a, ref, spec, r.monitored(a, ref, conmon.Spec{
+		OwnerUID:      uid,
+		OwnerGID:      gid,
 		LogFile:       io.LogFile,
 		LogDir:        io.LogDir,
 		JournalFields: io.JournalFields,

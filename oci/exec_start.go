@@ -45,6 +45,9 @@ func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error
 		}
 	}()
 	defer pipes.Close()
+	if err := pipes.Give(t.ref.owner(process)); err != nil {
+		return nil, err
+	}
 	terminal, err := newTerminal(t.ref.Dir, a, c)
 	if err != nil {
 		return nil, err
@@ -135,10 +138,7 @@ func (t *cliTask) execProcess(ctx context.Context, a *Abilities, process *specs.
 	cmd := exec.Command(argv[0], argv[1:]...) //nolint:noctx // those who run it end it, when that does no harm
 	cmd.Env = append(os.Environ(), mountItselfIn(dir)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: streams != pipes} // its standard input
-	if streams[0] != nil {                                                          // a nil *os.File is not a nil io.Reader
-		cmd.Stdin = streams[0]
-	}
-	cmd.Stdout, cmd.Stderr = streams[1], streams[2]
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = streams[0], streams[1], streams[2]
 	return run(ctx, cmd, e)
 }
 

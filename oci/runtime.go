@@ -21,6 +21,7 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/oci/limits"
 	"github.com/crius-run/crius/oci/stdio"
 )
@@ -131,10 +132,21 @@ type Ref struct {
 	Cgroup     string // the same as a path below the cgroup mount
 	Sandbox    string // id of the container in whose sandbox it lives; empty: in none, or it is that one
 	Last       bool   // for Delete: it is the pod's own, and the others of the pod have been deleted
+
+	UIDs, GIDs []ns.IDMap // of its user namespace; nil: it has none
 }
 
 // Rootfs is where the container's root file system is to be mounted.
 func (r Ref) Rootfs() string { return r.Dir + "/rootfs" }
+
+// owner returns the user and group of a process in the container as this machine knows them;
+// without a process they are root's.
+func (r Ref) owner(p *specs.Process) (uid, gid uint32) {
+	if p != nil {
+		uid, gid = p.User.UID, p.User.GID
+	}
+	return ns.HostID(r.UIDs, uid), ns.HostID(r.GIDs, gid)
+}
 
 func (r Ref) limits() limits.Container {
 	return limits.Container{ID: r.ID, Cgroup: r.Cgroup, Sandboxed: r.Sandbox != ""}
@@ -154,7 +166,7 @@ type IO struct {
 type Command struct {
 	Args     []string
 	Terminal bool
-	Stdin    bool // else its input is /dev/null, or a terminal on which nothing is typed
+	Stdin    bool // else its input is a null device, or a terminal on which nothing is typed
 
 	// noted: its directory stays as long as it runs, for EndAbandoned.
 	noted bool

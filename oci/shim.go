@@ -58,7 +58,7 @@ func (r *shimmed) ask(ctx context.Context, path string) (*Abilities, error) {
 	case r.features != nil:
 		a.believe(r.features)
 	}
-	if _, err := shim.Options(!a.Sandboxed, r.options(a)); err != nil {
+	if _, err := shim.Options(!a.Sandboxed, r.options(a, 0, 0)); err != nil {
 		return nil, fmt.Errorf("runtime options: %w", err)
 	}
 	a.Path, a.Version, a.quirks = path, shimVersion(string(text)), quirks{}
@@ -109,12 +109,16 @@ func (r *shimmed) option(key string) string {
 	return ""
 }
 
-// options are the handler's and, for runc's shim, what crius itself knows.
-func (r *shimmed) options(a *Abilities) []string {
+// options are the handler's and, for runc's shim, what crius itself knows: the owner of the
+// container's pipes, among others, which that shim makes itself.
+func (r *shimmed) options(a *Abilities, uid, gid uint32) []string {
 	if a.Sandboxed {
 		return r.handler.Options
 	}
-	own := []string{"Root=" + r.handler.Root, "SystemdCgroup=" + strconv.FormatBool(r.systemd)}
+	own := []string{
+		"Root=" + r.handler.Root, "SystemdCgroup=" + strconv.FormatBool(r.systemd),
+		fmt.Sprintf("IoUid=%d", uid), fmt.Sprintf("IoGid=%d", gid),
+	}
 	return append(own, r.handler.Options...)
 }
 
@@ -123,12 +127,14 @@ func (r *shimmed) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) 
 	if err != nil {
 		return nil, err
 	}
+	uid, gid := ref.owner(spec.Process)
+	options := r.options(a, uid, gid)
 	client, err := r.create(ctx, "the shim of "+r.name, a, ref, spec, conmon.Spec{
 		LogFile:       io.LogFile,
 		LogDir:        io.LogDir,
 		JournalFields: io.JournalFields,
-		Runtime:       r.argv(a, ref, "create", io),
-		Wait:          r.argv(a, ref, "wait", io),
+		Runtime:       r.argv(a, ref, "create", io, options),
+		Wait:          r.argv(a, ref, "wait", io, options),
 		Fifos:         true,
 		Stdin:         io.Stdin,
 		StdinOnce:     io.StdinOnce && !io.Terminal,
@@ -140,14 +146,14 @@ func (r *shimmed) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) 
 }
 
 // argv is the command line of crius-conmon-shim, but for the container's id.
-func (r *shimmed) argv(a *Abilities, ref Ref, verb string, io IO) []string {
+func (r *shimmed) argv(a *Abilities, ref Ref, verb string, io IO, options []string) []string {
 	argv := []string{r.client, verb, "--shim=" + a.Path, "--dir=" + ref.Dir, "--address=" + r.server}
 	if a.Sandboxed {
 		argv = append(argv, "--guest")
 	} else {
 		argv = append(argv, "--runc")
 	}
-	for _, option := range r.options(a) {
+	for _, option := range options {
 		argv = append(argv, "--option="+option)
 	}
 	if io.Stdin {

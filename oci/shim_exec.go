@@ -105,7 +105,7 @@ func (x *shimExec) open(c Command) (io shim.Stdio, err error) {
 		name   string
 		wanted bool
 		path   *string
-	}{{"in", c.Stdin, &io.Stdin}, {"out", true, &io.Stdout}, {"err", !c.Terminal, &io.Stderr}} {
+	}{{"in", c.Stdin || x.emptyInput(c), &io.Stdin}, {"out", true, &io.Stdout}, {"err", !c.Terminal, &io.Stderr}} {
 		if !one.wanted {
 			continue
 		}
@@ -115,6 +115,12 @@ func (x *shimExec) open(c Command) (io shim.Stdio, err error) {
 		*one.path = x.fifos[i].Path
 	}
 	return io, nil
+}
+
+// emptyInput tells whether the command gets an input that ends at once. Without any, runc's
+// shim has it get the node's /dev/null, whose owner and mode root in a container could change.
+func (x *shimExec) emptyInput(c Command) bool {
+	return !c.Stdin && !c.Terminal && !x.task.record.Sandboxed
 }
 
 func (x *shimExec) close() {
@@ -173,6 +179,9 @@ func (x *shimExec) session(ctx context.Context, c Command, pid int) *execution {
 	}()
 	if c.Terminal {
 		go x.hangUp(ctx, s)
+	}
+	if x.emptyInput(c) {
+		go s.EndInput()
 	}
 	e := &execution{Session: s, Command: proc.Command{PID: pid}, kill: func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)

@@ -151,6 +151,9 @@ func (m *monitor) openStdio() (child stdio, err error) {
 		}
 		s.fd, child[s.number()] = p[0], p[1]
 		_ = growPipe(p[0], pipeSize)
+		if err = m.give(p[0]); err != nil {
+			break
+		}
 		if err = s.watch(m.poll); err != nil {
 			break
 		}
@@ -159,13 +162,21 @@ func (m *monitor) openStdio() (child stdio, err error) {
 		var p [2]int
 		if err = syscall.Pipe2(p[:], syscall.O_CLOEXEC); err == nil {
 			child[0], m.stdin = p[0], p[1]
-			err = syscall.SetNonblock(m.stdin, true)
+			if err = m.give(p[0]); err == nil {
+				err = syscall.SetNonblock(m.stdin, true)
+			}
 		}
 	}
 	if err != nil {
 		child.close()
 	}
 	return child, wire.Fail("open stdio", err)
+}
+
+// give makes the container's user the owner of a pipe. A runtime does so as well, but cannot
+// where it is root in a user namespace only, to which the pipe's owner does not belong.
+func (m *monitor) give(pipe int) error {
+	return syscall.Fchown(pipe, int(m.opt.OwnerUID), int(m.opt.OwnerGID))
 }
 
 // watch has the loop told of what comes out of the stream.

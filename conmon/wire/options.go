@@ -18,6 +18,8 @@ type Options struct {
 	Journal       string   // socket of journald; empty: output goes to the log alone
 	JournalFields []string // of all entries there, as NAME=value
 
+	OwnerUID, OwnerGID uint64 // of the container's pipes
+
 	RestAfter uint64 // milliseconds without anything to do after which the monitor rests; 0: as it likes; NoRest
 
 	Terminal  bool
@@ -87,11 +89,13 @@ func (o *Options) bools() [5]boolFlag {
 }
 
 // numbers are flags that are left out if they are 0.
-func (o *Options) numbers() [4]numberFlag {
+func (o *Options) numbers() [6]numberFlag {
 	return [...]numberFlag{
 		{"--log-rate", &o.LogRate},
 		{"--log-burst", &o.LogBurst},
 		{"--log-most", &o.LogMost},
+		{"--owner-uid", &o.OwnerUID},
+		{"--owner-gid", &o.OwnerGID},
 		{"--rest-after", &o.RestAfter},
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/capture"
+	"github.com/crius-run/crius/internal/devnull"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
 )
@@ -61,22 +62,29 @@ func New(ends Ends) *Session {
 }
 
 // Open makes a session of new pipes, and returns the other ends of them, which are the
-// caller's. With a terminal, pipes serve the runtime's own words only.
+// caller's: of the input only with stdin, else a null device, which no other process has
+// either. With a terminal, pipes serve the runtime's own words only.
 func Open(stdin bool) (*Session, Pipes, error) {
 	var ours, theirs Pipes
-	for i := range theirs {
+	open := func(i int) (err error) {
 		if i == 0 && !stdin {
-			continue
+			theirs[0], err = devnull.Open()
+			return err
 		}
 		r, w, err := os.Pipe()
-		if err != nil {
-			ours.Close()
-			theirs.Close()
-			return nil, theirs, err
+		if i == 0 {
+			r, w = w, r
 		}
 		ours[i], theirs[i] = r, w
+		return err
 	}
-	ours[0], theirs[0] = theirs[0], ours[0] // which flows the other way
+	for i := range theirs {
+		if err := open(i); err != nil {
+			ours.Close()
+			theirs.Close()
+			return nil, Pipes{}, err
+		}
+	}
 	return New(Ends{Stdin: ours[0], Stdout: ours[1], Stderr: ours[2]}), theirs, nil
 }
 
@@ -296,6 +304,21 @@ func (s *Session) Close() {
 
 // Pipes are ends of pipes that become a process's standard descriptors.
 type Pipes [3]*os.File
+
+// Give makes somebody the owner of those that are pipes, who else could not open them by
+// names such as /dev/stdout.
+func (p Pipes) Give(uid, gid uint32) error {
+	for _, f := range p {
+		st, err := f.Stat()
+		if err == nil && st.Mode()&os.ModeNamedPipe != 0 {
+			err = f.Chown(int(uid), int(gid))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // Close closes those that are there.
 func (p Pipes) Close() {

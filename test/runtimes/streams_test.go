@@ -7,11 +7,13 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"k8s.io/client-go/util/exec"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -280,5 +282,41 @@ func TestNetwork(t *testing.T) {
 		})
 		scene.Equal(t, "answer of the pod", got, "hello")
 		scene.Equal(t, "answer to another pod", strings.TrimSpace(w.Pod(t, handler).Finish(t, "get "+url)), "hello")
+	})
+}
+
+// Servers log to /dev/stdout and /dev/stderr, which are their standard streams by name.
+func TestStandardStreamsOpenByName(t *testing.T) {
+	const line = "write /dev/stdout named-out ; write /dev/stderr named-err ; open /dev/stdin r"
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		p := w.Pod(t, handler)
+		for _, uid := range []int64{0, 1000} {
+			user := func(c *cri.ContainerConfig) {
+				c.Linux.SecurityContext.RunAsUser, c.Linux.SecurityContext.RunAsGroup = &cri.Int64Value{Value: uid}, &cri.Int64Value{Value: uid}
+			}
+			c := p.Start(t, line, user)
+			scene.Equal(t, "exit code", c.Wait(t).ExitCode, 0)
+			scene.Equal(t, "output", c.Output(t)+c.Errors(t), "named-outok\nnamed-err")
+			r := p.Start(t, "sleep", user).ExecResult(t, append([]string{"/probe"}, scene.Steps(line)...)...)
+			scene.Equal(t, "output of a command", fmt.Sprintf("%d %s%s", r.ExitCode, r.Stdout, r.Stderr), "0 named-outok\nnamed-err")
+		}
+	})
+}
+
+// Root in a container may change the owner and the mode of what it gets a descriptor of,
+// which must not be the node's /dev/null (podman#24894). Guests have kernels of their own.
+func TestStandardInputOfCommandsIsNotTheNodes(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		if sandboxed(handler) {
+			return
+		}
+		var null unix.Stat_t
+		if err := unix.Stat(os.DevNull, &null); err != nil {
+			t.Fatal(err)
+		}
+		c := w.Pod(t, handler).Start(t, "sleep")
+		if got := c.Exec(t, "inode /proc/self/fd/0 ; cat"); got == fmt.Sprintf("%d:%d\n", null.Dev, null.Ino) {
+			t.Errorf("standard input is the node's /dev/null, %s", got)
+		}
 	})
 }

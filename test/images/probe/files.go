@@ -148,6 +148,18 @@ func stat(args []string) error {
 	return err
 }
 
+func inode(args []string) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	var st syscall.Stat_t
+	if err := syscall.Stat(args[0], &st); err != nil {
+		return fmt.Errorf("stat %s: %w", args[0], err)
+	}
+	_, err := fmt.Printf("%d:%d\n", st.Dev, st.Ino)
+	return err
+}
+
 func open(args []string) error {
 	modes := map[string]int{"r": os.O_RDONLY, "w": os.O_WRONLY, "rw": os.O_RDWR}
 	if len(args) != 2 {

@@ -59,6 +59,7 @@ func verbs() map[string]verb {
 		"ls":      {"DIR: names, one a line", list},
 		"sum":     {"DIR: print the SHA-256 of all files below, by name, size and content", sum},
 		"stat":    {"PATH: octal mode, uid, gid, size", stat},
+		"inode":   {"PATH: device and inode of the file, links followed", inode},
 		"open":    {"PATH r|w|rw: open it, print ok", open},
 		"copy":    {"FROM TO: copy a file", copyFile},
 		"chown":   {"PATH UID GID: give it away", chown},
