@@ -35,6 +35,7 @@ type Client struct {
 	state     string
 	container Process
 	exit      Exit
+	undead    string // what could not be killed of the container
 	exitErr   error
 	logged    count        // bytes in the log
 	discarded count        // bytes that were too many for it
@@ -230,8 +231,10 @@ func (c *Client) handle(m wire.Message) {
 	case wire.Failed:
 		c.failure = &CreateError{ExitCode: int(m.Num[0]), Message: m.Text}
 		reach(c.settled)
+	case wire.Undead:
+		c.undead = m.Text
 	case wire.Exited:
-		c.exit = Exit{Code: int32(m.Num[0]), Signal: int32(m.Num[1]), FinishedAt: time.Unix(0, int64(m.Num[2])).UTC(), OOMKills: m.Num[3]}
+		c.exit = Exit{Code: int32(m.Num[0]), Signal: int32(m.Num[1]), FinishedAt: time.Unix(0, int64(m.Num[2])).UTC(), OOMKills: m.Num[3], Message: c.undead}
 		reach(c.exited)
 	case wire.Logged:
 		c.logged.note(m.Num[0])

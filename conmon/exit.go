@@ -19,7 +19,7 @@ type Exit struct {
 	Signal     int32     `json:"signal"`
 	FinishedAt time.Time `json:"finished_at"`
 	OOMKills   uint64    `json:"oom_kills"`         // processes of the container killed for want of memory
-	Message    string    `json:"message,omitempty"` // why nobody saw it, if the monitor did not
+	Message    string    `json:"message,omitempty"` // why nobody saw it, if the monitor did not, or what could not be killed
 }
 
 // exitDocument is the exit file.

@@ -1,6 +1,7 @@
 package conmon_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -241,13 +242,16 @@ func TestStdin(t *testing.T) {
 	})
 }
 
-// The init's exit is known at once, also when a process that outlives it keeps
-// the log open; whose words are not lost either.
+// The init's exit is known at once, also when a process that is not the container's any more
+// keeps the log open; whose words are not lost either.
 func TestOutlivedByChild(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "orphan")
+		c.Stdin = true
 		c.hostPID()
 		client := c.run()
+		late := c.leaver("early words")
+		must(client.CloseStdin(limit(t)))
 		e := exit(t, client)
 		stdout, _ := c.log()
 		if e.Code != 7 || stdout != "early words\n" {
@@ -267,16 +271,34 @@ func TestOutlivedByChild(t *testing.T) {
 		if err := again.ReopenLog(limit(t)); err != nil {
 			t.Error(err)
 		}
-		late, err := cgroup.Procs(c.cgroup)
-		if err != nil || len(late) != 1 {
-			t.Fatalf("processes %v, %v", late, err)
-		}
-		if err := unix.Kill(late[0], unix.SIGUSR1); err != nil {
+		if err := unix.Kill(late, unix.SIGUSR1); err != nil {
 			t.Fatal(err)
 		}
 		c.awaitLog("early words\nlate words\n")
 		c.checkGone(client, e)
 	})
+}
+
+// leaver moves the child of the container's first process out of its cgroup, once the
+// container has said the words. It is not the container's then.
+func (c *container) leaver(words string) (pid int) {
+	c.Helper()
+	c.awaitLog(words)
+	all, err := cgroup.Procs(c.cgroup)
+	if err != nil || len(all) != 2 {
+		c.Fatalf("processes %v, %v", all, err)
+	}
+	pid = all[0] + all[1] - c.processes().Container.PID
+	away := c.cgroup + "-away"
+	if err := errors.Join(cgroup.Make(away), cgroup.Move(away, pid)); err != nil {
+		c.Fatal(err)
+	}
+	c.Cleanup(func() {
+		if err := errors.Join(cgroup.Kill(limit(c.TB), away), cgroup.Remove(context.Background(), away)); err != nil {
+			c.Error(err)
+		}
+	})
+	return pid
 }
 
 // conmon zombies: who runs in the PID namespace of the host leaves its orphans
@@ -379,12 +401,16 @@ func TestRelease(t *testing.T) {
 
 		// Other processes that hold the log do not keep a released monitor.
 		c = newContainer(t, runtime, "orphan")
+		c.Stdin = true
 		c.hostPID()
 		client = c.run()
+		late := c.leaver("early words")
+		must(client.CloseStdin(limit(t)))
 		e = exit(t, client)
 		if err := client.Release(limit(t)); err != nil {
 			t.Fatal(err)
 		}
 		c.checkGone(client, e)
+		must(unix.Kill(late, unix.SIGKILL))
 	})
 }

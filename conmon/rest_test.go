@@ -75,6 +75,30 @@ func TestRest(t *testing.T) {
 	})
 }
 
+// Nobody has to be connected, and it does not matter that the monitor has rested.
+func TestNothingOutlivesTheFirstProcessWithoutAServer(t *testing.T) {
+	everyRuntime(t, func(t *testing.T, runtime string) {
+		c := newContainer(t, runtime, "brood", "deaf", "daemon")
+		c.Stdin, c.RestAfter = true, time.Millisecond
+		c.join(newContainer(t, runtime, "sleep"))
+		client := c.run()
+		wait.For(t, "both deaf children", func() bool { out, _ := c.log(); return strings.Count(out, "deaf") == 2 })
+		c.atRest()
+		first := client.Process()
+		client.Close()
+		must(conmon.Signal(first, unix.SIGKILL))
+		var e conmon.Exit
+		wait.For(t, "the exit file", func() (there bool) {
+			var err error
+			e, err = conmon.ReadExit(c.ExitFile)
+			return err == nil
+		})
+		if left := c.all(); len(left) > 0 || e.Code != 137 {
+			t.Errorf("exit %+v, alive when it is written: %v", e, left)
+		}
+	})
+}
+
 // dial connects as a server does that has just begun.
 func (c *container) dial() *conmon.Client {
 	c.Helper()

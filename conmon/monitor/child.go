@@ -109,11 +109,7 @@ func (m *monitor) adopt() error {
 	if err := m.connectStreams(); err != nil {
 		return err
 	}
-	m.oom.watch(pid)
-	if m.oom.own.fd >= 0 {
-		// The oldest form of the counter cannot be waited for; it is read at exit.
-		_ = m.poll.add(m.oom.own.fd, syscall.EPOLLPRI|edgeTriggered, starved, 0)
-	}
+	m.watchCgroup(pid)
 	if err := writeProcesses(m, nil); err != nil {
 		return err
 	}
@@ -127,6 +123,22 @@ func (m *monitor) adopt() error {
 		m.await()
 	}
 	return nil
+}
+
+// watchCgroup takes note of the cgroup that the container's first process is in.
+func (m *monitor) watchCgroup(pid int) {
+	var buf [8192]byte
+	table, err := wire.ReadFile(buf[:], "/proc/", itoa(pid), "/cgroup")
+	if err != nil {
+		m.complaints.add(wire.Fail("find the container's cgroup", err))
+		return
+	}
+	m.oom.watch(table)
+	if m.oom.own.fd >= 0 {
+		// The oldest form of the counter cannot be waited for; it is read at exit.
+		_ = m.poll.add(m.oom.own.fd, syscall.EPOLLPRI|edgeTriggered, starved, 0)
+	}
+	m.group.watch(m.opt.ID, pid, table, m.opt.Helpers)
 }
 
 // readPidFile is the pid of the container's init, which a runtime has written. It must be

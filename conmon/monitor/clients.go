@@ -70,7 +70,7 @@ func (m *monitor) greet(i int) {
 		m.log.count(func(msg wire.Message) { m.send(i, msg) })
 	}
 	if m.told {
-		m.send(i, m.exit.Message())
+		m.tellExit(func(msg wire.Message) { m.send(i, msg) })
 	}
 }
 

@@ -6,9 +6,9 @@ import (
 	"github.com/crius-run/crius/conmon/wire"
 )
 
-// conclude takes down how the container ended. What it had written by then is
-// put into the log first: who is told of the end finds the log complete, unless
-// the disk is full or somebody else still holds the container's pipes.
+// conclude takes down how the container ended, and kills what it has left. What it had
+// written by then is put into the log first: who is told of the end finds the log complete,
+// unless the disk is full or somebody else still holds the container's pipes.
 func (m *monitor) conclude(exit wire.Exit) {
 	m.state = exited
 	m.exit = exit
@@ -18,15 +18,37 @@ func (m *monitor) conclude(exit wire.Exit) {
 		syscall.Close(m.watched)
 	}
 	m.watched = -1
-	// In a sandbox the kernel may have killed what was another container's.
+	// Before anything is killed here: a scope may go away with its last process, and its
+	// counter with it. In a sandbox the kernel may have killed what was another container's.
 	if !m.opt.Remote() || m.remote.gone || exit.Code == killed.Code {
 		m.exit.OOMKills = max(exit.OOMKills, m.oom.kills(exit.Code))
 	}
 	m.remote.close()
 	m.dropStdin()
 	m.fifos.close()
+	m.stdout.last, m.stderr.last = true, true
+	m.group.begin()
+	m.emptied()
+}
+
+// emptied reports whether nothing of a container that has ended is alive any more, or will
+// be waited for. All that it has written is in the log then.
+func (m *monitor) emptied() bool {
+	if m.quiet {
+		return true
+	}
+	if m.quiet = m.group.empty(m.released); m.quiet {
+		if m.exit.Message = m.group.left(); m.exit.Message != "" {
+			m.complaints.add(wire.Text(m.exit.Message))
+		}
+		m.drain()
+	}
+	return m.quiet
+}
+
+// drain takes in what the container has written until now.
+func (m *monitor) drain() {
 	for _, s := range []*stream{&m.stdout, &m.stderr} {
-		s.last = true
 		if s.fd >= 0 {
 			s.ready = true
 			s.pump(&m.log, unread(s.fd))
@@ -50,6 +72,14 @@ func (m *monitor) record() {
 	}
 	if !m.told && (m.recorded || m.released || m.attempts >= bearable) {
 		m.told = true
-		m.tell(m.exit.Message())
+		m.tellExit(m.tell)
 	}
+}
+
+// tellExit sends how the container ended.
+func (m *monitor) tellExit(send func(wire.Message)) {
+	if m.exit.Message != "" {
+		send(wire.Message{Verb: wire.Undead, Text: m.exit.Message})
+	}
+	send(m.exit.Packet())
 }

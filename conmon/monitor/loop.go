@@ -63,9 +63,11 @@ type monitor struct {
 	console        console
 	log            logFile
 	oom            oomCounter
+	group          group
 
 	exit       wire.Exit
 	lastOutput int64 // uptime until which output of the dead container may come through its runtime
+	quiet      bool  // nothing of the dead container is alive, or waited for any longer
 	recorded   bool  // in the exit file
 	told       bool  // to the clients
 	attempts   int   // to write the exit file
@@ -147,6 +149,8 @@ func (m *monitor) pollTimeout() int {
 	switch {
 	case moving && (m.stdout.ready || m.stderr.ready):
 		return 0
+	case m.state == exited && !m.quiet:
+		return int(max(1, m.group.next-uptime()))
 	case m.log.blocked(), m.state == exited && !m.recorded, m.remote.again, m.remote.gone && m.state == running:
 		return retry
 	case m.state == exited && m.opt.Helpers:
@@ -185,7 +189,7 @@ func (m *monitor) proceed(quiet bool) {
 		m.log.conclude()
 	}
 	if m.state == exited {
-		if !m.underway() { // the log is complete
+		if m.emptied() && !m.underway() { // the log is complete
 			m.record()
 		}
 		drained := m.stdout.ended() && m.stderr.ended() && m.log.empty()

@@ -20,14 +20,9 @@ type oomCounter struct {
 	pod counter // on cgroup v2; no others count what is below
 }
 
-// watch opens the counters of the cgroup in which pid is. It never fails: a
-// container whose OOM kills cannot be counted is a container all the same.
-func (o *oomCounter) watch(pid int) {
-	var buf [4096]byte
-	table, err := wire.ReadFile(buf[:], "/proc/", itoa(pid), "/cgroup")
-	if err != nil {
-		return
-	}
+// watch opens the counters of the cgroup in which a process with this /proc/PID/cgroup is. It
+// never fails: a container whose OOM kills cannot be counted is a container all the same.
+func (o *oomCounter) watch(table []byte) {
 	var own [4096]byte
 	if mine, err := wire.ReadFile(own[:], "/proc/self/cgroup"); err == nil && string(mine) == string(table) {
 		return // a stand-in, which is where the monitors are

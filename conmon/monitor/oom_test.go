@@ -60,7 +60,8 @@ func TestKeyed(t *testing.T) {
 func TestUnknownCounter(t *testing.T) {
 	t.Parallel()
 	o := oomCounter{own: counter{fd: -1}, pod: counter{fd: -1}}
-	o.watch(1 << 22)
+	o.watch(nil)
+	o.watch([]byte("0::/no/such/cgroup\n4:memory:/no/such/cgroup\n"))
 	if o.own.fd >= 0 || o.pod.fd >= 0 || o.kills(killed.Code) != 0 {
 		t.Errorf("%+v", o)
 	}

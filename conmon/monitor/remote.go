@@ -276,14 +276,7 @@ func (r *remote) close() {
 	r.stdio, r.pid, r.pidfd, r.result, r.again = stdio{}, 0, -1, -1, false
 }
 
-func contains(text []byte, word string) bool {
-	for i := 0; i+len(word) <= len(text); i++ {
-		if string(text[i:i+len(word)]) == word {
-			return true
-		}
-	}
-	return false
-}
+func contains(text []byte, word string) bool { return index(text, word) >= 0 }
 
 // exitStatus finds the number in {"id":"...","exitStatus":5}. An id needs no
 // quoting.

@@ -109,6 +109,9 @@ func noted(m *monitor, do func(variable any)) {
 	for i := range m.clients { // of whom none is attached
 		do(&m.clients[i].fd)
 	}
+	do(&m.group.id)
+	do(&m.group.table)
+	do(&m.group.shared)
 	do(&m.patience)
 	do((*int)(&m.complaints))
 }

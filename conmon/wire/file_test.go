@@ -134,7 +134,13 @@ func TestDocuments(t *testing.T) {
 	if got := string(e.AppendDocument(nil, "abc")); got != want || !json.Valid([]byte(got)) {
 		t.Errorf("%s, want %s", got, want)
 	}
-	if m := e.Message(); m.Num != [4]uint64{137, 9, uint64(at.UnixNano()), 3} || m.Verb != Exited {
+	want = strings.TrimSuffix(want, "}\n") + `,"message":"still alive: 5"}` + "\n"
+	withMessage := e
+	withMessage.Message = "still alive: 5"
+	if got := string(withMessage.AppendDocument(nil, "abc")); got != want || !json.Valid([]byte(got)) {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if m := e.Packet(); m.Num != [4]uint64{137, 9, uint64(at.UnixNano()), 3} || m.Verb != Exited {
 		t.Errorf("%+v", m)
 	}
 	want = `{"version":1,"monitor":{"pid":1,"start_time":2},"container":{"pid":3,"start_time":4}}` + "\n"

@@ -41,6 +41,8 @@ const (
 	Rests // rests BYTES BYTES BYTES: as much has been logged, discarded and lost to the journal, and no more until it wakes
 	Wakes // wakes: it does not rest any more
 
+	Undead // undead TEXT: what could not be killed of the container whose exited follows
+
 	// From the client: requests, each answered once, in order.
 	ReopenLog  // reopen-log
 	Resize     // resize WIDTH HEIGHT: of the terminal, in characters
@@ -80,6 +82,7 @@ var forms = [...]form{
 	Dropped:      {"dropped", 0, true},
 	Rests:        {"rests", 3, false},
 	Wakes:        {"wakes", 0, false},
+	Undead:       {"undead", 0, true},
 	ReopenLog:    {"reopen-log", 0, false},
 	Resize:       {"resize", 2, false},
 	CloseStdin:   {"close-stdin", 0, false},

@@ -80,6 +80,7 @@ type Exit struct {
 	Sec      int64 // Unix time
 	Nsec     int
 	OOMKills uint64 // processes of the container that the kernel killed for want of memory
+	Message  string // of processes that could not be killed; it needs no quoting
 }
 
 // ExitOf reads a wait status.
@@ -90,8 +91,8 @@ func ExitOf(status syscall.WaitStatus) Exit {
 	return Exit{Code: status.ExitStatus()}
 }
 
-// Message is the packet that tells of e.
-func (e Exit) Message() Message {
+// Packet is the packet that tells of e, but for its message.
+func (e Exit) Packet() Message {
 	nano := uint64(e.Sec)*1e9 + uint64(e.Nsec)
 	return Message{Verb: Exited, Num: [4]uint64{uint64(e.Code), uint64(e.Signal), nano, e.OOMKills}}
 }
@@ -105,5 +106,8 @@ func (e Exit) AppendDocument(b []byte, id string) []byte {
 	b = strconv.AppendInt(append(b, `,"signal":`...), int64(e.Signal), 10)
 	b = append(AppendStamp(append(b, `,"finished_at":"`...), e.Sec, e.Nsec), '"')
 	b = strconv.AppendUint(append(b, `,"oom_kills":`...), e.OOMKills, 10)
+	if e.Message != "" {
+		b = append(append(append(b, `,"message":"`...), e.Message...), '"')
+	}
 	return append(b, "}\n"...)
 }

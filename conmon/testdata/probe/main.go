@@ -28,7 +28,12 @@ func main() {
 		"fds":    fds,    // lists open descriptors
 		"eat":    eat,    // MIBIBYTES of memory
 		"feed":   feed,   // the same in a child
-		"orphan": orphan, // MILLISECONDS: outlived by a child that writes later
+		"orphan": orphan, // ends with its input, outlived by a child that writes later
+		"brood":  brood,  // KINDS...: ends with its input, after it has started children of these kinds
+		"deaf":   deaf,   // ignores signals
+		"daemon": daemon, // leaves a deaf child with a session of its own
+		"bomb":   bomb,   // starts itself again and again
+		"stat":   stat,   // FILE: in a child
 		"litter": litter, // COUNT: leaves that many orphans, then sleeps
 		"trap":   trap,   // exits with 42 on SIGTERM
 		"tick":   tick,   // MILLISECONDS: a numbered line that often
@@ -176,7 +181,43 @@ func orphan(args []string) {
 	must(childs.Close())
 	_, _ = deaf.Read(make([]byte, 1)) // until the child hears
 	fmt.Println("early words")
+	_, _ = io.ReadAll(os.Stdin)
 	os.Exit(7)
+}
+
+func brood(kinds []string) {
+	for _, kind := range kinds {
+		start(strings.Split(kind, ",")...)
+	}
+	fmt.Println("brooding")
+	_, _ = io.ReadAll(os.Stdin)
+	os.Exit(7)
+}
+
+func deaf([]string) {
+	signal.Ignore(syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT)
+	fmt.Println("deaf")
+	sleep(nil)
+}
+
+func daemon([]string) {
+	c := exec.Command("/proc/self/exe", "deaf")
+	c.Stdout, c.Stderr, c.SysProcAttr = os.Stdout, os.Stderr, &syscall.SysProcAttr{Setsid: true}
+	must(c.Start())
+}
+
+func bomb([]string) {
+	for {
+		c := exec.Command("/proc/self/exe", "bomb")
+		if c.Start() != nil {
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
+func stat(args []string) {
+	_, err := os.Stat(args[0])
+	must(err)
 }
 
 func litter(args []string) {

@@ -1,0 +1,193 @@
+package conmon_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/test/kit/hangfs"
+	"github.com/crius-run/crius/test/kit/wait"
+)
+
+// sharing gives the container a PID namespace that does not end with it.
+var sharing = map[string]func(t *testing.T, c *container){
+	"of the node": func(_ *testing.T, c *container) { c.hostPID() },
+	"of another":  func(t *testing.T, c *container) { c.join(newContainer(t, c.runtime, "sleep")) },
+}
+
+// join runs other and puts the container into its PID namespace.
+func (c *container) join(other *container) {
+	c.Helper()
+	pid := namespace("pid")
+	pid["path"] = fmt.Sprintf("/proc/%d/ns/pid", other.run().PID())
+	c.linux()["namespaces"] = []any{pid, namespace("mount"), namespace("ipc"), namespace("uts")}
+}
+
+// all are the processes of the container that are alive, wherever its cgroup has them.
+func (c *container) all() (alive []int) {
+	c.Helper()
+	pids, err := cgroup.Procs(c.cgroup)
+	if err != nil {
+		c.Fatal(err)
+	}
+	return slices.DeleteFunc(pids, func(pid int) bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		_, state, _ := strings.Cut(string(stat), ") ")
+		return err != nil || strings.HasPrefix(state, "Z")
+	})
+}
+
+// When the first process has ended, and before anybody hears of that, no process of the
+// container is alive, in whatever PID namespace, and its log has what they wrote.
+func TestNothingOutlivesTheFirstProcess(t *testing.T) {
+	everyRuntime(t, func(t *testing.T, runtime string) {
+		for name, share := range sharing {
+			for user, uid := range map[string]int{"root": 0, "somebody": 1234} {
+				t.Run(name+", as "+user, func(t *testing.T) {
+					t.Parallel()
+					c := newContainer(t, runtime, "brood", "sleep", "deaf", "daemon", "tick,1", "litter,3")
+					c.Stdin, c.RestAfter = true, time.Hour
+					c.ociProcess()["user"] = map[string]any{"uid": uid, "gid": uid}
+					share(t, c)
+					client := c.run()
+					c.awaitLog("littered")
+					c.awaitLog("brooding")
+					wait.For(t, "both deaf children", func() bool { out, _ := c.log(); return strings.Count(out, "deaf") == 2 })
+					command := c.exec("deaf")
+					wait.For(t, "the command", func() bool { return len(c.all()) >= 7 })
+					must(client.CloseStdin(limit(t)))
+					e := exit(t, client)
+					if left := c.all(); len(left) > 0 {
+						t.Errorf("alive when the exit is known: %v", left)
+					}
+					if e.Code != 7 || e.OOMKills != 0 || e.Message != "" {
+						t.Errorf("exit %+v", e)
+					}
+					<-command
+					out, _ := c.log()
+					for i := range strings.Count(out, "tick") {
+						if !strings.Contains(out, fmt.Sprintf("tick %d\n", i)) {
+							t.Errorf("tick %d is not in the log", i)
+						}
+					}
+					c.checkGone(client, e)
+				})
+			}
+		}
+	})
+}
+
+// exec runs the probe in the container, until it ends.
+func (c *container) exec(args ...string) (ended <-chan struct{}) {
+	end := make(chan struct{})
+	go func() {
+		defer close(end)
+		_, _ = c.command(append([]string{"exec", c.ID, "/probe"}, args...)...)
+	}()
+	c.Cleanup(func() { <-end })
+	return end
+}
+
+// What forks as fast as it can is killed all the same.
+func TestForkBombEndsWithItsContainer(t *testing.T) {
+	everyRuntime(t, func(t *testing.T, runtime string) {
+		c := newContainer(t, runtime, "brood", "bomb")
+		c.Stdin = true
+		c.linux()["resources"] = map[string]any{"pids": map[string]any{"limit": 1000}}
+		c.join(newContainer(t, runtime, "sleep"))
+		client := c.run()
+		wait.For(t, "many processes", func() bool { return len(c.all()) > 10 })
+		must(client.CloseStdin(limit(t)))
+		e := exit(t, client)
+		if left := c.all(); len(left) > 0 || e.Code != 7 {
+			t.Errorf("exit %+v, alive: %v", e, left)
+		}
+	})
+}
+
+// Cgroups that the container has made below its own are its own, frozen or not. In those of
+// a single hierarchy of cgroup v1 its processes are still in all others.
+func TestProcessesInCgroupsBelowEndWithTheContainer(t *testing.T) {
+	everyRuntime(t, func(t *testing.T, runtime string) {
+		c := newContainer(t, runtime, "brood", "deaf")
+		c.Stdin = true
+		c.hostPID()
+		client := c.run()
+		c.awaitLog("deaf")
+		child := 0
+		for _, pid := range c.all() {
+			if pid != client.PID() {
+				child = pid
+			}
+		}
+		inner := c.cgroup + "/below/this"
+		must(errors.Join(cgroup.Make(inner), cgroup.Move(inner, child)))
+		freeze(t, filepath.Dir(inner))
+		must(client.CloseStdin(limit(t)))
+		e := exit(t, client)
+		if left := c.all(); len(left) > 0 || e.Message != "" {
+			t.Errorf("exit %+v, alive: %v", e, left)
+		}
+	})
+}
+
+// freeze freezes a cgroup, of either version.
+func freeze(t *testing.T, group string) {
+	t.Helper()
+	for file, text := range map[string]string{
+		"/sys/fs/cgroup/freezer" + group + "/freezer.state": "FROZEN",
+		"/sys/fs/cgroup" + group + "/cgroup.freeze":         "1",
+		"/sys/fs/cgroup/unified" + group + "/cgroup.freeze": "1",
+	} {
+		if _, err := os.Stat(file); err == nil {
+			must(os.WriteFile(file, []byte(text), 0))
+		}
+	}
+}
+
+// A process that the kernel cannot kill now does not hold up the exit for ever, which names
+// it.
+func TestExitNamesWhatCannotBeKilled(t *testing.T) {
+	t.Parallel()
+	f, err := hangfs.Mount(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	released := false
+	release := func() {
+		if !released {
+			released = true
+			must(f.Release())
+		}
+	}
+	t.Cleanup(release)
+	c := newContainer(t, "crun", "brood", "stat,/tmp/file")
+	t.Cleanup(release) // before the container is destroyed
+	c.Stdin = true
+	c.config["mounts"] = append(c.config["mounts"].([]any), map[string]any{"destination": "/tmp", "type": "bind", "source": f.Dir, "options": []string{"rbind"}})
+	c.hostPID()
+	client := c.run()
+	wait.For(t, "a process to hang", func() bool { return f.Waiting() > 0 })
+	must(client.CloseStdin(limit(t)))
+	e := exit(t, client)
+	left := c.all()
+	if len(left) != 1 || e.Code != 7 || !strings.Contains(e.Message, fmt.Sprintf("still alive after SIGKILL: %d", left[0])) {
+		t.Errorf("exit %+v, alive: %v", e, left)
+	}
+	if file, err := conmon.ReadExit(c.ExitFile); err != nil || file != e {
+		t.Errorf("exit file %+v, %v", file, err)
+	}
+	again := c.dial()
+	if got := exit(t, again); got != e {
+		t.Errorf("who comes later is told %+v", got)
+	}
+	release()
+	wait.For(t, "its end", func() bool { return len(c.all()) == 0 })
+}
