@@ -65,7 +65,7 @@ func TestNothingOutlivesTheFirstProcess(t *testing.T) {
 					must(client.CloseStdin(limit(t)))
 					e := exit(t, client)
 					if left := c.all(); len(left) > 0 {
-						t.Errorf("alive when the exit is known: %v", left)
+						t.Fatalf("alive when the exit is known: %v", left)
 					}
 					if e.Code != 7 || e.OOMKills != 0 || e.Message != "" {
 						t.Errorf("exit %+v", e)
@@ -91,7 +91,10 @@ func (c *container) exec(args ...string) (ended <-chan struct{}) {
 		defer close(end)
 		_, _ = c.command(append([]string{"exec", c.ID, "/probe"}, args...)...)
 	}()
-	c.Cleanup(func() { <-end })
+	c.Cleanup(func() {
+		_ = cgroup.Kill(limit(c.TB), c.cgroup)
+		<-end
+	})
 	return end
 }
 

@@ -115,14 +115,20 @@ func (m *monitor) adopt() error {
 	}
 	m.state = running
 	m.stdout.touched = true // as much was, to come here
-	m.tell(createdMessage(m.container))
-	if err := lockDown(&m.opt); err != nil {
-		m.complaints.add(wire.Fail("install seccomp filter", err))
+	if len(m.opt.Start) == 0 { // else it is started from here, which takes all of root's might
+		m.lockDown() // before anybody knows that it can be started
 	}
+	m.tell(createdMessage(m.container))
 	if m.opt.Fifos {
 		m.await()
 	}
 	return nil
+}
+
+func (m *monitor) lockDown() {
+	if err := lockDown(&m.opt); err != nil {
+		m.complaints.add(err)
+	}
 }
 
 // watchCgroup takes note of the cgroup that the container's first process is in.

@@ -49,6 +49,7 @@ func (m *monitor) startRemote() error {
 	m.remote.started = true
 	child := m.remote.stdio
 	err = m.help(m.opt.Start, child, lock)
+	m.lockDown() // the command has what it has, and its program does not run yet
 	child.close()
 	syscall.Close(lock)
 	m.remote.stdio = stdio{}

@@ -36,8 +36,7 @@ const (
 	sysPidfdGetfd   = 438
 	sysMountSetattr = 442
 
-	setNoNewPrivs = 38 // of prctl(2)
-	setModeFilter = 1  // of seccomp(2)
+	setModeFilter = 1 // of seccomp(2)
 	allThreads    = 1
 )
 

@@ -2,5 +2,5 @@
 
 package monitor
 
-// refuseCalls does nothing where nobody has tried it.
-func refuseCalls() error { return nil }
+// refuseCalls refuses no calls where nobody has tried it, only privileges.
+func refuseCalls() error { return refusePrivileges() }
