@@ -380,7 +380,7 @@ func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Durati
 	if err != nil {
 		return doneIfAbsent(err)
 	}
-	err = e.deps.Trace.Do(ctx, "stop", c.id, func(ctx context.Context) error { return c.stop.End(ctx, grace) })
+	err = e.deps.Trace.Do(ctx, "stop", c.id, func(ctx context.Context) error { return c.end(ctx, grace) })
 	if err != nil {
 		return fmt.Errorf("stop container %s: %w", c.id, err)
 	}
@@ -404,7 +404,7 @@ func (c *Container) remove(ctx context.Context) error {
 	if c.now().Phase == records.Removing {
 		return nil // by a call that was here before us
 	}
-	if err := c.stop.Kill(ctx); err != nil {
+	if err := c.kill(ctx); err != nil {
 		return fmt.Errorf("remove container %s: %w", c.id, err)
 	}
 	c.tell() // of its end; watch may not have come to it

@@ -174,6 +174,7 @@ func (r *recovery) recoverContainers(ctx context.Context, ctrs map[string]*recor
 		})
 	}
 	_ = g.Wait()
+	r.endLeftovers(ctx)
 	r.answers.await(ctx, r.engine.recoverTime)
 }
 

@@ -497,7 +497,7 @@ func (s *Sandbox) killMembers(ctx context.Context) error {
 	errs := make([]error, len(members))
 	var wg panics.Group
 	for i, c := range members {
-		wg.Go(func() { errs[i] = c.stop.Kill(ctx) })
+		wg.Go(func() { errs[i] = c.kill(ctx) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)

@@ -215,6 +215,7 @@ func (c *Container) awaitExit() {
 	case oci.NeverStarted(c.now().task):
 		c.recordExit(context.WithoutCancel(c.engine.background.Closing()), exit)
 	}
+	c.endLeftovers(&exit)
 	if exit.OOMKills > 0 && exit.Code != 0 {
 		c.engine.counters.oomKilled.Add(1)
 	}

@@ -94,7 +94,7 @@ func (s *Sandbox) release(ctx context.Context) error {
 		}
 	}
 	if s.plan.NeedsNetworkCgroup() {
-		if err := trace.Call(ctx, "remove cgroup", func() error { return cgroup.Remove(ctx, s.infraRef().Cgroup) }); err != nil {
+		if err := trace.Call(ctx, "remove cgroup", func() error { return endCgroup(ctx, s.infraRef().Cgroup) }); err != nil {
 			errs = append(errs, fmt.Errorf("remove cgroup: %w", err))
 		}
 	}
@@ -117,6 +117,13 @@ func (s *Sandbox) release(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// endCgroup removes a cgroup of the pod's own, with any process that somebody has put there.
+func endCgroup(ctx context.Context, path string) error {
+	killing, cancel := context.WithTimeout(ctx, leftoverTime)
+	defer cancel()
+	return errors.Join(cgroup.Kill(killing, path), cgroup.Remove(ctx, path))
 }
 
 // detach gives the network back if the pod has one, and forgets it.

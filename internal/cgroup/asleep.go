@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"os"
+	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -32,6 +33,28 @@ func Uninterruptible(cgroup string) []string {
 		}
 	}
 	return asleep
+}
+
+// Frozen returns the file by which the cgroup, or one above it, has been frozen so that
+// SIGKILL does not end what is in it, and what to write there to thaw it: on v1, since v2
+// kills the frozen. Both are empty if it is not.
+func Frozen(cgroup string) (file, thawed string) {
+	cgroup, err := clean(cgroup)
+	if err != nil {
+		return "", ""
+	}
+	all, _, err := find()
+	if err != nil {
+		return "", ""
+	}
+	for _, h := range all {
+		for at := cgroup; h.has("freezer") && at != "/"; at = path.Dir(at) {
+			if self, err := os.ReadFile(h.dir(at) + "/freezer.self_freezing"); err == nil && string(self) == "1\n" {
+				return h.dir(at) + "/freezer.state", "THAWED"
+			}
+		}
+	}
+	return "", ""
 }
 
 // Asleep describes a process one of whose threads sleeps in that way; else it is

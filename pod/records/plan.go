@@ -207,9 +207,9 @@ func (state *ContainerState) Ending(exit conmon.Exit) (code int32, reason, messa
 	case state.StartError != "":
 		return StartErrorCode, "StartError", state.StartError
 	case exit.Code == 0:
-		return 0, "Completed", ""
+		return 0, "Completed", exit.Message
 	case exit.OOMKills > 0:
-		return exit.Code, "OOMKilled", ""
+		return exit.Code, "OOMKilled", exit.Message
 	default:
 		return exit.Code, "Error", exit.Message
 	}

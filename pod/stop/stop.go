@@ -230,6 +230,9 @@ func (s *Stopper) endMonitor(ctx context.Context) {
 
 // undead says why no end is known of a killed container.
 func (s *Stopper) undead() string {
+	if file, thawed := cgroup.Frozen(s.Ref.Cgroup); file != "" {
+		return "its cgroup is frozen, not by crius: thaw it (echo " + thawed + " > " + file + ")"
+	}
 	if asleep := cgroup.Uninterruptible(s.Ref.Cgroup); len(asleep) > 0 {
 		return "in uninterruptible sleep, waiting for a device or a file server: " + strings.Join(asleep, ", ")
 	}

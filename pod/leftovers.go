@@ -1,0 +1,87 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/trace"
+)
+
+// leftoverTime is how long killed processes of a container are waited for.
+const leftoverTime = 10 * time.Second
+
+// endLeftovers kills the processes that a container whose first one has ended still has, and
+// notes those that do not die in its exit. Its monitor has done the same before it reported
+// the exit, unless it is of an earlier release, or was killed.
+func (c *Container) endLeftovers(exit *conmon.Exit) {
+	if exit.Message != "" || c.ref.Cgroup == "" { // it says what is left, or why everything has been killed
+		return
+	}
+	ctx := context.WithoutCancel(c.engine.background.Closing())
+	left, err := cgroup.Occupied([]string{c.ref.Cgroup})
+	if err != nil {
+		slog.WarnContext(ctx, "cannot look for processes of an exited container", "container", c.id, "err", err)
+	}
+	if len(left) == 0 {
+		return
+	}
+	err = c.engine.deps.Trace.Do(ctx, "end leftover processes", c.id, c.killLeftovers)
+	if err != nil {
+		exit.Message = err.Error()
+		slog.ErrorContext(ctx, "container has exited, but not all of its processes", "container", c.id, "err", err)
+	}
+}
+
+// killLeftovers waits until nothing of the container is alive, which is fault.Timeout after
+// leftoverTime.
+func (c *Container) killLeftovers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, leftoverTime)
+	defer cancel()
+	return trace.Do(ctx, "kill cgroup", func(ctx context.Context) error {
+		if err := cgroup.Kill(ctx, c.ref.Cgroup); err != nil {
+			return fmt.Errorf("kill leftover processes: %w", err)
+		}
+		return nil
+	})
+}
+
+// end ends the container, and what it had left alive when its first process ended.
+func (c *Container) end(ctx context.Context, grace time.Duration) error {
+	if err := c.stop.End(ctx, grace); err != nil {
+		return err
+	}
+	if exit := c.now().exit; exit == nil || exit.Message == "" {
+		return nil
+	}
+	return c.killLeftovers(ctx)
+}
+
+// kill is end without grace.
+func (c *Container) kill(ctx context.Context) error {
+	return trace.Do(ctx, "kill container", func(ctx context.Context) error { return c.end(ctx, 0) })
+}
+
+// endLeftovers does that for all containers that had exited before this server was started.
+func (r *recovery) endLeftovers(ctx context.Context) {
+	var cgroups []string
+	exited := map[string]*Container{}
+	for _, c := range r.engine.containers.All() {
+		if c.now().exit != nil && c.ref.Cgroup != "" {
+			cgroups = append(cgroups, c.ref.Cgroup)
+			exited[c.ref.Cgroup] = c
+		}
+	}
+	left, err := cgroup.Occupied(cgroups)
+	if err != nil {
+		slog.WarnContext(ctx, "cannot look for processes of exited containers", "err", err)
+	}
+	for _, path := range left {
+		c := exited[path]
+		slog.WarnContext(ctx, "exited container has processes, killing them", "container", c.id)
+		r.end("processes of "+c.id, c.killLeftovers, &r.answers)
+	}
+}
