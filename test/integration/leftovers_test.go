@@ -1,0 +1,178 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/wait"
+	"github.com/crius-run/crius/test/scene"
+)
+
+// pidModes are those that a container can be in.
+var pidModes = []cri.NamespaceMode{cri.NamespaceMode_POD, cri.NamespaceMode_CONTAINER, cri.NamespaceMode_NODE, cri.NamespaceMode_TARGET}
+
+// inPIDMode runs a pod, and says what puts its containers into the PID namespace.
+func (w *world) inPIDMode(t *testing.T, handler string, mode cri.NamespaceMode) (*pod, containerChange) {
+	t.Helper()
+	forPod, forContainer := pidMode(mode)
+	if mode == cri.NamespaceMode_TARGET { // which is no mode of pods
+		forPod, _ = pidMode(cri.NamespaceMode_CONTAINER)
+	}
+	p := w.run(t, handler, forPod)
+	if mode == cri.NamespaceMode_TARGET {
+		target := p.start(t, "sleep").id
+		forContainer = func(c *cri.ContainerConfig) {
+			c.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{Pid: mode, TargetId: target}
+		}
+	}
+	return p, forContainer
+}
+
+// shellImage has a shell that runs its argument.
+func (w *world) shellImage(t *testing.T) string {
+	t.Helper()
+	shell, err := image.HostFile("bin/sh", "/bin/busybox", 0o755)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w.Image(t, func(c *imagespec.ImageConfig) { c.Entrypoint = []string{"/bin/sh", "-c"} }, image.Dir("bin"), shell)
+}
+
+// script has a container run a script with the shell of an image.
+func script(ref, text string) containerChange {
+	return func(c *cri.ContainerConfig) { c.Image.Image, c.Args = ref, []string{text} }
+}
+
+// aliveIn are the processes of a container but for those that wait to be reaped.
+func (w *world) aliveIn(t *testing.T, id string) []int {
+	t.Helper()
+	return slices.DeleteFunc(w.processesOf(t, id), func(pid int) bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		_, state, _ := strings.Cut(string(stat), ") ")
+		return err != nil || strings.HasPrefix(state, "Z") || strings.HasPrefix(state, "X")
+	})
+}
+
+// A container that has exited, or been stopped, has no process, in any PID namespace: its
+// ports, locks and volumes are free for the next one.
+func TestNothingOutlivesAContainer(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	ref := w.shellImage(t)
+	each(t, func(t *testing.T, handler string) {
+		for _, mode := range pidModes {
+			t.Run(mode.String(), func(t *testing.T) {
+				p, inMode := w.inPIDMode(t, handler, mode)
+				c := p.start(t, "", inMode, script(ref, "(trap '' TERM HUP; sleep 7777 & sleep 7777) & echo up; sleep .2; exit 3"))
+				s := c.wait(t)
+				if left := w.aliveIn(t, c.id); len(left) > 0 {
+					t.Errorf("processes %v are alive in an exited container", left)
+				}
+				equal(t, "exit code", s.ExitCode, 3)
+				equal(t, "reason", s.Reason, "Error")
+				equal(t, "message", s.Message, "")
+
+				c = p.start(t, "", inMode, script(ref, "(trap '' TERM; sleep 7777) & trap 'exit 4' TERM; echo up; wait"))
+				c.says(t, "up")
+				c.stop(t, scene.LimitSeconds)
+				if left := w.aliveIn(t, c.id); len(left) > 0 {
+					t.Errorf("processes %v are alive in a stopped container", left)
+				}
+				equal(t, "exit code", c.status(t).ExitCode, 4)
+
+				for _, word := range []string{"first", "second"} { // who would meet the first one's server
+					c = p.start(t, "fork 1 serve 127.0.0.1:8080 "+word+" ; get http://127.0.0.1:8080/ ; exit 5", inMode)
+					equal(t, "exit code of one that leaves a server", c.wait(t).ExitCode, 5)
+					c.says(t, word)
+				}
+			})
+		}
+	})
+}
+
+// It takes no server; and one that finds processes of an exited container ends them.
+func TestServerEndsProcessesOfExitedContainers(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	ref := w.shellImage(t)
+	each(t, func(t *testing.T, handler string) {
+		forPod, forContainer := pidMode(cri.NamespaceMode_NODE)
+		p := w.run(t, handler, forPod)
+		dir := w.Dir(t)
+		alone := p.start(t, "", forContainer, script(ref, "trap '' TERM; sleep 7777 & echo up; until [ -e /vol/go ]; do sleep .05; done"),
+			withMounts(&cri.Mount{ContainerPath: "/vol", HostPath: dir}))
+		alone.says(t, "up")
+		exited := p.start(t, "exit 0", forContainer)
+		exited.wait(t)
+
+		must(t, w.Kill())
+		scene.Write(t, dir+"/go", "")
+		wait.For(t, "the end of a container without a server", func() bool { return len(w.aliveIn(t, alone.id)) == 0 })
+		late := exec.Command("sleep", "7777")
+		must(t, late.Start())
+		defer late.Wait()
+		defer late.Process.Kill()
+		must(t, cgroup.Move(w.CgroupParent()+"/crius-"+exited.id, late.Process.Pid))
+		must(t, w.Start(t.Context()))
+
+		if left := w.aliveIn(t, exited.id); len(left) > 0 {
+			t.Errorf("processes %v are alive in an exited container when the server serves", left)
+		}
+		equal(t, "exit code", alone.wait(t).ExitCode, 0)
+	})
+}
+
+// A process that a monitor of an earlier release has left, or could not kill, is ended
+// before the exit is seen.
+func TestServerEndsWhatTheMonitorLeft(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	ref := w.shellImage(t)
+	each(t, func(t *testing.T, handler string) {
+		forPod, forContainer := pidMode(cri.NamespaceMode_POD)
+		p := w.run(t, handler, forPod)
+		c := p.start(t, "", forContainer, script(ref, "sleep 7777 & echo up; wait"))
+		c.says(t, "up")
+		for _, pid := range w.monitors(t, c.id) {
+			process, err := os.FindProcess(pid)
+			must(t, err)
+			must(t, process.Kill())
+		}
+		c.wait(t)
+		if left := w.aliveIn(t, c.id); len(left) > 0 {
+			t.Errorf("processes %v are alive in an exited container", left)
+		}
+	})
+}
+
+// A stop that hangs since somebody has frozen the pod's cgroup says so. Cgroup v2 kills the
+// frozen.
+func TestStopNamesAFrozenCgroup(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	c := w.run(t, "crun").start(t, "sleep")
+	state, frozen, thawed := "/sys/fs/cgroup/freezer"+w.CgroupParent()+"/freezer.state", "FROZEN", "THAWED"
+	hangs := cgroup.Detect() != cgroup.V2
+	if !hangs {
+		state, frozen, thawed = "/sys/fs/cgroup"+w.CgroupParent()+"/cgroup.freeze", "1", "0"
+	}
+	must(t, os.WriteFile(state, []byte(frozen), 0))
+	thaw := func() { must(t, os.WriteFile(state, []byte(thawed), 0)) }
+	t.Cleanup(thaw)
+	_, err := w.Runtime().StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: c.id})
+	if hangs && (err == nil || !strings.Contains(err.Error(), "frozen") || !strings.Contains(err.Error(), state)) {
+		t.Errorf("stop of a frozen container: %v", err)
+	}
+	thaw()
+	c.wait(t)
+}
