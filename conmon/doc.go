@@ -27,6 +27,13 @@
 // namespace of the host the monitor, a subreaper, inherits the other orphans too, and
 // reaps them.
 //
+// When the init has ended the monitor kills what is left in the container's cgroup: in a
+// PID namespace that others have as well the kernel does not. It reports the exit when
+// nothing of the container is alive, or after ten seconds.
+//
+// Once the container exists, and before anybody can start it, the monitor drops all
+// capabilities but CAP_KILL and, where its files take it, CAP_DAC_OVERRIDE.
+//
 // # Rest
 //
 // A monitor that has had nothing to do for a minute gives back its memory, but for three
@@ -81,6 +88,8 @@
 //	failed CODE TEXT                         it never will: the runtime's exit code
 //	                                         (0: not its fault, 256: a host path is
 //	                                         silent) and last words
+//	undead TEXT                              comes before exited if processes of the
+//	                                         container could not be killed
 //	exited CODE SIGNAL UNIXNANO OOM-KILLS    CODE is 128+SIGNAL if a signal ended it
 //	dropped TEXT                             the monitor closes this connection, and why
 //	rests BYTES BYTES BYTES                  as much was logged, discarded and lost to the

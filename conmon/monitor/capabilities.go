@@ -9,7 +9,7 @@ import (
 
 // The capabilities of which a monitor keeps some.
 const (
-	dacOverride = 1 << 1 // for logs in directories that are not root's
+	dacOverride = 1 << 1 // for directories in which root may not write, or search
 	killOthers  = 1 << 5 // the container's processes may be anybody's
 
 	setNoNewPrivs = 38 // of prctl(2)
@@ -57,9 +57,10 @@ func (c capabilities) without(some uint32) (rest capabilities) {
 }
 
 // mayWrite reports whether the effective capabilities of this thread suffice for the
-// directories in which files will be made.
+// directories in which files will be made. For those of shims they do not: containerd's make
+// that of their sockets so that root itself may not search it.
 func mayWrite(opt *wire.Options) bool {
-	return writable(opt.Dir) && writable(wire.Parent(opt.ExitFile)) && (opt.LogFile == "" || writable(wire.Parent(opt.LogFile)))
+	return !opt.Fifos && writable(opt.Dir) && writable(wire.Parent(opt.ExitFile)) && (opt.LogFile == "" || writable(wire.Parent(opt.LogFile)))
 }
 
 // writable is true also of a directory that is not there: permissions are not what it lacks.
