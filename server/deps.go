@@ -96,13 +96,13 @@ type Usage interface {
 
 // Images is what images there are; *storage.Store is the one there is.
 //
-// A reference is an id, a unique prefix of one, a tag, a digest or a short
-// name. Errors wrap a sentinel of internal/fault.
+// Errors wrap a sentinel of internal/fault.
 type Images interface {
 	Images(ctx context.Context) ([]*storage.Image, error)
-	// Image is fault.NotFound where there is none and fault.Invalid where ref
-	// is no reference at all.
-	Image(ctx context.Context, ref string) (*storage.Image, error)
+	// LookUp finds an image by its id, the unique beginning of that without "sha256:", a
+	// tag, a digest or a short name: people ask with crictl, too. The error is
+	// fault.NotFound, or fault.Invalid where ref is no reference at all.
+	LookUp(ctx context.Context, ref string) (*storage.Image, error)
 	// Spec is the whole config of an image, fault.NotFound of one that is gone.
 	Spec(ctx context.Context, image *storage.Image) (*imagespec.Image, error)
 	FsInfo(ctx context.Context) (images, containers storage.FsUsage, err error)

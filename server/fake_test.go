@@ -284,7 +284,7 @@ func (f *fakeImages) Images(ctx context.Context) ([]*storage.Image, error) {
 	return f.images, f.did(ctx, "Images")
 }
 
-func (f *fakeImages) Image(ctx context.Context, ref string) (*storage.Image, error) {
+func (f *fakeImages) LookUp(ctx context.Context, ref string) (*storage.Image, error) {
 	if err := f.did(ctx, "Image", ref); err != nil {
 		return nil, err
 	}

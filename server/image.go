@@ -54,7 +54,7 @@ func (s *imageAPI) list(ctx context.Context, filter *cri.ImageFilter) ([]*cri.Im
 
 // find is nil without error where there is no such image.
 func (s *imageAPI) find(ctx context.Context, ref string) (*storage.Image, error) {
-	image, err := s.images.Image(ctx, ref)
+	image, err := s.images.LookUp(ctx, ref)
 	if errors.Is(err, fault.NotFound) {
 		return nil, nil
 	}

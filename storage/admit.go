@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/docker"
@@ -100,7 +99,7 @@ func (s *Store) namesOfUse(record *cstorage.Image, asked string) ([]reference.Na
 			}
 		}
 	}
-	if id := strings.TrimPrefix(asked, digest.SHA256.String()+":"); len(found) == 0 && len(id) >= minIDPrefix && strings.HasPrefix(record.ID, id) {
+	if id, ok := wholeID(asked); ok && id == record.ID {
 		found = pulled
 	}
 	if len(found) == 0 {

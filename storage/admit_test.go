@@ -68,6 +68,9 @@ func TestAdmitLaxPull(t *testing.T) {
 			n.wantAdmitted(good, name+":other@"+signed.Digest().String())
 			n.wantAdmitted(good, good.ID)
 			n.wantAdmitted(good, "sha256:"+good.ID)
+			for _, part := range []string{good.ID[:8], "sha256:" + good.ID[:8], "sha256:" + good.ID[:63], "sha256:"} {
+				n.wantRefused(good, part, "it was not pulled as")
+			}
 			wants := "strict.json: rule default[0] (" + s.kind() + ") requires a signature by the key in the policy for "
 			n.wantRefused(bad, name+":unsigned", wants+name+":unsigned")
 			n.wantRefused(bad, bad.ID, wants+name+":unsigned")

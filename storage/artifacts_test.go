@@ -99,7 +99,7 @@ func TestArtifactIsPulledListedMountedAndRemoved(t *testing.T) {
 	if list := n.list(); len(list) != 2 || byID(list, img.ID) == nil || byID(list, image.ID) == nil {
 		t.Errorf("listed %+v", list)
 	}
-	for _, ref := range []string{img.ID, img.ID[:8], "sha256:" + img.ID, name + ":1", name + "@" + a.Digest().String()} {
+	for _, ref := range []string{img.ID, "sha256:" + img.ID, name + ":1", name + "@" + a.Digest().String()} {
 		if got, err := n.Image(testContext(t), ref); err != nil || got.ID != img.ID || got.Size != img.Size {
 			t.Errorf("%s: %v, %v", ref, got, err)
 		}

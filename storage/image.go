@@ -173,10 +173,20 @@ func (s *Store) Images(ctx context.Context) ([]*Image, error) {
 	return s.artifacts.addTo(ctx, images), nil
 }
 
-// Image finds an image by id, by the unique beginning of one (three digits at
-// least), by a name with tag or digest, or by a short name. It says
-// fault.NotFound, or fault.Invalid for what can be no reference.
+// Image finds an image by its whole id, by a name with tag or digest, or by a short name. It
+// is what the authors of pods may ask for. The error is fault.NotFound, or fault.Invalid for
+// what can be no reference.
 func (s *Store) Image(ctx context.Context, ref string) (*Image, error) {
+	return s.imageBy(ctx, ref, find)
+}
+
+// LookUp finds an image as Image does, and for people also by the unique beginning of its
+// id: three digits at least, without "sha256:".
+func (s *Store) LookUp(ctx context.Context, ref string) (*Image, error) {
+	return s.imageBy(ctx, ref, lookUp)
+}
+
+func (s *Store) imageBy(ctx context.Context, ref string, find func([]*Image, string, func(string) ([]reference.Named, error)) (*Image, error)) (*Image, error) {
 	images, err := s.Images(ctx)
 	if err != nil {
 		return nil, err
@@ -190,12 +200,12 @@ func (s *Store) Image(ctx context.Context, ref string) (*Image, error) {
 	return image.whole(ctx, s)
 }
 
-// Remove removes an image with all its names, whichever of them ref is (CRI
-// RemoveImage). Containers that use it go on: then it is no longer listed, and
+// Remove removes an image with all its names, whichever of them ref is, which LookUp
+// understands (CRI RemoveImage). Containers that use it go on: then it is no longer listed, and
 // its layers are deleted with the last root file system. That it is not there
 // is fine.
 func (s *Store) Remove(ctx context.Context, ref string) error {
-	image, err := s.Image(ctx, ref)
+	image, err := s.LookUp(ctx, ref)
 	if errors.Is(err, fault.NotFound) {
 		return nil
 	}

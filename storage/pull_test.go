@@ -50,11 +50,20 @@ func TestPullListRemove(t *testing.T) {
 	if uid, _ := img.User(); uid == nil || *uid != 1000 {
 		t.Errorf("user %v", uid)
 	}
-	for _, ref := range []string{img.ID, img.ID[:8], "sha256:" + img.ID, name + ":1", name + "@" + a.Digest().String()} {
+	for _, ref := range []string{img.ID, "sha256:" + img.ID, name + ":1", name + "@" + a.Digest().String()} {
 		if got, err := n.Image(testContext(t), ref); err != nil || got != img {
 			t.Errorf("%s: %v, %v", ref, got, err)
 		}
 	}
+	for _, ref := range []string{img.ID[:8], "sha256:" + img.ID[:8], "sha256:" + img.ID[:63]} {
+		if got, err := n.Image(testContext(t), ref); !errors.Is(err, fault.NotFound) {
+			t.Errorf("%s: %v, %v", ref, got, err)
+		}
+	}
+	if got, err := n.LookUp(testContext(t), img.ID[:8]); err != nil || got != img {
+		t.Errorf("looked up: %v, %v", got, err)
+	}
+	n.remove("sha256:" + img.ID[:8]) // is no image
 	n.restart()
 	if images := n.list(); len(images) != 1 || images[0].ID != img.ID || !slices.Equal(images[0].RepoTags, img.RepoTags) || images[0].Size != img.Size {
 		t.Errorf("after a restart: %+v", images)

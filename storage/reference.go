@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -17,7 +18,7 @@ import (
 const (
 	transport    = "docker://" // the only one that a reference may name
 	maxReference = 4096        // bytes; a valid one is much shorter
-	minIDPrefix  = 3           // digits; fewer would match by accident
+	minIDPrefix  = 3           // digits that people may give of an id; fewer would match by accident
 )
 
 // localTransports are those of containers/image that would read files of the
@@ -32,6 +33,9 @@ func parseReference(ref string) (string, error) {
 		return "", fmt.Errorf("image reference has %d bytes, at most %d are allowed: %w", len(ref), maxReference, fault.Invalid)
 	}
 	name := strings.TrimPrefix(ref, transport)
+	if _, isID := wholeID(name); isID {
+		return "", fmt.Errorf("image reference %q: it is an image ID, which no registry knows; give a name with tag or digest: %w", ref, fault.Invalid)
+	}
 	if strings.Contains(name, "://") || localTransports.MatchString(name) {
 		return "", fmt.Errorf("image reference %q: images come from registries only; give a name without a transport or with %s: %w", ref, transport, fault.Invalid)
 	}
@@ -143,38 +147,61 @@ func registriesError(err error) error {
 	return fmt.Errorf("registries.conf: %w: %w", err, fault.Precondition)
 }
 
-// find is the image that ref means among images: a whole id, else a name, else
-// the beginning of one id. Names go before beginnings, so that nobody can make
-// an image whose id starts with somebody's short name. names gives the full
-// names of a reference.
+// wholeID returns the id that a reference is. That may have "sha256:" before its 64 digits
+// and is never taken for a name, so that it means this content or nothing.
+func wholeID(ref string) (id string, ok bool) {
+	id = strings.TrimPrefix(ref, digest.SHA256.String()+":")
+	return id, len(id) == digest.SHA256.Size()*2 && hexadecimal.MatchString(id)
+}
+
+// find returns the image of images that a request means by ref: a whole id or a name, of
+// which names returns the full ones. The authors of pods write such references, so the
+// beginning of an id is none: a few digits, tried one after the other, would name each image
+// of the node.
 func find(images []*Image, ref string, names func(string) ([]reference.Named, error)) (*Image, error) {
-	id := strings.TrimPrefix(ref, digest.SHA256.String()+":")
-	if image := byID(images, id); image != nil {
+	if id, ok := wholeID(ref); ok {
+		if image := byID(images, id); image != nil {
+			return image, nil
+		}
+		return nil, errNotStored
+	}
+	name, err := parseReference(ref)
+	if err != nil {
+		return nil, err
+	}
+	full, err := names(name)
+	if err != nil {
+		return nil, err
+	}
+	if image := byName(images, full); image != nil {
 		return image, nil
 	}
-	var found *Image
-	name, invalid := parseReference(ref)
-	if invalid == nil {
-		full, err := names(name)
-		if err != nil {
-			return nil, err
-		}
-		found = byName(images, full)
+	if hexadecimal.MatchString(strings.TrimPrefix(ref, digest.SHA256.String()+":")) {
+		return nil, fmt.Errorf("no image of this name is in the store, pull it first; an image ID has 64 digits: %w", fault.NotFound)
 	}
-	if found == nil && len(id) >= minIDPrefix && hexadecimal.MatchString(id) {
-		var err error
-		if found, err = byPrefix(images, id); err != nil {
-			return nil, err
-		}
-		invalid = nil // an id, only not one of ours
+	return nil, errNotStored
+}
+
+var errNotStored = fmt.Errorf("it is not in the store, pull it first: %w", fault.NotFound)
+
+// lookUp is find for references that people type: the unique beginning of an id, without
+// "sha256:", is enough. Names go before beginnings, so that nobody can make an image whose
+// id starts with somebody's short name.
+//
+// A kubelet never sends such a beginning: it adds a tag to what has neither tag nor digest,
+// and refuses 64 digits alone.
+func lookUp(images []*Image, ref string, names func(string) ([]reference.Named, error)) (*Image, error) {
+	image, err := find(images, ref, names)
+	if !errors.Is(err, fault.NotFound) || len(ref) < minIDPrefix || !hexadecimal.MatchString(ref) {
+		return image, err
 	}
-	switch {
+	switch found, ambiguous := byPrefix(images, ref); {
+	case ambiguous != nil:
+		return nil, ambiguous
 	case found != nil:
 		return found, nil
-	case invalid != nil:
-		return nil, invalid
 	}
-	return nil, fmt.Errorf("it is not in the store, pull it first: %w", fault.NotFound)
+	return nil, err
 }
 
 var hexadecimal = regexp.MustCompile(`^[0-9a-f]{1,64}$`)

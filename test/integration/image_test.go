@@ -144,3 +144,49 @@ func TestPullGoesOnWithoutItsCaller(t *testing.T) {
 	close(gone)
 	wait.For(t, "the image", func() bool { return w.imageStatus(t, ref) != nil })
 }
+
+// Pods name an image by a name or its whole id. Some digits of an id, which can be guessed,
+// name none, and remove none if "sha256:" is before them; people may type them alone.
+func TestPartsOfImageIDsAreForPeople(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	ref := w.unusual(t, "guessed")
+	id := w.pull(t, ref)
+	p := w.run(t, "crun")
+	asked := func(ref string) containerChange {
+		return func(c *cri.ContainerConfig) { c.Image = &cri.ImageSpec{Image: ref, UserSpecifiedImage: ref} }
+	}
+	volume := func(ref string) containerChange {
+		return func(c *cri.ContainerConfig) {
+			c.Mounts = append(c.Mounts, &cri.Mount{ContainerPath: "/v", Image: &cri.ImageSpec{Image: ref}, Readonly: true})
+		}
+	}
+	for _, part := range []string{id[:3], id[:12], id[:63], "sha256:" + id[:3], "sha256:" + id[:63]} {
+		for _, change := range []containerChange{asked(part), volume(part)} {
+			_, err := p.try(t.Context(), steps("sleep"), change)
+			wantCode(t, err, codes.NotFound, "image "+part, "64 digits")
+		}
+		if strings.HasPrefix(part, "sha256:") && w.imageStatus(t, part) != nil {
+			t.Errorf("ImageStatus finds %s", part)
+		}
+	}
+	for _, whole := range []string{id, "sha256:" + id} {
+		p.create(t, "sleep", asked(whole), volume(whole)).remove(t)
+		_, err := w.Images().PullImage(t.Context(), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: whole}})
+		wantCode(t, err, codes.InvalidArgument, "image ID")
+	}
+	remove := func(ref string) {
+		t.Helper()
+		if _, err := w.Images().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}}); err != nil {
+			t.Errorf("RemoveImage %s: %v", ref, err)
+		}
+	}
+	remove("sha256:" + id[:63])
+	if img := w.imageStatus(t, id[:63]); img.GetId() != id {
+		t.Errorf("by 63 digits: %v", img)
+	}
+	remove(id[:63]) // as crictl rmi sends what was typed
+	if img := w.imageStatus(t, id); img != nil {
+		t.Errorf("still there: %v", img)
+	}
+}

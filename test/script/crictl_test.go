@@ -200,6 +200,8 @@ func (s *shell) walk(t *testing.T, handler string) {
 	s.sees(t, "metricsp", pod, "container_memory_working_set_bytes", "container_network_receive_bytes_total")
 	// Ids may be shortened as long as they are unique.
 	s.sees(t, "inspect "+container[:13], container)
+	s.sees(t, "inspecti "+image[:12], image)
+	s.sees(t, "images "+image[:12], image[:12])
 
 	s.run(t, "stop --timeout 300 %s", container)
 	s.sees(t, "ps -a", container[:13], "Exited")
@@ -212,7 +214,7 @@ func (s *shell) walk(t *testing.T, handler string) {
 	s.sees(t, "pods", pod[:13], "NotReady")
 	s.run(t, "rmp %s", pod)
 	s.showsNot(t, "pods", pod[:13])
-	s.run(t, "rmi %s", images.Probe)
+	s.run(t, "rmi %s", image[:12])
 	s.showsNot(t, "images", "registry.test/probe")
 }
 
