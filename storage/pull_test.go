@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -307,6 +308,121 @@ func TestRegistriesConfDropIn(t *testing.T) {
 	}
 	n.write("registries.conf.d/10-local.conf", insecure("127.0.0.1"))
 	n.pull(r.Addr() + "/app:1")
+}
+
+// A mirror for several registries is told in each request which of them is meant, also for
+// attached signatures and when a download is resumed; the registry itself is not told. Names
+// and downloads of one registry are nothing to another behind the same mirror.
+func TestMirrorsAreToldTheRegistry(t *testing.T) {
+	useAttachments(t)
+	n := newNode(t, func(c *Options) { c.HostsDirs = []string{filepath.Join(filepath.Dir(c.Root), "certs.d")} })
+	n.write("registries.conf", "")
+	hostsFile := func(registry, text string) {
+		t.Helper()
+		ok(t, os.MkdirAll(filepath.Join(n.dir, "certs.d", registry), 0o755))
+		n.write(filepath.Join("certs.d", registry, "hosts.toml"), text)
+	}
+	mirror := registrytest.StartAt(t, "127.0.0.2:0")
+	hostsFile("_default", "server = \"http://127.0.0.1:1\"\n[host.\"http://"+mirror.Addr()+"\"]\n")
+	one, other, hub := registry.New(), registry.New(), registry.New()
+	mirror.Inject(registry.Fault{Path: "/v2/", Do: registry.Namespaces(map[string]*registry.Registry{"r2.test": one, "q9.test:5000": other, "docker.io": hub})})
+	asked := func(of *registry.Registry, namespace string) {
+		t.Helper()
+		requests := slices.DeleteFunc(of.Requests(), func(r registry.Request) bool { return r.Path == "/v2/" })
+		of.Forget()
+		if len(requests) < 3 { // manifest, config, layer
+			t.Errorf("only %+v", requests)
+		}
+		for _, r := range requests {
+			if query, err := url.ParseQuery(r.Query); err != nil || query.Get("ns") != namespace || len(query["ns"]) > 1 {
+				t.Errorf("%s?%s, want the namespace %q, %v", r.Path, r.Query, namespace, err)
+			}
+		}
+	}
+	ids := map[string]string{}
+	for registryName, in := range map[string]*registry.Registry{"r2.test": one, "q9.test:5000": other, "docker.io": hub} {
+		repo := "t"
+		if in == hub {
+			repo = "library/t"
+		}
+		a := motd(t, registryName)
+		in.Push(repo, "1", a)
+		name := registryName + "/" + repo
+		for _, ref := range []string{name + ":1", name + "@" + a.Digest().String(), name + ":1"} {
+			img := n.pull(ref)
+			if ids[registryName] = img.ID; img.ID != a.ID() {
+				t.Errorf("%s is %s, want %s", ref, img.ID, a.ID())
+			}
+			if ref != name+":1" {
+				n.remove(img.ID)
+			}
+			asked(mirror, registryName)
+		}
+	}
+	if len(n.list()) != 3 {
+		t.Errorf("%v", n.list())
+	}
+	for registryName, id := range ids {
+		name := registryName + "/t:1"
+		if img, err := n.Image(testContext(t), name); err != nil || img.ID != id {
+			t.Errorf("%s: %v, %v, want %s", name, img, err, id)
+		}
+	}
+	if _, err := n.Pull(testContext(t), PullRequest{Image: "none.test/t:1"}); err == nil {
+		t.Error("pulled from a registry that the mirror does not know")
+	}
+
+	// The registry itself, also below a path and in the place of a mirror.
+	home := serve(t, "t", "1", motd(t, "home"))
+	home.Push("below/t", "1", motd(t, "below"))
+	for _, text := range []string{
+		"server = \"http://" + home.Addr() + "\"\n",
+		"server = \"http://127.0.0.1:1\"\n[host.\"http://" + home.Addr() + "\"]\n",
+		"server = \"http://127.0.0.1:1\"\n[host.\"http://" + home.Addr() + "/v2/below\"]\noverride_path = true\n",
+	} {
+		hostsFile(home.Addr(), text)
+		n.remove(n.pull(home.Addr() + "/t:1").ID)
+		asked(home, "")
+	}
+	// As a server under another name it is told, as with containerd.
+	hostsFile("else.test", "server = \"http://"+home.Addr()+"\"\n")
+	n.pull("else.test/t:1")
+	asked(home, "else.test")
+}
+
+// A download that a mirror for several registries has broken off is resumed for the registry
+// that it was for.
+func TestMirrorsAreToldTheRegistryOfAResumedDownload(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(c *Options) { c.HostsDirs = []string{filepath.Join(filepath.Dir(c.Root), "certs.d")} })
+	mirror, one, other := registrytest.StartAt(t, "127.0.0.2:0"), registry.New(), registry.New()
+	ok(t, os.MkdirAll(filepath.Join(n.dir, "certs.d/_default"), 0o755))
+	n.write("certs.d/_default/hosts.toml", "server = \"http://127.0.0.1:1\"\n[host.\"http://"+mirror.Addr()+"\"]\n")
+	built := noise(t, 4*mega)
+	one.Push("t", "1", built)
+	other.Push("t", "1", motd(t, "other"))
+	namespaces := registry.Namespaces(map[string]*registry.Registry{"r2.test": one, "q9.test": other})
+	blob := "/blobs/" + layerDigest(built, 0)
+	mirror.Inject(registry.Fault{Path: blob, Times: 1, Do: func(answer http.Handler, stop <-chan struct{}) http.Handler {
+		return registry.Reset(mega)(namespaces(answer, stop), stop)
+	}})
+	mirror.Inject(registry.Fault{Path: blob, Do: registry.Status(http.StatusServiceUnavailable)})
+	mirror.Inject(registry.Fault{Path: "/v2/", Do: namespaces})
+	if _, err := n.Pull(testContext(t), PullRequest{Image: "r2.test/t:1"}); err == nil {
+		t.Fatal("pulled what was cut")
+	}
+	mirror.Heal()
+	mirror.Inject(registry.Fault{Path: "/v2/", Do: namespaces})
+	mirror.Forget()
+	if img := n.pull("q9.test/t:1"); img.ID == built.ID() {
+		t.Error("both registries have the same image")
+	}
+	mirror.Forget()
+	n.pull("r2.test/t:1")
+	resumed := slices.DeleteFunc(mirror.Requests(), func(r registry.Request) bool { return !strings.HasSuffix(r.Path, blob) })
+	if len(resumed) != 1 || resumed[0].Range == "" || resumed[0].Query != "ns=r2.test" {
+		t.Errorf("resumed with %+v", resumed)
+	}
 }
 
 // containerd's files for a registry are read at every pull.

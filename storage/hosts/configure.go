@@ -19,13 +19,15 @@ var certDirs = []string{"/etc/containers/certs.d", "/etc/docker/certs.d"}
 // is written to dir, an empty directory that must stay as long as sys is used.
 func (r *Registry) Configure(sys *types.SystemContext, dir string) error {
 	var conf strings.Builder
-	fmt.Fprintf(&conf, "[[registry]]\nprefix = %q\nlocation = %q\ninsecure = %t\n", r.Name, r.Server.Location, r.Server.Insecure)
+	fmt.Fprintf(&conf, "[[registry]]\nprefix = %q\nlocation = %q\ninsecure = %t\nnamespace-proxy = %q\n",
+		r.Name, r.Server.Location, r.Server.Insecure, r.Server.namespace(r.Name))
 	for _, m := range r.Mirrors {
 		use := "all"
 		if m.DigestOnly {
 			use = "digest-only"
 		}
-		fmt.Fprintf(&conf, "[[registry.mirror]]\nlocation = %q\ninsecure = %t\npull-from-mirror = %q\n", m.Location, m.Insecure, use)
+		fmt.Fprintf(&conf, "[[registry.mirror]]\nlocation = %q\ninsecure = %t\npull-from-mirror = %q\nnamespace-proxy = %q\n",
+			m.Location, m.Insecure, use, m.namespace(r.Name))
 	}
 	sys.SystemRegistriesConfPath = filepath.Join(dir, "registries.conf")
 	sys.SystemRegistriesConfDirPath = filepath.Join(dir, "registries.conf.d") // is not there
@@ -41,6 +43,17 @@ func (r *Registry) Configure(sys *types.SystemContext, dir string) error {
 		}
 	}
 	return nil
+}
+
+// namespace is the registry that the endpoint has to be told of, as it may stand for several
+// (the parameter ns of the distribution specification's "registry proxying"). It is empty,
+// as with containerd, if the endpoint is the registry itself.
+func (e Endpoint) namespace(registry string) string {
+	host, _, _ := strings.Cut(e.Location, "/")
+	if host == registry || host == dockerHost && registry == dockerHub {
+		return ""
+	}
+	return registry
 }
 
 func (e Endpoint) hasCertificates() bool { return len(e.CAs)+len(e.Clients) > 0 }

@@ -19,6 +19,9 @@ import (
 
 const maxFile = 1 << 20 // bytes
 
+// The registry of images without one, and its host.
+const dockerHub, dockerHost = "docker.io", "registry-1.docker.io"
+
 // Registry is what a file says of one registry.
 type Registry struct {
 	Name    string // with port, as in image names
@@ -86,7 +89,7 @@ func parse(registry, text, dir string) (*Registry, error) {
 	if r.Server, err = top.endpoint(server, dir); err != nil {
 		return nil, fmt.Errorf("server: %w", err)
 	}
-	if r.Server.Location == "registry-1.docker.io" && registry == "docker.io" {
+	if r.Server.Location == dockerHost && registry == dockerHub {
 		r.Server.Location = registry // what the library calls it
 	}
 	var seen []string

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
@@ -116,6 +117,28 @@ func TestReadFindsTheFile(t *testing.T) {
 	}
 }
 
+// A host is told which registry it stands for, unless it is that registry (as containerd's
+// hosts.md).
+func TestNamespace(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ location, registry, want string }{
+		{"mirror.example", "r.example", "r.example"},
+		{"mirror.example:5000/hub", "docker.io", "docker.io"},
+		{"r.example", "r.example:5000", "r.example:5000"},
+		{"r.example:5000", "r.example:5000", ""},
+		{"r.example/below", "r.example", ""},
+		{"docker.io", "docker.io", ""},
+		{"registry-1.docker.io", "docker.io", ""},
+		{"registry-1.docker.io", "r.example", "r.example"},
+		{"mirror.gcr.io", "docker.io", "docker.io"},
+		{"r.example", "r.example.com", "r.example.com"},
+	} {
+		if got := (Endpoint{Location: c.location}).namespace(c.registry); got != c.want {
+			t.Errorf("%s for %s: %q, want %q", c.location, c.registry, got, c.want)
+		}
+	}
+}
+
 // What is written for the library is what it reads.
 func FuzzConfigure(f *testing.F) {
 	f.Add(`server = "https://s:1"` + "\n[host.'http://m']\ncapabilities = ['pull']\n[host.'https://n/v2/x']\noverride_path = true\nca = 'c'")
@@ -134,7 +157,13 @@ func FuzzConfigure(f *testing.F) {
 			return // which the library refuses, and the pull with it
 		}
 		if found == nil || len(found.Mirrors) != len(r.Mirrors) {
-			t.Errorf("%+v became %+v", r, found)
+			t.Fatalf("%+v became %+v", r, found)
+		}
+		for i, e := range append(found.Mirrors, found.Endpoint) {
+			host, _, _ := strings.Cut(append(r.Mirrors, r.Server)[i].Location, "/")
+			if own := host == r.Name; (e.NamespaceProxy == "") != own || !own && e.NamespaceProxy != r.Name {
+				t.Errorf("%+v has the namespace %q", e, e.NamespaceProxy)
+			}
 		}
 	})
 }

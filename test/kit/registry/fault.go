@@ -77,6 +77,25 @@ func Status(status int, header ...string) Action {
 	}
 }
 
+// Namespaces has a mirror answer with what other registries have, by the parameter ns that names
+// one of them, and without it with 404, as the mirrors do that stand for several registries
+// ("registry proxying" in the distribution specification).
+func Namespaces(of map[string]*Registry) Action {
+	return func(answer http.Handler, _ <-chan struct{}) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			namespace := req.URL.Query().Get("ns")
+			switch r := of[namespace]; {
+			case r != nil:
+				r.answer(w, req)
+			case namespace == "" && req.URL.Path == "/v2/":
+				answer.ServeHTTP(w, req)
+			default:
+				refuse(w, http.StatusNotFound, "NAME_UNKNOWN", "no registry is named "+namespace)
+			}
+		})
+	}
+}
+
 // Page answers with an HTTP status and a web page, as a proxy in between does.
 func Page(status int) Action {
 	return func(http.Handler, <-chan struct{}) http.Handler {
