@@ -95,6 +95,17 @@ func Open(path string) (*os.File, error) {
 	return open(fd, path, math.MaxInt64)
 }
 
+// OpenBelow opens a file for reading as a process would whose root is the directory dir, a
+// descriptor: links lead nowhere else. What is not regular is fault.Invalid.
+func OpenBelow(dir int, name string) (*os.File, error) {
+	fd, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	defer unix.Close(fd)
+	return open(fd, name, math.MaxInt64)
+}
+
 func open(fd int, name string, limit int64) (*os.File, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {

@@ -102,6 +102,47 @@ func TestOpen(t *testing.T) {
 	}
 }
 
+// The directory is the root: nothing else is reached by a link or a name, and nothing but files
+// is opened.
+func TestOpenBelow(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	err := errors.Join(
+		os.WriteFile(filepath.Join(dir, "outside"), []byte("outside"), 0o644), os.MkdirAll(path("root/etc"), 0o755),
+		os.WriteFile(path("root/etc/file"), []byte("inside"), 0o644), os.Symlink("/etc", path("root/absolute")),
+		os.Symlink("../../../etc/file", path("root/upward")), os.Symlink("../outside", path("root/out")), os.Symlink("/dev", path("root/devices")),
+		os.Symlink("/proc/self/root", path("root/magic")), unix.Mkfifo(path("root/pipe"), 0o666),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, err := unix.Open(path("root"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(root)
+	for _, name := range []string{"etc/file", "/etc/file", "absolute/file", "upward", "../etc/file", "./etc//file", "etc/../etc/file"} {
+		f, err := OpenBelow(root, name)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if content, err := io.ReadAll(f); string(content) != "inside" || err != nil {
+			t.Errorf("%s: %q, %v", name, content, err)
+		}
+		f.Close()
+	}
+	for name, want := range map[string]error{
+		"pipe": fault.Invalid, "etc": fault.Invalid, ".": fault.Invalid, "out": fs.ErrNotExist, "../outside": fs.ErrNotExist,
+		"devices/zero": fs.ErrNotExist, "magic/etc/passwd": fs.ErrNotExist, "": fs.ErrNotExist,
+	} {
+		if f, err := OpenBelow(root, name); !errors.Is(err, want) {
+			t.Errorf("%s: %v, %v, want %v", name, f, err, want)
+		}
+	}
+}
+
 func TestReadInWantsADirectoryOfItsOwn(t *testing.T) {
 	t.Parallel()
 	for what, change := range map[string]func(dir string) error{

@@ -20,7 +20,6 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
-	"go.podman.io/storage/pkg/archive"
 	"golang.org/x/sys/unix"
 )
 
@@ -38,6 +37,7 @@ type Intake struct {
 	Parallel int                          // downloads at a time, at least 1
 	Fetch    func(Layer) (Arrival, error) // begins to download a blob
 	Added    func(Layer)                  // is called when a blob that was downloaded has been unpacked
+	Lost     func(Layer, error)           // is called when a blob is downloaded because its layer in the store cannot be rebuilt
 }
 
 // Arrival is a blob on its way into a file.
@@ -54,25 +54,34 @@ type Arrival interface {
 
 // Put adds those of an image's layers that the store lacks, from the lowest one up. A
 // layer is added only if its blob and its content have their digests. Layers that were
-// added before an error stay.
+// added before an error stay. Content that the store has in another place is taken from
+// there, or, if that gives something else, downloaded like any other.
 //
 // A layer that is there under its id is not asked for: whether the image may have it is
 // for containers/image to find out by its blob's digest.
 func (in *Intake) Put(ctx context.Context, image []Layer) error {
-	steps, err := in.plan(image)
-	if err != nil {
-		return err
-	}
+	steps := in.plan(image)
 	ctx, cancel := context.WithCancel(ctx)
+	turns := make(chan struct{}, in.Parallel)
 	var downloads sync.WaitGroup
 	defer downloads.Wait()
 	defer cancel()
-	downloads.Go(func() { in.download(ctx, steps, &downloads) })
+	download := func(steps ...*step) { downloads.Go(func() { in.download(ctx, steps, turns, &downloads) }) }
+	download(steps...)
 	for _, s := range steps {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if err := in.add(s); err != nil {
+		err := in.add(s)
+		if s.present && errors.Is(err, ErrNotRebuilt) {
+			if in.Lost != nil {
+				in.Lost(s.Layer, err)
+			}
+			s = &step{Layer: s.Layer, id: s.id, parent: s.parent, blob: newSpool(in.Dir)}
+			download(s)
+			err = in.add(s)
+		}
+		if err != nil {
 			return fmt.Errorf("layer %s: %w", s.Blob, err)
 		}
 	}
@@ -118,7 +127,7 @@ type step struct {
 }
 
 // plan finds the layers that the store lacks.
-func (in *Intake) plan(image []Layer) (steps []*step, err error) {
+func (in *Intake) plan(image []Layer) (steps []*step) {
 	coming := map[digest.Digest]bool{}
 	parent := ""
 	for _, l := range image {
@@ -130,15 +139,12 @@ func (in *Intake) plan(image []Layer) (steps []*step, err error) {
 				continue
 			}
 		}
-		source, err := in.source(l)
-		if err != nil {
-			return nil, err
-		}
-		s.present = source != nil || coming[l.Blob]
+		_, err := in.source(l)
+		s.present = err == nil || coming[l.Blob]
 		coming[l.Blob] = true
 		steps = append(steps, s)
 	}
-	return steps, nil
+	return steps
 }
 
 // layerID is the id of a layer with this content, as containers/image computes it.
@@ -149,10 +155,10 @@ func layerID(parent string, content digest.Digest) string {
 	return digest.Canonical.FromString(parent + "+" + content.Encoded()).Encoded()
 }
 
-// source is a layer in the store that was made from the same blob, or nil.
+// source is a layer in the store that was made from the same blob.
 func (in *Intake) source(l Layer) (*cstorage.Layer, error) {
 	found, err := in.Store.LayersByCompressedDigest(l.Blob)
-	if err != nil && !errors.Is(err, cstorage.ErrLayerUnknown) {
+	if err != nil {
 		return nil, err
 	}
 	for _, layer := range found {
@@ -160,12 +166,12 @@ func (in *Intake) source(l Layer) (*cstorage.Layer, error) {
 			return &layer, nil
 		}
 	}
-	return nil, nil
+	return nil, cstorage.ErrLayerUnknown
 }
 
-// download downloads the blobs that are not present, in their order and some at a time.
-func (in *Intake) download(ctx context.Context, steps []*step, downloads *sync.WaitGroup) {
-	turns := make(chan struct{}, in.Parallel)
+// download downloads the blobs that are not present, in their order and as many at a time as
+// there are turns.
+func (in *Intake) download(ctx context.Context, steps []*step, turns chan struct{}, downloads *sync.WaitGroup) {
 	for _, s := range steps {
 		if s.present {
 			continue
@@ -214,14 +220,13 @@ func (in *Intake) add(s *step) error {
 	size := s.Size
 	if s.present {
 		source, err := in.source(s.Layer)
-		if err != nil {
-			return err
-		}
-		if source == nil { // it was removed meanwhile
-			return cstorage.ErrLayerUnknown
+		if err != nil { // it was removed meanwhile
+			return fmt.Errorf("layer with this content in the image store %w: %w", ErrNotRebuilt, err)
 		}
 		size = source.CompressedSize
-		s.blob.end(in.recall(source.ID, s.blob))
+		if err := in.recall(source, s.blob); err != nil {
+			return err
+		}
 	}
 	const attempts = 3
 	for attempt := 1; ; attempt++ {
@@ -272,14 +277,14 @@ func swept(err error) bool {
 		strings.Contains(err.Error(), "unpacking failed") && strings.Contains(err.Error(), unix.ENOENT.Error())
 }
 
-// recall writes the content of a stored layer. It cannot be unpacked directly: both
-// need the store's lock.
-func (in *Intake) recall(layer string, to io.Writer) error {
-	uncompressed := archive.Uncompressed
-	from, err := in.Store.Diff("", layer, &cstorage.DiffOptions{Compression: &uncompressed})
-	if err != nil {
+// recall writes the content of a stored layer. It is unpacked only when it is known to be
+// whole.
+func (in *Intake) recall(layer *cstorage.Layer, to *spool) error {
+	from := Recall(in.Store, layer)
+	_, err := io.Copy(to, from)
+	if err := errors.Join(err, from.Close()); err != nil {
 		return err
 	}
-	_, err = io.Copy(to, from)
-	return errors.Join(err, from.Close())
+	to.end(nil)
+	return nil
 }

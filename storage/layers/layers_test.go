@@ -11,10 +11,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
+	drivers "go.podman.io/storage/drivers"
 
 	"github.com/crius-run/crius/internal/fault"
 )
@@ -25,6 +27,9 @@ type fakeStore struct {
 	fails []error // of PutLayer, in turn
 	puts  []string
 	added map[string]bool
+
+	sources [][]cstorage.Layer // of LayersByCompressedDigest, in turn; none: ErrLayerUnknown
+	broken  error              // instead
 }
 
 func (s *fakeStore) Layer(id string) (*cstorage.Layer, error) {
@@ -35,8 +40,15 @@ func (s *fakeStore) Layer(id string) (*cstorage.Layer, error) {
 }
 
 func (s *fakeStore) LayersByCompressedDigest(digest.Digest) ([]cstorage.Layer, error) {
-	return nil, cstorage.ErrLayerUnknown
+	if s.broken != nil || len(s.sources) == 0 {
+		return nil, cmp.Or(s.broken, cstorage.ErrLayerUnknown)
+	}
+	found := s.sources[0]
+	s.sources = s.sources[1:]
+	return found, nil
 }
+
+func (s *fakeStore) GraphDriver() (drivers.Driver, error) { return nil, errors.New("no driver") }
 
 func (s *fakeStore) PutLayer(id, _ string, _ []string, _ string, _ bool, _ *cstorage.LayerOptions, diff io.Reader) (*cstorage.Layer, int64, error) {
 	text, err := io.ReadAll(diff)
@@ -91,6 +103,56 @@ func TestPut(t *testing.T) {
 		}
 		if good != (len(added) == 1) {
 			t.Errorf("%s: added %v", name, added)
+		}
+	}
+}
+
+// What the store has, and cannot give, is downloaded, with one note of why: layers that were
+// there when the pull began, too, and those that an earlier layer of the image has brought.
+// What cannot be written is an error: a download would fail in the same way.
+func TestPutDownloadsWhatTheStoreCannotGive(t *testing.T) {
+	t.Parallel()
+	const text = "content, not compressed"
+	layer := Layer{Blob: digest.FromString(text), Size: int64(len(text)), DiffID: digest.FromString(text)}
+	stored := []cstorage.Layer{{ID: "stored", CompressedDigest: layer.Blob, UncompressedDigest: layer.DiffID}}
+	broken := errors.New("broken")
+	for name, test := range map[string]struct {
+		store   fakeStore
+		image   []Layer
+		fetched int
+		lost    int
+	}{
+		"cannot be rebuilt":        {fakeStore{sources: [][]cstorage.Layer{stored, stored}}, []Layer{layer}, 1, 1},
+		"removed meanwhile":        {fakeStore{sources: [][]cstorage.Layer{stored}}, []Layer{layer}, 1, 1},
+		"of another content now":   {fakeStore{sources: [][]cstorage.Layer{stored, {{ID: "stored", UncompressedDigest: "else"}}}}, []Layer{layer}, 1, 1},
+		"store that is not read":   {fakeStore{broken: broken}, []Layer{layer}, 1, 0},
+		"twice":                    {fakeStore{}, []Layer{layer, layer}, 2, 1},
+		"often, and there already": {fakeStore{sources: [][]cstorage.Layer{stored, stored, stored, stored, stored, stored}}, []Layer{layer, layer, layer}, 3, 3},
+	} {
+		store := test.store
+		store.added = map[string]bool{}
+		var added, fetched []Layer
+		var lost []error
+		var mu sync.Mutex
+		in := Intake{
+			Store: &store, Dir: t.TempDir(), Parallel: 1,
+			Fetch: func(l Layer) (Arrival, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				fetched = append(fetched, l)
+				return arrive(t, text, nil), nil
+			},
+			Added: func(l Layer) { added = append(added, l) },
+			Lost:  func(_ Layer, err error) { lost = append(lost, err) },
+		}
+		if err := in.Put(t.Context(), test.image); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if len(fetched) != test.fetched || len(added) != test.fetched || len(store.puts) != len(test.image) {
+			t.Errorf("%s: %d were fetched, %d of them added, %d unpacked; want %d, %[5]d, %d", name, len(fetched), len(added), len(store.puts), test.fetched, len(test.image))
+		}
+		if len(lost) != test.lost || slices.ContainsFunc(lost, func(err error) bool { return !errors.Is(err, ErrNotRebuilt) }) {
+			t.Errorf("%s: %v", name, lost)
 		}
 	}
 }

@@ -70,6 +70,7 @@ type Event struct {
 type Line struct {
 	Level slog.Level
 	Text  string
+	Lost  bool `json:",omitempty"` // the text says which layer in the store cannot be rebuilt
 }
 
 // A fetch is packets: a byte for the kind, and what it says.

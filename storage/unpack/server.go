@@ -42,7 +42,7 @@ func Work(do func(context.Context, *Server) (last Message, err error)) {
 	_ = socket.Close()
 	s := &Server{conn: conn.(*net.UnixConn), answers: make(chan *os.File)}
 	liblog.Capture(func(_ context.Context, level slog.Level, text string) {
-		s.Send(Message{Log: &Line{level, short(text)}})
+		s.Send(Message{Log: &Line{Level: level, Text: short(text)}})
 	})
 	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // the root of the worker process
 	go s.listen(cancel)
@@ -78,6 +78,11 @@ func (s *Server) Send(m Message) {
 	if err != nil {
 		fatal(err)
 	}
+}
+
+// Lost has the server log that a layer in the store cannot be rebuilt, which the error names.
+func (s *Server) Lost(err error) {
+	s.Send(Message{Log: &Line{Level: slog.LevelWarn, Text: short(err.Error()), Lost: true}})
 }
 
 // listen takes the server's answers. The server calls the work off by sending no more.

@@ -68,6 +68,7 @@ func (s *Server) putLayers(ctx context.Context, order Order) error {
 		Store: store, Dir: order.Temporary, Parallel: max(order.Parallel, 1),
 		Fetch: func(l layers.Layer) (layers.Arrival, error) { return s.Fetch(Blob{l.Blob, l.Size}) },
 		Added: func(l layers.Layer) { s.Send(Message{Added: &Blob{l.Blob, l.Size}}) },
+		Lost:  func(l layers.Layer, err error) { s.Lost(fmt.Errorf("blob %s: %w", l.Blob, err)) },
 	}
 	return in.Put(ctx, order.Layers)
 }

@@ -263,7 +263,7 @@ func (w *process) serve(ctx context.Context) (last unpack.Message) {
 			w.report(*last.Event)
 		case last.Log != nil:
 			if w.logged++; w.logged <= maxLogLines {
-				liblog.Log(ctx, last.Log.Level, pullerror.Cut(pullerror.Redact(last.Log.Text)))
+				w.log(ctx, last.Log)
 			}
 		case last.Fetch != nil:
 			if err := w.fetch(ctx, types.BlobInfo{Digest: last.Fetch.Digest, Size: last.Fetch.Size}); err != nil && ctx.Err() == nil {
@@ -275,6 +275,16 @@ func (w *process) serve(ctx context.Context) (last unpack.Message) {
 		}
 	}
 	return unpack.Message{}
+}
+
+// log writes what the worker and its libraries say to the log.
+func (w *process) log(ctx context.Context, line *unpack.Line) {
+	text := pullerror.Cut(pullerror.Redact(line.Text))
+	if line.Lost {
+		slog.WarnContext(ctx, "downloading layer that the image store has but cannot rebuild", "image", w.Source.Name.String(), "err", text)
+		return
+	}
+	liblog.Log(ctx, line.Level, text)
 }
 
 // report passes on what the worker says of a blob of its image.

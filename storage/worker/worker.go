@@ -18,6 +18,7 @@ import (
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/types"
 
+	"github.com/crius-run/crius/storage/layers"
 	"github.com/crius-run/crius/storage/source"
 	"github.com/crius-run/crius/storage/unpack"
 )
@@ -64,7 +65,12 @@ func copyImage(ctx context.Context, server *unpack.Server, order copyOrder) (str
 	events := make(chan types.ProgressProperties, 64)
 	var reporting sync.WaitGroup
 	reporting.Go(func() { report(server, events, order.Documents.ConfigDigest) })
-	id, err := source.Copy(ctx, store, named, src, sys, copy.Options{MaxParallelDownloads: uint(max(order.Parallel, 0)), Progress: events})
+	options := copy.Options{MaxParallelDownloads: uint(max(order.Parallel, 0)), Progress: events}
+	id, err := source.Copy(ctx, checked{Store: store}, named, src, sys, options)
+	if errors.Is(err, layers.ErrNotRebuilt) {
+		server.Lost(err)
+		id, err = source.Copy(ctx, checked{Store: store, fetched: true}, named, src, sys, options)
+	}
 	close(events)
 	reporting.Wait()
 	return id, err

@@ -1,0 +1,136 @@
+package layers
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/vbatts/tar-split/tar/asm"
+	tarsplit "github.com/vbatts/tar-split/tar/storage"
+	cstorage "go.podman.io/storage"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/regular"
+)
+
+// ErrNotRebuilt says that a layer in the store does not give the content that it was made
+// from: its files or its description have changed, or are in a form that the description does
+// not cover, such as sparse files. Neither the image nor the registry is to blame.
+var ErrNotRebuilt = errors.New("cannot be rebuilt")
+
+// Recall returns the content of a stored layer as Rebuild does. Each error of it is
+// ErrNotRebuilt, the last one if the content has another digest than the layer's record.
+func Recall(store cstorage.Store, layer *cstorage.Layer) io.ReadCloser {
+	r := &recalled{ReadCloser: Rebuild(store, layer), id: layer.ID, want: layer.UncompressedDigest}
+	if r.want.Validate() == nil {
+		r.digester = r.want.Algorithm().Digester()
+	}
+	return r
+}
+
+type recalled struct {
+	io.ReadCloser
+	id       string
+	want     digest.Digest
+	digester digest.Digester // nil: nobody knows what the layer was made from
+}
+
+// Read implements io.Reader.
+func (r *recalled) Read(p []byte) (int, error) {
+	n, err := r.ReadCloser.Read(p)
+	if r.digester != nil {
+		_, _ = r.digester.Hash().Write(p[:n]) // never fails
+	}
+	if errors.Is(err, io.EOF) && r.digester != nil {
+		if got := r.digester.Digest(); got != r.want {
+			err = fmt.Errorf("its content has the digest %s, not %s", got, r.want)
+		}
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		err = fmt.Errorf("layer %s in the image store %w: %w", r.id, ErrNotRebuilt, err)
+	}
+	return n, err
+}
+
+// Rebuild returns the content of a stored layer, not compressed, as it can be put together from
+// its files and from what containers/storage has noted of the archive (tar-split).
+//
+// The store's own Diff follows links in the names of files to anywhere on the node, opens
+// fifos and devices, and holds the store's lock meanwhile. Here names are resolved below the
+// layer's directory, as when it was unpacked, only regular files are opened, no more
+// is read than the layer has, and nothing is locked: a layer that is deleted meanwhile
+// gives an error.
+func Rebuild(store cstorage.Store, layer *cstorage.Layer) io.ReadCloser {
+	from, to := io.Pipe()
+	go func() { _ = to.CloseWithError(rebuild(store, layer, to)) }() // never fails
+	return from
+}
+
+func rebuild(store cstorage.Store, layer *cstorage.Layer, to io.Writer) error {
+	driver, err := store.GraphDriver()
+	if err != nil {
+		return err
+	}
+	paths, err := driver.Metadata(layer.ID)
+	if err != nil {
+		return err
+	}
+	path := paths["UpperDir"] // ROOT/overlay/ID/diff
+	dir, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(dir)
+	file, err := openDescription(layer.ID, filepath.Join(store.GraphRoot(), store.GraphDriverName()), filepath.Dir(filepath.Dir(path)))
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	description, err := decompress(file)
+	if err != nil {
+		return fmt.Errorf("description of its archive (tar-split): %w", err)
+	}
+	defer description.Close()
+	if layer.UncompressedSize > 0 {
+		to = &bounded{to, layer.UncompressedSize}
+	}
+	return asm.WriteOutputTarStream(layerFiles(dir), tarsplit.NewJSONUnpacker(description), to)
+}
+
+// openDescription opens what the store has noted of a layer's archive: beside the records, which
+// are in the graph root even if layers have an imagestore, or in an additional store.
+func openDescription(layer string, homes ...string) (*os.File, error) {
+	for _, home := range homes {
+		file, err := os.Open(filepath.Join(home+"-layers", layer+".tar-split.gz"))
+		if !errors.Is(err, fs.ErrNotExist) {
+			return file, err
+		}
+	}
+	return nil, errors.New("the description of its archive (tar-split) is missing")
+}
+
+// bounded takes so many bytes.
+type bounded struct {
+	io.Writer
+	left int64
+}
+
+// Write implements io.Writer.
+func (b *bounded) Write(p []byte) (int, error) {
+	if b.left -= int64(len(p)); b.left < 0 {
+		return 0, errors.New("it has grown")
+	}
+	return b.Writer.Write(p)
+}
+
+// layerFiles opens the regular files below a directory.
+type layerFiles int
+
+// Get implements tarsplit.FileGetter.
+func (dir layerFiles) Get(name string) (io.ReadCloser, error) {
+	return regular.OpenBelow(int(dir), name)
+}
