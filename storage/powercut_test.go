@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +15,7 @@ import (
 	"time"
 
 	cstorage "go.podman.io/storage"
+	drivers "go.podman.io/storage/drivers"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -456,14 +456,30 @@ func TestOthersContainersOutliveDamagedRecords(t *testing.T) {
 	}
 }
 
-// unreadable is a store that has run out of something while layers are read.
+// unreadable is a store that has run out of something when layers are read, after a look at
+// where they are.
 type unreadable struct {
 	cstorage.Store
-	err error
+	err    error
+	looked map[string]bool
 }
 
-func (u unreadable) Diff(string, string, *cstorage.DiffOptions) (io.ReadCloser, error) {
-	return nil, u.err
+func (u unreadable) GraphDriver() (drivers.Driver, error) {
+	driver, err := u.Store.GraphDriver()
+	return unreadableDriver{driver, u}, err
+}
+
+type unreadableDriver struct {
+	drivers.Driver
+	store unreadable
+}
+
+func (d unreadableDriver) Metadata(id string) (map[string]string, error) {
+	if d.store.looked[id] {
+		return nil, d.store.err
+	}
+	d.store.looked[id] = true
+	return d.Driver.Metadata(id)
 }
 
 // What could not be read is not damaged: the image stays, and is read at the next
@@ -475,7 +491,7 @@ func TestUnreadableImagesAreKept(t *testing.T) {
 	img := n.pull(r.Addr() + "/app:1")
 	top := n.chain(img)[0]
 	for _, err := range []error{unix.EMFILE, unix.ENOMEM, unix.EIO} {
-		m, failed := n.check(t.Context(), unreadable{n.store, &os.PathError{Op: "open", Path: "x", Err: err}})
+		m, failed := n.check(t.Context(), unreadable{n.store, &os.PathError{Op: "open", Path: "x", Err: err}, map[string]bool{}})
 		ok(t, errors.Join(failed, m.Write(t.Context())))
 		unsure := n.stored().Unsure
 		if images := n.list(); len(images) != 1 || len(unsure) != len(n.chain(img)) {
@@ -659,7 +675,7 @@ func TestUnsureLayersOutliveARestart(t *testing.T) {
 	r := serve(t, "app", "1", motd(t, "x"))
 	img := n.pull(r.Addr() + "/app:1")
 	top := n.chain(img)[0]
-	m, err := n.check(t.Context(), unreadable{n.store, &os.PathError{Op: "open", Path: "x", Err: unix.EIO}})
+	m, err := n.check(t.Context(), unreadable{n.store, &os.PathError{Op: "open", Path: "x", Err: unix.EIO}, map[string]bool{}})
 	ok(t, err)
 	n.manifest = m
 	ok(t, n.manifest.Write(t.Context()))

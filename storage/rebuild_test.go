@@ -198,3 +198,31 @@ func packed(t testing.TB, text string) []byte {
 	ok(t, errors.Join(err, w.Close()))
 	return to.Bytes()
 }
+
+// The check after a power cut opens nothing that a layer leads to elsewhere on the node, and
+// waits for no fifo; it reads files behind links where they are.
+func TestPowerCutCheckStaysInTheLayer(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	odd := build(t, image.Image{Layers: []image.Layer{
+		layer(t, image.Dir("dev"), image.Symlink("l", "/dev"), image.Text("l/zero", "x")),
+		layer(t, image.Dir("d"), image.Text("d/g", "z"), image.Symlink("m", "/d"), image.Text("m/f", "y")),
+	}})
+	ref := serve(t, "app", "1", odd).Addr() + "/app:1"
+	img := n.pull(ref)
+	n.cutPower(true, func() {})
+	if images := n.list(); len(images) != 1 || images[0].ID != img.ID {
+		t.Errorf("after a power cut: %v", images)
+	}
+	for what, damage := range map[string]func(file string) error{
+		"changed": func(file string) error { return os.WriteFile(file, []byte("n"), 0o644) },
+		"a fifo":  func(file string) error { return errors.Join(os.Remove(file), unix.Mkfifo(file, 0o600)) },
+	} {
+		img := n.pull(ref)
+		top := n.diff(n.chain(img)[0])
+		n.cutPower(true, func() { ok(t, damage(filepath.Join(top, "d/g"))) })
+		if images := n.list(); len(images) > 0 {
+			t.Errorf("a file that is %s was not found: %v", what, images)
+		}
+	}
+}

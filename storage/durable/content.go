@@ -15,6 +15,8 @@ import (
 	cstorage "go.podman.io/storage"
 	"go.podman.io/storage/pkg/archive"
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/storage/layers"
 )
 
 // content compares a layer with its digest. The digest covers only the content of files:
@@ -23,11 +25,7 @@ func (s *check) content(ctx context.Context, layer *cstorage.Layer, dir string) 
 	if layer.UncompressedDigest.Validate() != nil {
 		return nil // nobody knows what is in it
 	}
-	uncompressed := archive.Uncompressed
-	diff, err := s.store.Diff("", layer.ID, &cstorage.DiffOptions{Compression: &uncompressed})
-	if err != nil {
-		return garbled(err)
-	}
+	diff := layers.Rebuild(s.store, layer)
 	defer func() { err = errors.Join(err, diff.Close()) }()
 	digester := layer.UncompressedDigest.Algorithm().Digester()
 	all := io.TeeReader(s.watched(ctx, diff), digester.Hash())
@@ -116,7 +114,7 @@ func readHeaders(all io.Reader, files map[string]*tar.Header) error {
 // behindLink tells of a file that its layer reaches through a symbolic link.
 // Where it is depends on the link, which is looked at by itself.
 func behindLink(files map[string]*tar.Header, name string) bool {
-	for dir := path.Dir(name); len(dir) > 1; dir = path.Dir(dir) {
+	for dir := path.Dir(name); dir != "." && dir != "/"; dir = path.Dir(dir) {
 		if h := files[dir]; h != nil && h.Typeflag == tar.TypeSymlink {
 			return true
 		}

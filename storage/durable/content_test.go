@@ -24,6 +24,7 @@ func FuzzLayerHeaders(f *testing.F) {
 	}
 	f.Add(archiveOf(&tar.Header{Name: "etc/", Typeflag: tar.TypeDir, Mode: 0o755}, &tar.Header{Name: "etc/motd", Typeflag: tar.TypeReg}))
 	f.Add(archiveOf(&tar.Header{Name: "a", Typeflag: tar.TypeSymlink, Linkname: "/"}, &tar.Header{Name: "a/b/../../../c", Typeflag: tar.TypeLink, Linkname: ".."}))
+	f.Add(archiveOf(&tar.Header{Name: "..", Typeflag: tar.TypeSymlink, Linkname: "x"}, &tar.Header{Name: "../a/b", Typeflag: tar.TypeReg}))
 	f.Add(archiveOf(&tar.Header{Name: ".wh..wh..opq", Typeflag: tar.TypeReg}, &tar.Header{Name: "x/.wh.y", Typeflag: tar.TypeReg}, &tar.Header{Name: ".wh."}))
 	f.Add(archiveOf(&tar.Header{Name: "/", Typeflag: tar.TypeXGlobalHeader, PAXRecords: map[string]string{"a": "b"}}))
 	f.Fuzz(func(t *testing.T, raw []byte) {
