@@ -61,6 +61,7 @@ import (
 	"github.com/crius-run/crius/storage/quota"
 	"github.com/crius-run/crius/storage/reserve"
 	"github.com/crius-run/crius/storage/trust"
+	"github.com/crius-run/crius/storage/unpack"
 	"github.com/crius-run/crius/storage/worker"
 )
 
@@ -76,7 +77,7 @@ import (
 func Init() bool {
 	reexec.Register(worker.Name, worker.Main)
 	reexec.Register(featuresName, findFeatures)
-	if reexec.Init() {
+	if unpack.Child() || reexec.Init() {
 		return true
 	}
 	liblog.Capture(func(ctx context.Context, level slog.Level, text string) {
@@ -216,6 +217,10 @@ func withRemedy(err error, option string) error {
 // openOwned opens the store of an owner; without one it is only looked at.
 func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, manifest *durable.Manifest, lock owners) (_ *Store, err error) {
 	roots := rootsOf(options)
+	before := durable.NewLocks(roots)
+	if err := errors.Join(before.Await(ctx, durable.ToWrite), before.Close()); err != nil {
+		return nil, fmt.Errorf("open image store %s: %w", options.GraphRoot, err)
+	}
 	if cfg.ReadOnly {
 		err = durable.RecordsIntact(roots)
 	} else {
@@ -227,7 +232,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, man
 	var lib cstorage.Store
 	var locks *durable.Locks
 	err = trace.Call(ctx, "open containers/storage", func() (err error) {
-		lib, locks, err = openLibrary(ctx, options, cfg.ReadOnly)
+		lib, locks, err = openLibrary(options, cfg.ReadOnly)
 		return err
 	})
 	if err != nil {
@@ -289,7 +294,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, man
 	return s, nil
 }
 
-// openLibrary opens containers/storage unless another process keeps it locked.
+// openLibrary opens containers/storage.
 //
 // The library must not probe for ID-mapped mounts, which crius makes itself. For the
 // probe it forks a copy of this process. If this process is killed before the copy has
@@ -298,12 +303,8 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, man
 // After a reboot the library also tries what the kernel's overlay file system can do, for which
 // the reserve is given up on a full disk. If that fails because the disk is full, the library
 // may note it as a feature that the kernel lacks.
-func openLibrary(ctx context.Context, options types.StoreOptions, readOnly bool) (cstorage.Store, *durable.Locks, error) {
+func openLibrary(options types.StoreOptions, readOnly bool) (cstorage.Store, *durable.Locks, error) {
 	if err := os.Setenv("_CONTAINERS_OVERLAY_DISABLE_IDMAP", "yes"); err != nil {
-		return nil, nil, err
-	}
-	before := durable.NewLocks(rootsOf(options))
-	if err := errors.Join(before.Await(ctx, durable.ToWrite), before.Close()); err != nil {
 		return nil, nil, err
 	}
 	var lib cstorage.Store

@@ -20,6 +20,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/record"
+	"github.com/crius-run/crius/storage/idlists"
 )
 
 // Config says which store it is.
@@ -81,12 +82,24 @@ func NewManifest(cfg Config) *Manifest {
 
 // Restore reads the last manifest and moves record files of containers/storage aside
 // that are damaged; the manifest's take their place. It comes before the library is
-// opened.
+// opened, and before any of these files is in memory: it takes the owners of files from them
+// (package idlists), which older versions of crius have left there, and other tools leave.
 func (s *Manifest) Restore() (err error) {
+	s.dropOwners()
 	if s.last, err = s.read(); err != nil {
 		return err
 	}
 	return checkRecords(s.cfg.Roots, s.last)
+}
+
+func (s *Manifest) dropOwners() {
+	errs := []error{idlists.Drop(filepath.Join(s.stored.Path(manifestID), manifestName))}
+	for _, root := range s.cfg.All() {
+		errs = append(errs, idlists.DropFromLayers(root))
+	}
+	if err := errors.Join(errs...); err != nil { // on a full disk, say
+		slog.Warn("cannot shrink the records of the image store; the next start retries", "err", err)
+	}
 }
 
 // Mounted is fault.Precondition if the imagestore is one that has been used and now lacks

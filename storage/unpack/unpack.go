@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/idlists"
 	"github.com/crius-run/crius/storage/layers"
 )
 
@@ -33,7 +34,7 @@ func Version() string { return fmt.Sprintf("%s with protocol %d", Name, Protocol
 // Main does what the process was started for, by a server or by containers/storage, and
 // reports whether it was.
 func Main() bool {
-	if reexec.Init() {
+	if Child() || reexec.Init() {
 		return true
 	}
 	if len(os.Args) != 1 || os.Args[0] != Name || !hasServer() {
@@ -80,5 +81,5 @@ func (o *Order) OpenStore() (cstorage.Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	return layers.BoundRepeats(store, o.RepeatRoom), nil
+	return layers.BoundFiles(layers.BoundRepeats(idlists.Forget(store), o.RepeatRoom)), nil
 }

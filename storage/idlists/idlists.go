@@ -1,0 +1,242 @@
+// Package idlists keeps what images say of the owners of their files out of records.
+//
+// containers/storage lists all uids and gids of a layer's files in the layer's record, which
+// every process that opens the store has in memory, and writes again with each layer that is
+// added. An image chooses them: a megabyte of layers is enough for a megabyte of records.
+// Only podman uses the lists, to guess how many ids --userns=auto needs.
+package idlists
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	cstorage "go.podman.io/storage"
+	"go.podman.io/storage/pkg/lockfile"
+)
+
+// Kept is how many uids and gids a record may list. Real layers have few, which take less
+// room than the rest of the record.
+const Kept = 64
+
+// Forget returns a store whose PutLayer leaves no longer lists in the records of layers.
+func Forget(store cstorage.Store) cstorage.Store { return &forgetful{store} }
+
+type forgetful struct{ cstorage.Store }
+
+// PutLayer implements cstorage.Store.
+func (s *forgetful) PutLayer(id, parent string, names []string, mountLabel string, writeable bool, options *cstorage.LayerOptions, diff io.Reader) (*cstorage.Layer, int64, error) {
+	layer, size, err := s.Store.PutLayer(id, parent, names, mountLabel, writeable, options, diff)
+	if err != nil || len(layer.UIDs) <= Kept && len(layer.GIDs) <= Kept {
+		return layer, size, err
+	}
+	layer.UIDs, layer.GIDs = nil, nil
+	if err := DropFromLayers(cmp.Or(s.ImageStore(), s.GraphRoot())); err != nil {
+		return nil, -1, err
+	}
+	return layer, size, nil
+}
+
+// DropFromLayers is Drop for the records of layers in a root of a store, under their lock: all
+// processes that have the store open read them again. It does not wait for the lock if there is
+// nothing to do.
+func DropFromLayers(root string) error {
+	file := filepath.Join(root, "overlay-layers", "layers.json")
+	if long, err := long(file); !long || err != nil {
+		return err
+	}
+	lock, err := lockfile.GetLockFile(filepath.Join(filepath.Dir(file), "layers.lock"))
+	if err != nil {
+		return failed(file, err)
+	}
+	lock.Lock()
+	defer lock.Unlock()
+	if err := Drop(file); err != nil {
+		return err
+	}
+	if _, err := lock.RecordWrite(); err != nil {
+		return failed(file, err)
+	}
+	return nil
+}
+
+// Drop takes all lists of owners from a file of records if one is longer than Kept. At any
+// time the file has the old content or the new one, which has reached the disk. The memory
+// that it takes does not depend on the size of the file. A file that is missing or damaged it
+// leaves as it is.
+func Drop(file string) error {
+	if long, err := long(file); !long || err != nil {
+		return err
+	}
+	from, err := os.Open(file)
+	if err != nil {
+		return failed(file, err)
+	}
+	defer from.Close()
+	to, err := os.OpenFile(file+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return failed(file, err)
+	}
+	_, err = strip(from, to)
+	if err == nil {
+		err = to.Sync()
+	}
+	if err = errors.Join(err, to.Close()); err == nil {
+		err = os.Rename(to.Name(), file)
+	}
+	if err != nil {
+		return failed(file, errors.Join(err, os.Remove(to.Name())))
+	}
+	return nil
+}
+
+func failed(file string, err error) error {
+	return fmt.Errorf("take owners of files from %s: %w", file, err)
+}
+
+// long reports whether a file has a list that is longer than Kept, and can be read.
+func long(file string) (bool, error) {
+	f, err := os.Open(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, failed(file, err)
+	}
+	defer f.Close()
+	longest, err := strip(f, io.Discard)
+	if errors.Is(err, errDamaged) {
+		return false, nil
+	}
+	if err != nil {
+		return false, failed(file, err)
+	}
+	return longest > Kept, nil
+}
+
+var errDamaged = errors.New("it is damaged")
+
+// stripper copies JSON without lists of owners.
+type stripper struct {
+	from    *bufio.Reader
+	to      *bufio.Writer
+	longest int  // list that was left out
+	depth   int  // of lists and objects
+	comma   bool // was read and may be needed
+	skip    bool // the next comma is not needed
+}
+
+// strip copies JSON without lists of owners, and returns the length of the longest.
+func strip(from io.Reader, to io.Writer) (longest int, err error) {
+	s := &stripper{from: bufio.NewReaderSize(from, 64<<10), to: bufio.NewWriterSize(to, 64<<10)}
+	for {
+		b, err := s.from.ReadByte()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err == nil {
+			err = s.take(b)
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	if s.depth != 0 {
+		return 0, errDamaged
+	}
+	return s.longest, s.to.Flush()
+}
+
+// take copies or leaves out what begins with b. What is wrong with writing Flush says.
+func (s *stripper) take(b byte) error {
+	if b == ',' {
+		s.comma = !s.skip
+		s.skip = false
+		return nil
+	}
+	if b == '"' {
+		if length := s.ownersAhead(); length > 0 {
+			s.skip = !s.comma
+			s.comma = false
+			return s.leaveOut(length)
+		}
+	}
+	if s.comma && !strings.ContainsRune(space, rune(b)) {
+		_ = s.to.WriteByte(',')
+		s.comma = false
+	}
+	_ = s.to.WriteByte(b)
+	switch b {
+	case '"':
+		return s.copyString()
+	case '[', '{':
+		s.depth++
+	case ']', '}':
+		s.depth--
+		s.skip = false
+	}
+	return nil
+}
+
+// ownersAhead returns the length of the beginning of a list of owners, up to its first element;
+// 0 if something else follows.
+func (s *stripper) ownersAhead() int {
+	ahead, _ := s.from.Peek(32)
+	for _, key := range []string{`uidset"`, `gidset"`} {
+		rest, is := bytes.CutPrefix(ahead, []byte(key))
+		if !is {
+			continue
+		}
+		rest, is = bytes.CutPrefix(bytes.TrimLeft(rest, space), []byte(":"))
+		rest = bytes.TrimLeft(rest, space)
+		if is && len(rest) > 0 && rest[0] == '[' {
+			return len(ahead) - len(rest) + 1
+		}
+	}
+	return 0
+}
+
+const space = " \t\r\n"
+
+// leaveOut skips the beginning of a list of numbers and the list.
+func (s *stripper) leaveOut(beginning int) error {
+	if _, err := s.from.Discard(beginning); err != nil {
+		return err
+	}
+	for count := 1; ; {
+		part, err := s.from.ReadSlice(']')
+		if bytes.ContainsAny(part, "[{\"") {
+			return errDamaged
+		}
+		count += bytes.Count(part, []byte(","))
+		s.longest = max(s.longest, count)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return errDamaged
+		}
+	}
+}
+
+// copyString copies a string behind its first quotation mark.
+func (s *stripper) copyString() error {
+	for escaped := false; ; {
+		b, err := s.from.ReadByte()
+		if err != nil {
+			return errDamaged
+		}
+		_ = s.to.WriteByte(b)
+		if b == '"' && !escaped {
+			return nil
+		}
+		escaped = b == '\\' && !escaped
+	}
+}

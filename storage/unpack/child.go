@@ -1,0 +1,86 @@
+package unpack
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"strings"
+
+	"go.podman.io/storage/pkg/archive"
+	"go.podman.io/storage/pkg/unshare"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/storage/headers"
+)
+
+// What containers/storage gives the process in which it unpacks a layer, in its package
+// chrootarchive.
+const (
+	childName  = "storage-untar" // argument 0; argument 1 is the directory in the new root
+	optionsFD  = 3               // archive.TarOptions as JSON
+	rootFD     = 4               // directory, the new root
+	statusFull = 2               // that it ends with when the disk is full
+)
+
+// Child unpacks a layer, in place of containers/storage, if the process was started by that to
+// do so, and ends it. Else it returns false. It comes before reexec.Init.
+//
+// The layer comes from standard input. Extended attributes that Unwanted names are left out.
+// containers/storage has recorded them by then, so that it can put the layer together again bit
+// by bit.
+func Child() bool {
+	if os.Args[0] != childName {
+		return false
+	}
+	runtime.LockOSThread()
+	if err := unpackChild(); errors.Is(err, unix.ENOSPC) {
+		os.Exit(statusFull)
+	} else if err != nil {
+		fmt.Fprint(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+	return true
+}
+
+func unpackChild() error {
+	var options archive.TarOptions
+	if err := json.NewDecoder(os.NewFile(optionsFD, "options")).Decode(&options); err != nil {
+		return err
+	}
+	if len(os.Args) < 2 {
+		return errors.New("no directory to unpack into")
+	}
+	_ = unshare.IsRootless() // reads /proc, and remembers the answer
+	if err := os.NewSyscallError("fchdir", unix.Fchdir(rootFD)); err != nil {
+		return err
+	}
+	if err := unix.Chroot("."); err != nil {
+		return os.NewSyscallError("chroot", err)
+	}
+	if err := unix.Close(rootFD); err != nil {
+		return os.NewSyscallError("close", err)
+	}
+	layer := headers.NewReader(bufio.NewReaderSize(os.Stdin, 64<<10), nil, Unwanted)
+	if err := archive.Unpack(layer, os.Args[1], &options); err != nil {
+		return err
+	}
+	_, err := io.Copy(io.Discard, layer) // the padding, which the other side records
+	return err
+}
+
+// Unwanted reports whether an entry of a layer, of that type, does not get that extended
+// attribute. By trusted.* overlayfs lets a directory show another, or a file the content of
+// another, wherever that is in the layers. Attributes of users are for files and directories
+// only; the kernel would refuse them.
+func Unwanted(kind byte, name string) bool {
+	const firstSpecial, lastSpecial, directory = '2', '6', '5' // symbolic links, devices and pipes
+	if strings.HasPrefix(name, "user.") && kind >= firstSpecial && kind <= lastSpecial && kind != directory {
+		return true
+	}
+	return strings.HasPrefix(name, "trusted.")
+}
