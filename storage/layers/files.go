@@ -41,7 +41,7 @@ func (s *fileStore) PutLayer(id, parent string, names []string, mountLabel strin
 	if err != nil {
 		return nil, -1, err
 	}
-	defer c.archive.Close()
+	defer c.Close()
 	if options != nil && options.OriginalSize == nil {
 		with := *options
 		with.OriginalSize = &c.blob // which the library looks at when it has read all
@@ -60,6 +60,8 @@ func (s *fileStore) PutLayer(id, parent string, names []string, mountLabel strin
 // counted is the decompressed archive of a layer.
 type counted struct {
 	*headers.Reader
+	diff    io.Reader // the layer as it comes
+	before  int       // files of the image without it
 	archive    io.ReadCloser
 	blob       int64 // bytes that were read of it before they were decompressed
 	files      int   // of the image, up to here
@@ -69,7 +71,7 @@ type counted struct {
 
 // newCounted begins to read the layer of an image that has so many files without it.
 func newCounted(diff io.Reader, files int) (*counted, error) {
-	c := &counted{files: files, uids: map[uint32]struct{}{}, gids: map[uint32]struct{}{}}
+	c := &counted{diff: diff, before: files, files: files, uids: map[uint32]struct{}{}, gids: map[uint32]struct{}{}}
 	var err error
 	if c.archive, err = archive.DecompressStream(io.TeeReader(diff, (*counter)(&c.blob))); err != nil {
 		return nil, err
@@ -81,6 +83,34 @@ func newCounted(diff io.Reader, files int) (*counted, error) {
 	}
 	c.Reader = headers.NewReader(from, c.check, nil)
 	return c, nil
+}
+
+// again implements readable.
+func (c *counted) again() (io.ReadCloser, error) {
+	var diff io.Reader
+	var err error
+	switch d := c.diff.(type) {
+	case readable:
+		diff, err = d.again()
+	case io.ReadSeeker: // of the library's copies
+		_, err = d.Seek(0, io.SeekStart)
+		diff = d
+	default:
+		err = errors.ErrUnsupported
+	}
+	if err != nil {
+		return nil, err
+	}
+	return newCounted(diff, c.before)
+}
+
+// Close ends the decompression.
+func (c *counted) Close() error {
+	err := c.archive.Close()
+	if again, is := c.diff.(*content); is && again.second {
+		err = errors.Join(err, again.Close())
+	}
+	return err
 }
 
 type counter int64

@@ -147,6 +147,16 @@ type content struct {
 	digester      digest.Digester
 	err           error // the first one of Read
 	checked       bool  // it was read to its end, and is as it should be
+	second        bool  // the layer is being read again
+}
+
+// again implements readable.
+func (c *content) again() (io.ReadCloser, error) {
+	second, err := c.layer.open()
+	if err == nil {
+		second.second = true
+	}
+	return second, err
 }
 
 // open begins to decompress the layer.

@@ -81,5 +81,5 @@ func (o *Order) OpenStore() (cstorage.Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	return layers.BoundFiles(layers.BoundRepeats(idlists.Forget(store), o.RepeatRoom)), nil
+	return layers.BoundFiles(layers.BoundRepeats(layers.AnyName(idlists.Forget(store), o.Temporary), o.RepeatRoom)), nil
 }

@@ -1,0 +1,46 @@
+package storage
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/crius-run/crius/test/kit/image"
+)
+
+// A name is bytes. Any may be in an image, a container, and what measures and removes them.
+func TestNamesAreBytes(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, synced)
+	odd := "\xff\xfe\n\x01\\ \""
+	files := []image.File{
+		image.Dir("d"), image.Dir("d/" + odd), image.Dir("d/" + odd + "/" + odd), image.Text("d/"+odd+"/"+odd+"/"+odd, "found"),
+		image.Text("d/hidden"+odd, "x"), image.Symlink("l"+odd, "d/"+odd), image.Hardlink("h"+odd, "d/hidden"+odd),
+	}
+	odds := layer(t, files...)
+	r := serve(t, "app", "1", build(t, image.Image{Layers: []image.Layer{odds, layer(t, image.Whiteout("d/hidden"+odd), image.Dir(odd))}}))
+	r.Push("app", "2", build(t, image.Image{Layers: []image.Layer{layer(t, image.Text("base", "x")), odds}})) // from the store
+	for _, tag := range []string{"1", "2"} {
+		img := n.pull(r.Addr() + "/app:" + tag)
+		n.cutPower(true, func() {}) // reads all layers
+		if len(n.list()) == 0 {
+			t.Fatal("the image was taken for damaged")
+		}
+		c := n.rootfs(tag, img.ID)
+		n.mount(c)
+		if got := n.read(c, "l"+odd+"/"+odd+"/"+odd); got != "found" {
+			t.Errorf("read %q", got)
+		}
+		if _, err := os.Lstat(filepath.Join(c.Target, "d/hidden"+odd)); (tag == "1") != os.IsNotExist(err) {
+			t.Errorf("%s: %v", tag, err)
+		}
+		ok(t, os.MkdirAll(filepath.Join(c.Target, odd, odd), 0o755))
+		ok(t, os.WriteFile(filepath.Join(c.Target, odd, odd, odd), []byte("x"), 0o600))
+		if usage, err := n.RootfsUsage(c); err != nil || usage.InodesUsed < 3 {
+			t.Errorf("usage %+v, %v", usage, err)
+		}
+		n.removeRootfs(c)
+		n.remove(img.ID)
+	}
+	n.empty()
+}
