@@ -93,7 +93,7 @@ func (s *Manifest) Restore() (err error) {
 }
 
 func (s *Manifest) dropOwners() {
-	errs := []error{idlists.Drop(filepath.Join(s.stored.Path(manifestID), manifestName))}
+	errs := []error{idlists.Drop(s.file())}
 	for _, root := range s.cfg.All() {
 		errs = append(errs, idlists.DropFromLayers(root))
 	}
@@ -106,11 +106,7 @@ func (s *Manifest) dropOwners() {
 // the file mark: what is there is the empty directory on which its file system has still to
 // be mounted. It changes nothing.
 func (s *Manifest) Mounted(mark string) error {
-	last, err := s.stored.Get(manifestID)
-	if err != nil {
-		return nil //nolint:nilerr // what is wrong with it Restore says
-	}
-	if last.Images == "" || last.Images != s.cfg.Images {
+	if s.cfg.Images == "" || s.lastImages() != s.cfg.Images {
 		return nil
 	}
 	mark = filepath.Join(s.cfg.Images, mark)
@@ -120,6 +116,25 @@ func (s *Manifest) Mounted(mark string) error {
 	return fmt.Errorf("%s is missing, so this directory is not the one that was used before: mount its file system, and have the service wait for it "+
 		"(RequiresMountsFor=%s in a drop-in of the unit); if what was there is gone for good, create that file: %w", mark, s.cfg.Images, fault.Precondition)
 }
+
+// lastImages is the imagestore of the last manifest; what is wrong with that Restore says.
+func (s *Manifest) lastImages() string {
+	text, err := idlists.Read(s.file()) // as Restore has not dropped any yet
+	var last struct {
+		Body struct {
+			Images string `json:"imagestore"`
+		} `json:"body"`
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &last)
+	}
+	if err != nil {
+		return ""
+	}
+	return last.Body.Images
+}
+
+func (s *Manifest) file() string { return filepath.Join(s.stored.Path(manifestID), manifestName) }
 
 // Remove deletes the manifest, for a wipe.
 func (s *Manifest) Remove() error {

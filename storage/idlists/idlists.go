@@ -101,6 +101,20 @@ func failed(file string, err error) error {
 	return fmt.Errorf("take owners of files from %s: %w", file, err)
 }
 
+// Read returns the content of a file of records without lists of owners.
+func Read(file string) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var content bytes.Buffer
+	if _, err := strip(f, &content); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return content.Bytes(), nil
+}
+
 // long reports whether a file has a list that is longer than Kept, and can be read.
 func long(file string) (bool, error) {
 	f, err := os.Open(file)

@@ -60,8 +60,8 @@ func (s *fileStore) PutLayer(id, parent string, names []string, mountLabel strin
 // counted is the decompressed archive of a layer.
 type counted struct {
 	*headers.Reader
-	diff    io.Reader // the layer as it comes
-	before  int       // files of the image without it
+	diff       io.Reader // the layer as it comes
+	before     int       // files of the image without it
 	archive    io.ReadCloser
 	blob       int64 // bytes that were read of it before they were decompressed
 	files      int   // of the image, up to here
