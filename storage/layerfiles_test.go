@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -56,7 +57,7 @@ func longest(t *testing.T, file string) (most int) {
 
 // What an image says of the owners of its files stays in its files: in a record it would stay
 // in the memory of the server, and be as long as the image likes.
-func TestOwnersOfFilesAreNotRecorded(t *testing.T) {
+func TestOwnersOfFilesAreNotRecorded_storage_389(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, synced)
 	many := layer(t, ownedByMany(500)...)
@@ -195,6 +196,28 @@ func TestTrustedAttributesAreDropped(t *testing.T) {
 		}
 		n.removeRootfs(c)
 	}
+}
+
+// Attributes that the kernel or the node's policy refuses do not keep an image from being pulled.
+func TestAttributesThatTheKernelRefuses_containerd_7093_moby_53616(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, build(t, image.Image{Layers: []image.Layer{layer(t,
+		with(image.Symlink("link", "file"), "user.shatag.ts", "1"),
+		with(image.Device("null", 1, 3), "user.containers.override_stat", "0:0:0600"),
+		with(image.File{Header: tar.Header{Typeflag: tar.TypeFifo, Name: "control"}}, "user.a", "b"),
+		with(image.Text("file", "x"), "security.selinux", "system_u:object_r:bin_t:s0\x00", "user.a", "b"),
+		with(image.Dir("etc"), "user.overlay.origin", "", "user.overlay.impure", "y"),
+	)}}))
+	top := n.diff(n.chain(img)[0])
+	for name, want := range map[string]int{"link": 0, "null": 0, "control": 0, "file": 1} {
+		got := slices.DeleteFunc(attributesOf(t, filepath.Join(top, name)), func(xattr string) bool { return !strings.HasPrefix(xattr, "user.") })
+		if len(got) != want {
+			t.Errorf("%s has %q", name, got)
+		}
+	}
+	c := n.rootfs("c", img.ID)
+	n.mount(c)
+	n.removeRootfs(c)
 }
 
 func attributesOf(t *testing.T, path string) []string {

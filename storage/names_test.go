@@ -6,10 +6,11 @@ import (
 	"testing"
 
 	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // A name is bytes. Any may be in an image, a container, and what measures and removes them.
-func TestNamesAreBytes(t *testing.T) {
+func TestNamesAreBytes_storage_1878(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, synced)
 	odd := "\xff\xfe\n\x01\\ \""
@@ -43,4 +44,21 @@ func TestNamesAreBytes(t *testing.T) {
 		n.remove(img.ID)
 	}
 	n.empty()
+}
+
+// A worker that dies while it unpacks a layer with such names leaves no files for good.
+func TestStagedLayersAreSwept(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	staged := filepath.Join(n.cfg.Root, "overlay/staging/123/dir")
+	ok(t, os.MkdirAll(staged, 0o700))
+	ok(t, os.WriteFile(filepath.Join(staged, "../staging.lock"), nil, 0o600))
+	bad := build(t, image.Image{Layers: []image.Layer{image.RawLayer(make([]byte, 700))}})
+	if _, err := n.Pull(testContext(t), PullRequest{Image: serve(t, "app", "1", bad).Addr() + "/app:1"}); err == nil {
+		t.Fatal("half a tar was pulled")
+	}
+	wait.For(t, "the directory to be deleted", func() bool {
+		_, err := os.Lstat(filepath.Dir(staged))
+		return os.IsNotExist(err)
+	})
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
 	"go.podman.io/storage/pkg/lockfile"
+	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/trace"
 )
@@ -106,7 +107,7 @@ func (j *Job) left(layer cstorage.Layer) bool {
 // sweepRest deletes what jobs have left beside layers: at their first sweep, since no
 // pull may need it.
 func (d *Leftovers) sweepRest(ctx context.Context, jobs []*Job) error {
-	if err := trace.Do(ctx, "sweep staging directories", d.sweepStaging); err != nil {
+	if err := trace.Do(ctx, "sweep staging directories", func(context.Context) error { return errors.Join(d.sweepStaging(), d.sweepStaged()) }); err != nil {
 		return err
 	}
 	for _, j := range jobs {
@@ -128,7 +129,7 @@ func (d *Leftovers) pulls(image string) bool {
 // sweepStaging has the library delete the directories in which workers that died
 // were unpacking: it does so whenever it reads layer records that others may have
 // written.
-func (d *Leftovers) sweepStaging(context.Context) error {
+func (d *Leftovers) sweepStaging() error {
 	lock, err := lockfile.GetLockFile(filepath.Join(d.store.GraphRoot(), d.store.GraphDriverName()+"-layers", "layers.lock"))
 	if err != nil {
 		return err
@@ -137,6 +138,37 @@ func (d *Leftovers) sweepStaging(context.Context) error {
 	_, err = lock.RecordWrite()
 	lock.Unlock()
 	return err
+}
+
+// sweepStaged deletes the directories in which workers that died had the library stage
+// layers (layers.AnyName), which it deletes itself only when a process closes the store. Whoever
+// is using one keeps a lock.
+func (d *Leftovers) sweepStaged() error {
+	found, err := filepath.Glob(filepath.Join(RootsOf(d.store).ForImages(), d.store.GraphDriverName(), "staging", "*", "staging.lock"))
+	for _, file := range found {
+		used, lookErr := locked(file)
+		if lookErr == nil && !used {
+			lookErr = os.RemoveAll(filepath.Dir(file))
+		}
+		if !errors.Is(lookErr, fs.ErrNotExist) {
+			err = errors.Join(err, lookErr)
+		}
+	}
+	return err
+}
+
+// locked reports whether another process has a lock on a file.
+func locked(file string) (bool, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	lock := unix.Flock_t{Type: unix.F_WRLCK}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_GETLK, &lock); err != nil {
+		return false, &os.PathError{Op: "query lock", Path: file, Err: err}
+	}
+	return lock.Type != unix.F_UNLCK, nil
 }
 
 // sweepHalf deletes an image without a manifest, of which nobody lists or removes
