@@ -68,16 +68,17 @@ func sumRight(block []byte) bool {
 	if err != nil || block[from]&0x80 != 0 {
 		return false
 	}
-	var unsigned, signed int64
-	for _, b := range block {
-		unsigned += int64(b)
-		signed += int64(int8(b))
+	sum := func(value func(b byte) int64) int64 {
+		var sum int64
+		for i, b := range block {
+			if i >= from && i < to {
+				b = ' '
+			}
+			sum += value(b)
+		}
+		return sum
 	}
-	for _, b := range block[from:to] { // which count as spaces
-		unsigned += ' ' - int64(b)
-		signed += ' ' - int64(int8(b))
-	}
-	return want == unsigned || want == signed
+	return want == sum(func(b byte) int64 { return int64(b) }) || want == sum(func(b byte) int64 { return int64(int8(b)) })
 }
 
 // record is one of a PAX header. Key and value are parts of the header.
