@@ -83,6 +83,13 @@ func (h *entry) create(ctx context.Context, who string, a *Abilities, ref Ref, s
 	if err := trace.Call(ctx, "write bundle", func() error { return writeSpec(ref.Dir, spec) }); err != nil {
 		return nil, fmt.Errorf("write bundle: %w", err)
 	}
+	if !a.Sandboxed {
+		release, err := holdSysfs(ctx, spec)
+		if err != nil {
+			return nil, err
+		}
+		defer release()
+	}
 	s.ID, s.Dir, s.ExitFile, s.PidFile = ref.ID, ref.Dir, ref.ExitFile, pidFile(ref)
 	s.Monitor, s.Cgroup = h.monitor, h.monitorCgroup
 	s.LogRate, s.LogBurst, s.LogMost, s.Journal = h.log.rate, h.log.burst, h.log.most, h.log.journal

@@ -1,0 +1,44 @@
+package oci
+
+import (
+	"context"
+	"slices"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/trace"
+)
+
+// holdSysfs makes the sysfs of the network namespace that the container joins writable, if
+// the container is to have it so, until release is called. A runtime that mounts sysfs
+// read-only for the first container of a pod makes its superblock read-only, and with that
+// the mounts of all containers that come later. Those of containers that may only read
+// it stay read-only.
+func holdSysfs(ctx context.Context, s *specs.Spec) (release func(), err error) {
+	netns := joinedNetwork(s)
+	if netns == "" || !slices.ContainsFunc(s.Mounts, writableSysfs) {
+		return func() {}, nil
+	}
+	err = trace.Call(ctx, "make sysfs writable", func() error {
+		hold, err := ns.WritableSysfs(netns)
+		release = func() { hold.Close() }
+		return err
+	})
+	return release, err
+}
+
+// joinedNetwork is the path of the network namespace that a container joins; empty: it has
+// the node's, or one of its own.
+func joinedNetwork(s *specs.Spec) string {
+	for _, n := range s.Linux.Namespaces {
+		if n.Type == specs.NetworkNamespace {
+			return n.Path
+		}
+	}
+	return ""
+}
+
+func writableSysfs(m specs.Mount) bool {
+	return m.Type == "sysfs" && !slices.Contains(m.Options, "ro")
+}
