@@ -16,8 +16,8 @@ import (
 // the mounts of all containers that come later. Those of containers that may only read
 // it stay read-only.
 func holdSysfs(ctx context.Context, s *specs.Spec) (release func(), err error) {
-	netns := joinedNetwork(s)
-	if netns == "" || !slices.ContainsFunc(s.Mounts, writableSysfs) {
+	netns, joined := joinedNetwork(s)
+	if !joined || !slices.ContainsFunc(s.Mounts, writableSysfs) {
 		return func() {}, nil
 	}
 	err = trace.Call(ctx, "make sysfs writable", func() error {
@@ -28,15 +28,15 @@ func holdSysfs(ctx context.Context, s *specs.Spec) (release func(), err error) {
 	return release, err
 }
 
-// joinedNetwork is the path of the network namespace that a container joins; empty: it has
-// the node's, or one of its own.
-func joinedNetwork(s *specs.Spec) string {
+// joinedNetwork is the path of the network namespace that a container joins, empty for the
+// node's. It is false for a container that makes its own.
+func joinedNetwork(s *specs.Spec) (path string, joined bool) {
 	for _, n := range s.Linux.Namespaces {
 		if n.Type == specs.NetworkNamespace {
-			return n.Path
+			return n.Path, n.Path != ""
 		}
 	}
-	return ""
+	return "", true
 }
 
 func writableSysfs(m specs.Mount) bool {

@@ -108,8 +108,9 @@ func (e *Engine) containerRef(id string, plan records.ContainerPlan) oci.Ref {
 // CreateContainer creates a container in a pod, up to the point where it can
 // be started, and returns its id. Asked again with the same request it joins
 // the work, or returns the container if that has not been started yet; the
-// same name with another request is fault.Exists.
-func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri.ContainerConfig, _ *cri.PodSandboxConfig) (string, error) {
+// same name with another request is fault.Exists. Current is the pod's configuration as the
+// kubelet has it now; docs/decisions/0055-current-pod.md says what of it counts.
+func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri.ContainerConfig, current *cri.PodSandboxConfig) (string, error) {
 	s, err := e.sandboxes.Find(sandboxID)
 	if err != nil {
 		return "", err
@@ -136,7 +137,7 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 		started := time.Now()
 		var c *Container
 		err = e.deps.Trace.Do(ctx, "create container", name.String(), func(ctx context.Context) (err error) {
-			c, err = e.createContainer(ctx, id, s, cfg)
+			c, err = e.createContainer(ctx, id, s, cfg, current)
 			return err
 		})
 		if err != nil {
@@ -152,7 +153,7 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 	})
 }
 
-func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg *cri.ContainerConfig) (*Container, error) {
+func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg *cri.ContainerConfig, current *cri.PodSandboxConfig) (*Container, error) {
 	defer cgroup.Warm()()
 	image, err := admitImage(ctx, e.deps.Images, s.plan.Config.M, cfg.GetImage())
 	if err != nil {
@@ -168,14 +169,15 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	if plan.Volumes, err = planVolumes(ctx, e.deps.Images, s.plan.Config.M, cfg.GetMounts()); err != nil {
 		return nil, err
 	}
-	profile, err := seccompProfile(ctx, s, cfg)
+	src := sources{image: image, privilegedPod: current.GetLinux().GetSecurityContext().GetPrivileged()}
+	src.seccomp, err = seccompProfile(ctx, s, cfg)
 	if err != nil {
 		return nil, err
 	}
 	state := records.ContainerState{Phase: records.Creating, Resources: records.Message[*cri.LinuxContainerResources]{M: firstLimits(&plan)}}
 	c := e.newContainer(id, s, records.Container{ContainerPlan: plan, ContainerState: state})
 	if err = c.put(ctx); err == nil {
-		err = panics.Do(ctx, "build container", func() error { return c.build(ctx, image, profile) })
+		err = panics.Do(ctx, "build container", func() error { return c.build(ctx, src) })
 	}
 	if err != nil {
 		ctx, cancel := undoContext(ctx)
@@ -192,9 +194,16 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	return c, nil
 }
 
-// build makes the container, with the seccomp profile that the pod asks for by annotation.
+// sources are what a container's spec is made from beside its plan.
+type sources struct {
+	image         *storage.Image
+	seccomp       *spec.Profile // that the pod asks for by annotation; nil: none
+	privilegedPod bool          // what the pod's configuration says at the time of the create
+}
+
+// build makes the container.
 // What it made before an error is left to teardown.
-func (c *Container) build(ctx context.Context, image *storage.Image, profile *spec.Profile) error {
+func (c *Container) build(ctx context.Context, src sources) error {
 	mounts := c.plan.Config.M.GetMounts()
 	ensureSources, endLook := c.engine.paths.Prepare(ctx, mounts)
 	defer endLook()
@@ -202,21 +211,21 @@ func (c *Container) build(ctx context.Context, image *storage.Image, profile *sp
 		return err
 	}
 	mount := func(ctx context.Context) ([]string, error) { return c.roots.mount(ctx, mounts) }
-	sources, err := trace.Get(ctx, "mount root file system", mount)
+	mounted, err := trace.Get(ctx, "mount root file system", mount)
 	if err != nil {
 		return err
 	}
-	in, err := c.resolve(ctx, image)
+	in, err := c.resolve(ctx, src.image)
 	if err != nil {
 		return err
 	}
-	in.Asked.Seccomp = profile
+	in.Asked.Seccomp, in.Request.PrivilegedPod = src.seccomp, src.privilegedPod
 	release, err := c.holdPIDNamespace(&in)
 	if err != nil {
 		return err
 	}
 	defer release()
-	in.Facts.MountSources = sources
+	in.Facts.MountSources = mounted
 	c.change(func(now *liveContainer) { now.User.M = in.Facts.User.CRI() })
 	ociSpec, err := c.makeSpec(ctx, in)
 	if err != nil {

@@ -7,17 +7,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WritableSysfs makes the sysfs of the network namespace pinned at path one that can be
-// mounted writable, and keeps it so until the file that it returns is closed. A network
-// namespace has one sysfs, whose superblock is read-only for everybody if the first mount
-// of it was; mounts that are read-only themselves stay so.
+// WritableSysfs makes the sysfs of the network namespace pinned at path, or of the node's if
+// path is empty, one that can be mounted writable, and keeps it so until the file that it
+// returns is closed. A network namespace has one sysfs, whose superblock is read-only for
+// everybody if the first mount of it was; mounts that are read-only themselves stay so.
+// The superblock of the node's own /sys stays as the node has it.
 func WritableSysfs(path string) (hold *os.File, err error) {
-	err = Do(path, func() error {
+	mount := func() error {
 		hold, err = mountSysfs()
 		return err
-	})
+	}
+	if path == "" {
+		err = mount()
+	} else {
+		err = Do(path, mount)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("make sysfs of %s writable: %w", path, err)
+		return nil, fmt.Errorf("make sysfs of network namespace %q writable: %w", path, err)
 	}
 	return hold, nil
 }
@@ -44,12 +50,24 @@ func mountSysfs() (*os.File, error) {
 	return hold, nil
 }
 
-// reconfigureWritable makes the superblock of a mount writable, if it is not.
+// reconfigureWritable makes the superblock of a mount writable, if it is not and is not
+// that of the node's /sys.
 func reconfigureWritable(mnt int) error {
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(mnt, &st); err != nil || st.Flags&unix.ST_RDONLY == 0 {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(mnt, &fs); err != nil || fs.Flags&unix.ST_RDONLY == 0 {
 		return err
 	}
+	var here, nodes unix.Stat_t
+	if err := unix.Fstat(mnt, &here); err != nil {
+		return err
+	}
+	if unix.Stat("/sys", &nodes) == nil && nodes.Dev == here.Dev {
+		return nil
+	}
+	return remountWritable(mnt)
+}
+
+func remountWritable(mnt int) error {
 	fs, err := unix.Fspick(mnt, "", unix.FSPICK_EMPTY_PATH|unix.FSPICK_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("fspick sysfs: %w", err)

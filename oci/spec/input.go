@@ -22,6 +22,8 @@ type Request struct {
 	Pod       *cri.PodSandboxConfig
 	Container *cri.ContainerConfig
 	Image     *imagespec.ImageConfig // nil: the image says nothing
+	// PrivilegedPod says that the pod has privileged containers by now, if Pod does not.
+	PrivilegedPod bool
 }
 
 // Asked is what annotations of the pod ask for, as far as a spec says it.

@@ -10,11 +10,11 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// privilege refuses a privileged container in a pod that was not announced as
-// having one.
+// privilege refuses a privileged container in a pod that neither its own request nor the
+// container's says to have one.
 func privilege(in *Input, _ *specs.Spec) error {
-	if in.privileged() && !in.podSecurity().GetPrivileged() {
-		return invalid("a privileged container needs a privileged pod: set privileged in the pod's security context too")
+	if in.privileged() && !in.podSecurity().GetPrivileged() && !in.Request.PrivilegedPod {
+		return invalid("a privileged container needs a privileged pod: set privileged in the security context of sandbox_config too")
 	}
 	return nil
 }
