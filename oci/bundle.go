@@ -1,24 +1,135 @@
 package oci
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
+	"unicode/utf8"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/regular"
+	rules "github.com/crius-run/crius/oci/spec"
 )
 
-// writeSpec puts config.json into the bundle. It is derived from the record
-// and needs no fsync.
+// writeSpec puts config.json into the bundle, unless it is longer than ReadSpec reads. It is
+// derived from the record and needs no fsync.
 func writeSpec(dir string, spec *specs.Spec) error {
-	text, err := json.Marshal(spec)
+	if size := SpecSize(spec); size > maxSpec { // before so much is made in memory
+		return tooLong(size)
+	}
+	text, err := encode(spec)
 	if err != nil {
 		return err
 	}
+	if len(text) > maxSpec {
+		return tooLong(len(text))
+	}
 	return os.WriteFile(filepath.Join(dir, "config.json"), text, 0o600)
+}
+
+func tooLong(size int) error {
+	return fmt.Errorf("config.json of the container would have %d bytes, at most %d are allowed: shorten its environment, arguments, mounts and annotations: %w",
+		size, maxSpec, fault.Invalid)
+}
+
+// encode is json.Marshal without the escapes for HTML, of six bytes for a character.
+func encode(v any) ([]byte, error) {
+	var text bytes.Buffer
+	e := json.NewEncoder(&text)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return nil, err
+	}
+	return text.Bytes(), nil
+}
+
+// SpecSize is how many bytes a config.json takes, but for what is of one size in all.
+func SpecSize(spec *specs.Spec) int {
+	size := 0
+	count := func(texts ...string) {
+		for _, text := range texts {
+			size += encodedSize(text)
+		}
+	}
+	if p := spec.Process; p != nil {
+		count(p.Args...)
+		count(p.Env...)
+	}
+	for _, m := range spec.Mounts {
+		count(m.Destination, m.Source, m.Type)
+		count(m.Options...)
+	}
+	for key, value := range spec.Annotations {
+		count(key, value)
+	}
+	return size
+}
+
+// encodedSize is the length of a string in JSON, with its quotes and a comma.
+func encodedSize(text string) int {
+	size := len(text) + len(`"",`)
+	for i := range len(text) {
+		switch c := text[i]; {
+		case c < ' ':
+			size += len(`\u0000`) - 1
+		case c == '"' || c == '\\':
+			size++
+		}
+	}
+	return size
+}
+
+// checkProcess refuses what the kernel cannot start, and what config.json cannot hold.
+func checkProcess(p *specs.Process) error {
+	if p == nil {
+		return nil
+	}
+	var stack unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_STACK, &stack); err != nil {
+		return fmt.Errorf("read stack limit: %w", err)
+	}
+	if err := rules.CheckExec(p, stack.Cur); err != nil {
+		return err
+	}
+	for _, entry := range p.Env {
+		if name, _, _ := strings.Cut(entry, "="); !utf8.ValidString(entry) {
+			return fmt.Errorf("environment variable %.80q is not valid UTF-8, which config.json cannot hold: put its value into a file: %w", name, fault.Invalid)
+		}
+	}
+	return nil
+}
+
+// checkPaths refuses paths that the kernel does not take, before a runtime fails with them.
+func checkPaths(spec *specs.Spec) error {
+	check := func(what string, paths ...string) error {
+		for _, path := range paths {
+			if len(path) >= unix.PathMax {
+				return fmt.Errorf("%s %.80q has %d bytes, but the kernel takes at most %d: %w", what, path, len(path), unix.PathMax-1, fault.Invalid)
+			}
+		}
+		return nil
+	}
+	var errs []error
+	if spec.Process != nil {
+		errs = append(errs, check("working directory", spec.Process.Cwd))
+	}
+	for _, m := range spec.Mounts {
+		errs = append(errs, check("mount path", m.Destination, m.Source))
+	}
+	if l := spec.Linux; l != nil {
+		errs = append(errs, check("masked path", l.MaskedPaths...), check("read-only path", l.ReadonlyPaths...))
+		for _, d := range l.Devices {
+			errs = append(errs, check("device path", d.Path))
+		}
+	}
+	return cmp.Or(errs...)
 }
 
 // ReadOnlyFile is a mount that shows a file of the node in the container.
@@ -26,13 +137,17 @@ func ReadOnlyFile(source, destination string) specs.Mount {
 	return specs.Mount{Destination: destination, Type: "bind", Source: source, Options: []string{"bind", "ro", "nosuid", "nodev"}}
 }
 
-// maxSpec is far above what becomes of the largest request.
-const maxSpec = 64 << 20
+const (
+	// maxSpec has room for all that the kernel passes to a program, and for its mounts.
+	maxSpec = 16 << 20
+	// maxRead is more, for what other servers and earlier versions have written.
+	maxRead = 64 << 20
+)
 
 // ReadSpec reads the config.json of a bundle, or a part of it: T may be any
 // type that the document decodes into. The bundle may be another server's.
 func ReadSpec[T any](dir string) (*T, error) {
-	text, err := regular.ReadIn(dir, "config.json", maxSpec)
+	text, err := regular.ReadIn(dir, "config.json", maxRead)
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +159,7 @@ func ReadSpec[T any](dir string) (*T, error) {
 // no further than to its end: it is near the beginning of a document that is mostly
 // the seccomp profile.
 func readProcess[T any](dir string) (*T, error) {
-	f, err := regular.OpenIn(dir, "config.json", maxSpec)
+	f, err := regular.OpenIn(dir, "config.json", maxRead)
 	if err != nil {
 		return nil, fmt.Errorf("read bundle: %w", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -67,6 +68,77 @@ func TestReadProcess(t *testing.T) {
 	}
 	if _, err := readProcess[specs.Process](t.TempDir()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without a bundle: %v", err)
+	}
+}
+
+// Nothing is written that cannot be read back, whatever JSON makes of it.
+func TestBundleIsNeverLongerThanWhatIsRead(t *testing.T) {
+	t.Parallel()
+	value := func(c string) string { return "A=" + strings.Repeat(c, 100_000) }
+	for name, c := range map[string]struct {
+		spec *specs.Spec
+		ok   bool
+	}{
+		"6 MiB of text":               {&specs.Spec{Process: &specs.Process{Env: slices.Repeat([]string{value("x")}, 62)}}, true},
+		"6 MiB of characters of HTML": {&specs.Spec{Process: &specs.Process{Env: slices.Repeat([]string{value("<")}, 62)}}, true},
+		"2 MiB of control characters": {&specs.Spec{Process: &specs.Process{Env: slices.Repeat([]string{value("\x01")}, 20)}}, true},
+		"6 MiB of control characters": {&specs.Spec{Process: &specs.Process{Env: slices.Repeat([]string{value("\x01")}, 62)}}, false},
+		"arguments":                   {&specs.Spec{Process: &specs.Process{Args: slices.Repeat([]string{value("\x01")}, 62)}}, false},
+		"annotations":                 {&specs.Spec{Annotations: map[string]string{"a": strings.Repeat("x", maxSpec)}}, false},
+		"mounts":                      {&specs.Spec{Mounts: slices.Repeat([]specs.Mount{{Destination: value("x"), Source: value("y")}}, 90)}, false},
+		"devices":                     {&specs.Spec{Linux: &specs.Linux{Devices: slices.Repeat([]specs.LinuxDevice{{Path: value("x")}}, 200)}}, false},
+	} {
+		dir := t.TempDir()
+		err := writeSpec(dir, c.spec)
+		if (err == nil) != c.ok || err != nil && !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+		got, err := ReadSpec[specs.Spec](dir)
+		if (err == nil) != c.ok {
+			t.Errorf("%s, read back: %v", name, err)
+		}
+		if c.ok && !reflect.DeepEqual(got, c.spec) {
+			t.Errorf("%s: changed by being written and read", name)
+		}
+	}
+}
+
+func TestSpecSizeIsThatOfItsTexts(t *testing.T) {
+	t.Parallel()
+	spec := &specs.Spec{
+		Process:     &specs.Process{Args: []string{"a\x01\"", "<\\>"}, Env: []string{"A=é\t\x7f", "B=" + strings.Repeat("x", 10_000)}},
+		Mounts:      []specs.Mount{{Destination: "/d", Source: "/s", Type: "bind", Options: []string{"ro", "rbind"}}},
+		Annotations: map[string]string{"k": "v\n"},
+	}
+	text, err := encode(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const names = 300 // of the fields
+	if size := SpecSize(spec); size > len(text) || size < len(text)-names {
+		t.Errorf("%d of %d bytes", size, len(text))
+	}
+}
+
+// What the request, the image, CDI, plugins and the node have put into a spec is checked where
+// it is written.
+func TestFinalSpecIsOneThatTheKernelTakes(t *testing.T) {
+	t.Parallel()
+	long := "/" + strings.Repeat("x", unix.PathMax)
+	for words, s := range map[string]*specs.Spec{
+		`"BIG" has`:         {Process: &specs.Process{Env: []string{"BIG=" + strings.Repeat("x", 1<<20)}}},
+		`"LATIN" is not`:    {Process: &specs.Process{Env: []string{"LATIN=\xe9"}}},
+		"argument 1":        {Process: &specs.Process{Args: []string{"a", strings.Repeat("x", 1<<20)}}},
+		"working directory": {Process: &specs.Process{Cwd: long}},
+		"mount path":        {Mounts: []specs.Mount{{Destination: "/ok", Source: long}}},
+		"masked path":       {Linux: &specs.Linux{MaskedPaths: []string{long}}},
+		"read-only path":    {Linux: &specs.Linux{ReadonlyPaths: []string{long}}},
+		"device path":       {Linux: &specs.Linux{Devices: []specs.LinuxDevice{{Path: long}}}},
+	} {
+		err := errors.Join(checkProcess(s.Process), checkPaths(s))
+		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), words) || len(err.Error()) > 300 {
+			t.Errorf("%s: %.400v", words, err)
+		}
 	}
 }
 

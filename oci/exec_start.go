@@ -3,7 +3,6 @@ package oci
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -92,7 +91,7 @@ func commandProcess(ref Ref, c Command, runtime func() tuning.Set) (*specs.Proce
 	if c.Terminal && !hasTerm {
 		process.Env = append(process.Env, "TERM=xterm")
 	}
-	return process, nil
+	return process, checkProcess(process)
 }
 
 // newTerminal: where the runtime stays in the foreground, the terminal is its own
@@ -115,11 +114,12 @@ func (t *cliTask) execProcess(ctx context.Context, a *Abilities, process *specs.
 		return err
 	}
 	e.dir = dir
-	text, err := json.Marshal(process)
+	text, err := encode(process)
 	if err != nil {
 		return err
 	}
 	processFile := filepath.Join(dir, "process.json")
+	defer os.Remove(processFile) // the command has begun, and may take long
 	if err := os.WriteFile(processFile, text, 0o600); err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -74,7 +75,7 @@ func (h *entry) probe(ctx context.Context, ask func(ctx context.Context, path st
 // create makes what every runtime wants to find, its own root and the bundle, and has the
 // monitor of s make the container. Who is the runtime as errors call it.
 func (h *entry) create(ctx context.Context, who string, a *Abilities, ref Ref, spec *specs.Spec, s conmon.Spec) (*conmon.Client, error) {
-	if err := a.CanServe(h.name, h.handler); err != nil {
+	if err := cmp.Or(a.CanServe(h.name, h.handler), checkProcess(spec.Process), checkPaths(spec)); err != nil {
 		return nil, err
 	}
 	if err := trace.Call(ctx, "make runtime root", func() error { return os.MkdirAll(h.handler.Root, 0o700) }); err != nil {

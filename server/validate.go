@@ -22,15 +22,17 @@ import (
 // Bounds of a request. They are generous (Kubernetes' own limits are noted),
 // and each exists because something below would otherwise grow with it.
 const (
-	maxString   = 1 << 20 // any one string; execve takes 128 KiB, an annotation 256 KiB
-	maxEntries  = 1 << 16 // any one list or map; every service of a namespace puts 7 variables in the environment
-	maxMounts   = 1 << 12
-	maxMetadata = 1 << 20 // labels or annotations of one object in all; 256 KiB
-	maxName     = 253     // a DNS subdomain
-	maxHostname = 64      // HOST_NAME_MAX
-	maxPath     = 4095    // PATH_MAX
-	maxImage    = 1024    // name, tag and digest: 255 + 128 + 135
-	maxDNS      = 64      // entries of a list in dns_config; libc reads 3 servers, 32 search domains
+	maxString    = 1 << 20 // any one string; an annotation has 256 KiB, what a program gets less (spec.MaxExecString)
+	maxEntries   = 1 << 16 // any one list or map; every service of a namespace puts 7 variables in the environment
+	maxMounts    = 1 << 12
+	maxMetadata  = 1 << 20 // labels or annotations of one object in all; 256 KiB
+	maxPod       = 4 << 20 // the configuration of a pod in all; all of a pod has 1.5 MiB in etcd
+	maxContainer = 8 << 20 // that of a container, where ConfigMaps may be in the environment: spec.MaxExec
+	maxName      = 253     // a DNS subdomain
+	maxHostname  = 64      // HOST_NAME_MAX
+	maxPath      = 4095    // PATH_MAX
+	maxImage     = 1024    // name, tag and digest: 255 + 128 + 135
+	maxDNS       = 64      // entries of a list in dns_config; libc reads 3 servers, 32 search domains
 )
 
 // badField is what is wrong with one field of a request. Checks know only
@@ -260,11 +262,11 @@ func checkExecSync(req *cri.ExecSyncRequest) (timeout time.Duration, err error) 
 	return timeout, cmp.Or(err, checkCommand(req.GetCmd()), wellFormed(req), checkID("container_id", req.GetContainerId()))
 }
 
-func checkCommand(cmd []string) error {
-	if len(cmd) == 0 || cmd[0] == "" {
+func checkCommand(args []string) error {
+	if len(args) == 0 || args[0] == "" {
 		return in("cmd", bad("is empty; send the command to run"))
 	}
-	return nil
+	return cmp.Or(each("cmd", args, maxEntries, checkArgument), in("cmd", checkExecSize(sizeOf(args))))
 }
 
 func checkUpdateContainerResources(req *cri.UpdateContainerResourcesRequest) error {

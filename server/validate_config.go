@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"cmp"
 	"math"
 	"net/netip"
@@ -8,7 +9,9 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 
+	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/oci/spec"
@@ -23,7 +26,8 @@ func checkRunPodSandbox(req *cri.RunPodSandboxRequest) error {
 }
 
 func checkCreateContainer(req *cri.CreateContainerRequest) error {
-	err := cmp.Or(wellFormed(req), in("config", checkContainerConfig(req.GetConfig())))
+	// First of all a program's strings: those that are too long are named by what they are for.
+	err := cmp.Or(in("config", checkProgram(req.GetConfig())), wellFormed(req), in("config", checkContainerConfig(req.GetConfig())))
 	if req.GetSandboxConfig() != nil {
 		err = cmp.Or(err, in("sandbox_config", checkSandboxConfig(req.GetSandboxConfig())))
 	}
@@ -45,6 +49,7 @@ func checkSandboxConfig(c *cri.PodSandboxConfig) error {
 		in("labels", checkMetadata(c.GetLabels())),
 		in("annotations", checkMetadata(c.GetAnnotations())),
 		in("linux", checkLinuxSandbox(c.GetLinux())),
+		checkSize(c, maxPod),
 	)
 }
 
@@ -73,7 +78,6 @@ func checkContainerConfig(c *cri.ContainerConfig) error {
 		in("metadata.name", checkName(c.GetMetadata().GetName())),
 		in("image", checkImage(c.GetImage())),
 		in("working_dir", checkOptionalPath(c.GetWorkingDir())),
-		each("envs", c.GetEnvs(), maxEntries, checkEnv),
 		each("mounts", c.GetMounts(), maxMounts, checkMount),
 		each("devices", c.GetDevices(), maxMounts, checkDevice),
 		each("CDI_devices", c.GetCDIDevices(), maxMounts, checkCDIDevice),
@@ -81,7 +85,53 @@ func checkContainerConfig(c *cri.ContainerConfig) error {
 		in("annotations", checkMetadata(c.GetAnnotations())),
 		in("log_path", checkLogPath(c.GetLogPath())),
 		in("linux", checkLinuxContainer(c.GetLinux())),
+		checkSize(c, maxContainer),
 	)
+}
+
+// checkProgram refuses what the kernel passes to no program (execve(2)). The image, the node
+// and plugins may add to it: that is checked again with what has become of it.
+func checkProgram(c *cri.ContainerConfig) error {
+	size := spec.ExecSize(len(c.GetEnvs()), 0)
+	for _, e := range c.GetEnvs() {
+		size += len(e.GetKey()) + len("=") + len(e.GetValue())
+	}
+	return cmp.Or(
+		each("envs", c.GetEnvs(), maxEntries, checkEnv),
+		each("command", c.GetCommand(), maxEntries, checkArgument),
+		each("args", c.GetArgs(), maxEntries, checkArgument),
+		checkExecSize(size+sizeOf(c.GetCommand())+sizeOf(c.GetArgs())),
+	)
+}
+
+func checkArgument(arg string) error {
+	if len(arg) > spec.MaxExecString() {
+		return bad("has %d bytes; send at most %d, which is all that the kernel passes to a program", len(arg), spec.MaxExecString())
+	}
+	return nil
+}
+
+func sizeOf(args []string) int {
+	size := spec.ExecSize(len(args), 0)
+	for _, arg := range args {
+		size += len(arg)
+	}
+	return size
+}
+
+func checkExecSize(size int) error {
+	if size > spec.MaxExec {
+		return bad("has arguments and variables of %d bytes in total; send at most %d, which is all that the kernel passes to a program", size, spec.MaxExec)
+	}
+	return nil
+}
+
+// checkSize bounds what the server keeps of a pod or container for as long as it is there.
+func checkSize(config proto.Message, most int) error {
+	if size := proto.Size(config); size > most {
+		return bad("has %d bytes in total; send at most %d", size, most)
+	}
+	return nil
 }
 
 func checkLinuxContainer(l *cri.LinuxContainerConfig) error {
@@ -306,6 +356,12 @@ func checkSeccomp(p *cri.SecurityProfile) error {
 func checkEnv(e *cri.KeyValue) error {
 	if e.GetKey() == "" || strings.Contains(e.GetKey(), "=") {
 		return in("key", bad("is %q; send a variable's name", brief(e.GetKey())))
+	}
+	if size := len(e.GetKey()) + len("=") + len(e.GetValue()); size > spec.MaxExecString() {
+		return bad("is %q, which has %d bytes with its name; send at most %d, which is all that the kernel passes to a program", brief(e.GetKey()), size, spec.MaxExecString())
+	}
+	if bytes.IndexByte(e.GetValue(), 0) >= 0 || !utf8.Valid(e.GetValue()) {
+		return in("value", bad("of %q is not text in UTF-8 without NUL bytes; send that, or put it into a file", brief(e.GetKey())))
 	}
 	return nil
 }

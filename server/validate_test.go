@@ -1,10 +1,12 @@
 package server
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,6 +14,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/oci/spec"
 )
 
 // wantBad checks that err refuses the field at path and says what to do.
@@ -132,6 +135,36 @@ func TestRefusedPods(t *testing.T) {
 	wantBad(t, checkRunPodSandbox(&cri.RunPodSandboxRequest{Config: maximalSandboxConfig(), RuntimeHandler: "a\x00"}), "runtime_handler")
 }
 
+// make1s is a value of n bytes of which JSON makes six times as many.
+func make1s(n int) []byte { return bytes.Repeat([]byte{1}, n) }
+
+// The name of the variable is in the message, and nothing of its value.
+func TestRefusedVariablesAreNamed(t *testing.T) {
+	t.Parallel()
+	for _, value := range [][]byte{make1s(1 << 20), make1s(2 << 20), []byte("s3cret\x00"), []byte("s3cret\xff")} {
+		c := maximalContainerConfig()
+		c.Envs[0] = &cri.KeyValue{Key: "BIG", Value: value}
+		err := checkCreateContainer(&cri.CreateContainerRequest{PodSandboxId: idOf(1), Config: c})
+		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), `"BIG"`) || strings.Contains(err.Error(), "s3cret") {
+			t.Errorf("value of %d bytes: %.200v", len(value), err)
+		}
+	}
+}
+
+func TestRefusedCommands(t *testing.T) {
+	t.Parallel()
+	big := strings.Repeat("x", spec.MaxExecString()+1)
+	many := slices.Repeat([]string{big[:100<<10]}, 62)
+	wantExec := func(cmd []string, path string) {
+		_, err := checkExecSync(&cri.ExecSyncRequest{ContainerId: idOf(1), Cmd: cmd})
+		wantBad(t, err, path)
+		wantBad(t, checkExec(&cri.ExecRequest{ContainerId: idOf(1), Cmd: cmd, Stdout: true}), path)
+	}
+	wantExec([]string{"true", big}, "cmd[1]")
+	wantExec(many, "cmd")
+	wantExec([]string{""}, "cmd")
+}
+
 func TestRefusedContainers(t *testing.T) {
 	t.Parallel()
 	type config = cri.ContainerConfig
@@ -153,12 +186,26 @@ func TestRefusedContainers(t *testing.T) {
 		{"image.annotations", func(c *config) { c.Image.Annotations[""] = "x" }},
 		{"command[0]", func(c *config) { c.Command[0] = "a\x00b" }},
 		{"args[0]", func(c *config) { c.Args[0] = strings.Repeat("x", maxString+1) }},
+		{"args[0]", func(c *config) { c.Args[0] = strings.Repeat("x", spec.MaxExecString()+1) }},
+		{"command[0]", func(c *config) { c.Command[0] = strings.Repeat("x", spec.MaxExecString()+1) }},
+		{"", func(c *config) { c.Args = slices.Repeat([]string{strings.Repeat("x", 100<<10)}, 62) }},
+		{"", func(c *config) { c.Envs = slices.Repeat([]*cri.KeyValue{{Key: "A", Value: make1s(100 << 10)}}, 62) }},
+		{"", func(c *config) {
+			c.Annotations["a"], c.Labels["b"] = strings.Repeat("x", 1<<20-100), strings.Repeat("x", 1<<20-100)
+			c.Envs = slices.Repeat([]*cri.KeyValue{{Key: "A", Value: make1s(100 << 10)}}, 60)
+			c.WorkingDir, c.LogPath = "/"+strings.Repeat("x", 4000), strings.Repeat("x", 4000)
+			c.Mounts = slices.Repeat([]*cri.Mount{{ContainerPath: "/" + strings.Repeat("x", 2000), HostPath: "/" + strings.Repeat("x", 2000)}}, 200)
+		}},
 		{"args", func(c *config) { c.Args = make([]string, maxEntries+1) }},
 		{"working_dir", func(c *config) { c.WorkingDir = "srv" }},
 		{"working_dir", func(c *config) { c.WorkingDir = "/" + strings.Repeat("x", maxPath) }},
 		{"envs[0].key", func(c *config) { c.Envs[0].Key = "" }},
 		{"envs[0].key", func(c *config) { c.Envs[0].Key = "A=b" }},
 		{"envs[0].value", func(c *config) { c.Envs[0].Value = []byte("a\x00b") }},
+		{"envs[0].value", func(c *config) { c.Envs[0].Value = []byte("\xff\xfe\n") }},
+		{"envs[0]", func(c *config) { c.Envs[0].Value = make1s(1 << 20) }},
+		{"envs[0]", func(c *config) { c.Envs[0] = &cri.KeyValue{Key: "BIG", Value: make1s(spec.MaxExecString() - 3)} }},
+		{"envs[0]", func(c *config) { c.Envs[0].Key = strings.Repeat("x", spec.MaxExecString()) }},
 		{"envs", func(c *config) { c.Envs = make([]*cri.KeyValue, maxEntries+1) }},
 		{"mounts", func(c *config) { c.Mounts = make([]*cri.Mount, maxMounts+1) }},
 		{"mounts[0].container_path", func(c *config) { c.Mounts[host].ContainerPath = "" }},
@@ -229,7 +276,7 @@ func TestRefusedContainers(t *testing.T) {
 	} {
 		c := maximalContainerConfig()
 		r.change(c)
-		wantBad(t, checkCreateContainer(&cri.CreateContainerRequest{PodSandboxId: idOf(1), Config: c}), "config."+r.path)
+		wantBad(t, checkCreateContainer(&cri.CreateContainerRequest{PodSandboxId: idOf(1), Config: c}), strings.TrimSuffix("config."+r.path, "."))
 	}
 	c := maximalContainerConfig()
 	c.Linux.SecurityContext.NamespaceOptions.TargetId = "web"
@@ -285,10 +332,11 @@ func TestAcceptedContainers(t *testing.T) {
 		"no limits": func(c *config) {
 			c.Linux.Resources = &cri.LinuxContainerResources{CpuQuota: -1, MemoryLimitInBytes: -1, MemorySwapLimitInBytes: -1, OomScoreAdj: -1000}
 		},
-		"binary env":    func(c *config) { c.Envs[0].Value = []byte("\xff\xfe\n") },
+		"control env":   func(c *config) { c.Envs[0].Value = []byte("\x01\n") },
+		"longest env":   func(c *config) { c.Envs[0] = &cri.KeyValue{Key: "BIG", Value: make1s(spec.MaxExecString() - 4)} },
 		"odd env name":  func(c *config) { c.Envs[0].Key = "my.env-name 1" },
 		"root mount":    func(c *config) { c.Mounts[0].HostPath = "/" },
-		"long argument": func(c *config) { c.Args[0] = strings.Repeat("x", 128<<10) },
+		"long argument": func(c *config) { c.Args[0] = strings.Repeat("x", 128<<10-1) },
 		"last signal":   func(c *config) { c.StopSignal = cri.Signal_SIGNAL_SIGRTMAX },
 		"own pids": func(c *config) {
 			c.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}
