@@ -26,6 +26,7 @@ const (
 	maxEntries   = 1 << 16 // any one list or map; every service of a namespace puts 7 variables in the environment
 	maxMounts    = 1 << 12
 	maxMetadata  = 1 << 20 // labels or annotations of one object in all; 256 KiB
+	maxResources = 1 << 20 // the resources of an update, which are kept
 	maxPod       = 4 << 20 // the configuration of a pod in all; all of a pod has 1.5 MiB in etcd
 	maxContainer = 8 << 20 // that of a container, where ConfigMaps may be in the environment: spec.MaxExec
 	maxName      = 253     // a DNS subdomain
@@ -277,6 +278,7 @@ func checkUpdateContainerResources(req *cri.UpdateContainerResourcesRequest) err
 		wellFormed(req),
 		in("linux", checkResources(req.GetLinux())),
 		in("annotations", checkMetadata(req.GetAnnotations())),
+		in("linux", checkSize(req.GetLinux(), maxResources)),
 		checkID("container_id", req.GetContainerId()),
 	)
 }
@@ -286,6 +288,8 @@ func checkUpdatePodSandboxResources(req *cri.UpdatePodSandboxResourcesRequest) e
 		wellFormed(req),
 		in("overhead", checkResources(req.GetOverhead())),
 		in("resources", checkResources(req.GetResources())),
+		in("overhead", checkSize(req.GetOverhead(), maxResources)),
+		in("resources", checkSize(req.GetResources(), maxResources)),
 		checkID("pod_sandbox_id", req.GetPodSandboxId()),
 	)
 }

@@ -151,6 +151,14 @@ func TestRefusedVariablesAreNamed(t *testing.T) {
 	}
 }
 
+func TestRefusedUpdates(t *testing.T) {
+	t.Parallel()
+	large := &cri.LinuxContainerResources{Unified: map[string]string{"memory.high": strings.Repeat("x", 1<<20), "memory.max": "1"}}
+	wantBad(t, checkUpdateContainerResources(&cri.UpdateContainerResourcesRequest{ContainerId: idOf(1), Linux: large}), "linux")
+	wantBad(t, checkUpdatePodSandboxResources(&cri.UpdatePodSandboxResourcesRequest{PodSandboxId: idOf(1), Overhead: large}), "overhead")
+	wantBad(t, checkUpdatePodSandboxResources(&cri.UpdatePodSandboxResourcesRequest{PodSandboxId: idOf(1), Resources: large}), "resources")
+}
+
 func TestRefusedCommands(t *testing.T) {
 	t.Parallel()
 	big := strings.Repeat("x", spec.MaxExecString()+1)
