@@ -223,3 +223,16 @@ func FuzzAppArmorProfile(f *testing.F) {
 		}
 	})
 }
+
+func TestPrivilegedContainerNeedsAPodThatSaysSo(t *testing.T) {
+	for _, c := range []struct{ stored, current, ok bool }{
+		{false, false, false}, {true, false, true}, {false, true, true}, {true, true, true},
+	} {
+		in := typical()
+		privilegedPod(&in)
+		in.Request.Pod.Linux.SecurityContext.Privileged, in.Request.PrivilegedPod = c.stored, c.current
+		if _, err := Container(in); (err == nil) != c.ok || err != nil && !errors.Is(err, fault.Invalid) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
