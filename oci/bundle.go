@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -32,6 +35,68 @@ func writeSpec(dir string, spec *specs.Spec) error {
 		return tooLong(len(text))
 	}
 	return os.WriteFile(filepath.Join(dir, "config.json"), text, 0o600)
+}
+
+// keptSpec is how much of a config.json is kept when its container has exited.
+const keptSpec = 256 << 10
+
+// shortening is one bundle at a time, since each is read as a whole.
+var shortening sync.Mutex
+
+// ShortenSpec takes what makes a config.json long out of the bundle of a container that
+// has exited, and keeps what is read after that: how errors and plugins name its program, its namespaces,
+// annotations and hooks. It leaves alone what is not long, and a bundle that hooks may read when
+// the container is deleted.
+func ShortenSpec(dir string) error {
+	file := filepath.Join(dir, "config.json")
+	info, err := os.Lstat(file)
+	if errors.Is(err, os.ErrNotExist) || err == nil && info.Size() <= keptSpec {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	shortening.Lock()
+	defer shortening.Unlock()
+	spec, err := ReadSpec[specs.Spec](dir)
+	if err != nil {
+		return err
+	}
+	if spec.Hooks != nil && len(spec.Hooks.Poststop) > 0 {
+		return nil
+	}
+	text, err := encode(shortened(spec))
+	if err != nil {
+		return err
+	}
+	return replace(file, text)
+}
+
+func shortened(spec *specs.Spec) *specs.Spec {
+	short := *spec
+	if p := spec.Process; p != nil {
+		process := *p
+		process.Args = p.Args[:min(len(p.Args), 1)]
+		process.Env = slices.DeleteFunc(slices.Clone(p.Env), func(entry string) bool { return !strings.HasPrefix(entry, "PATH=") })
+		short.Process = &process
+	}
+	short.Mounts = nil
+	if spec.Linux != nil {
+		linux := *spec.Linux
+		linux.Seccomp, linux.Devices, linux.MaskedPaths, linux.ReadonlyPaths = nil, nil, nil, nil
+		short.Linux = &linux
+	}
+	return &short
+}
+
+// replace is seen by nobody half-way.
+func replace(file string, text []byte) error {
+	part := file + ".part"
+	if err := os.WriteFile(part, text, 0o600); err != nil {
+		_ = os.Remove(part)
+		return err
+	}
+	return os.Rename(part, file)
 }
 
 func tooLong(size int) error {

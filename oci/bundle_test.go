@@ -103,6 +103,45 @@ func TestBundleIsNeverLongerThanWhatIsRead(t *testing.T) {
 	}
 }
 
+func TestBundleOfAnExitedContainerKeepsWhatIsRead(t *testing.T) {
+	t.Parallel()
+	large := func() *specs.Spec {
+		return &specs.Spec{
+			Process:     &specs.Process{Args: []string{"/program", strings.Repeat("x", 1<<20)}, Env: []string{"PATH=/bin", "A=" + strings.Repeat("y", 1<<20)}, Cwd: "/srv"},
+			Mounts:      []specs.Mount{{Destination: "/d", Source: "/s"}},
+			Annotations: map[string]string{"k": "v"},
+			Linux:       &specs.Linux{CgroupsPath: "/c", Namespaces: []specs.LinuxNamespace{{Type: specs.NetworkNamespace, Path: "/n"}}, Seccomp: &specs.LinuxSeccomp{}},
+		}
+	}
+	hooked := large()
+	hooked.Hooks = &specs.Hooks{Poststop: []specs.Hook{{Path: "/hook"}}}
+	small := &specs.Spec{Process: &specs.Process{Args: []string{"/program", "x"}, Env: []string{"A=1"}}, Mounts: []specs.Mount{{Destination: "/d"}}}
+	short := &specs.Spec{
+		Process:     &specs.Process{Args: []string{"/program"}, Env: []string{"PATH=/bin"}, Cwd: "/srv"},
+		Annotations: map[string]string{"k": "v"},
+		Linux:       &specs.Linux{CgroupsPath: "/c", Namespaces: []specs.LinuxNamespace{{Type: specs.NetworkNamespace, Path: "/n"}}},
+	}
+	for name, c := range map[string]struct{ spec, want *specs.Spec }{
+		"large": {large(), short}, "with poststop hooks": {hooked, hooked}, "small": {small, small},
+	} {
+		dir := t.TempDir()
+		if err := writeSpec(dir, c.spec); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := ShortenSpec(dir); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if got, err := ReadSpec[specs.Spec](dir); err != nil || !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s: got %+v, %v", name, got, err)
+		}
+	}
+	if err := ShortenSpec(t.TempDir()); err != nil {
+		t.Errorf("without a bundle: %v", err)
+	}
+}
+
 func TestSpecSizeIsThatOfItsTexts(t *testing.T) {
 	t.Parallel()
 	spec := &specs.Spec{

@@ -119,7 +119,7 @@ func (t *cliTask) execProcess(ctx context.Context, a *Abilities, process *specs.
 		return err
 	}
 	processFile := filepath.Join(dir, "process.json")
-	defer os.Remove(processFile) // the command has begun, and may take long
+	defer func() { _ = os.Remove(processFile) }() // the command has begun, and may take long
 	if err := os.WriteFile(processFile, text, 0o600); err != nil {
 		return err
 	}

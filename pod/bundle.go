@@ -112,6 +112,13 @@ func digestedName(asked *cri.ImageSpec, image *storage.Image) string {
 	return image.ID
 }
 
+// sources are what a container's spec is made from beside its plan.
+type sources struct {
+	image         *storage.Image
+	seccomp       *spec.Profile // that the pod asks for by annotation; nil: none
+	privilegedPod bool          // what the pod's configuration says at the time of the create
+}
+
 // makeDirs makes the places that belong to the container.
 func (c *Container) makeDirs() error {
 	if err := os.MkdirAll(c.ref.Rootfs(), 0o700); err != nil {

@@ -127,6 +127,7 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 		}
 		defer done()
 		id := ids.New(e.mark)
+		defer s.room.Free(id)
 		if owner, ok := e.containers.Reserve(name, id); !ok {
 			v, err := e.Container(owner)
 			if err == nil && v.State == cri.ContainerState_CONTAINER_CREATED && proto.Equal(v.Config, cfg) {
@@ -194,13 +195,6 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	return c, nil
 }
 
-// sources are what a container's spec is made from beside its plan.
-type sources struct {
-	image         *storage.Image
-	seccomp       *spec.Profile // that the pod asks for by annotation; nil: none
-	privilegedPod bool          // what the pod's configuration says at the time of the create
-}
-
 // build makes the container.
 // What it made before an error is left to teardown.
 func (c *Container) build(ctx context.Context, src sources) error {
@@ -242,6 +236,9 @@ func (c *Container) build(ctx context.Context, src sources) error {
 	}
 	ask := func(ctx context.Context) error { return c.askPlugins(ctx, ociSpec) }
 	if err := trace.Do(ctx, "call NRI plugins", ask); err != nil {
+		return err
+	}
+	if err := claimRoom(c.sandbox, c, oci.SpecSize(ociSpec)); err != nil {
 		return err
 	}
 	create := func(ctx context.Context) (oci.Task, error) { return c.runtime.Create(ctx, c.ref, ociSpec, c.io()) }

@@ -28,6 +28,7 @@ import (
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/files"
 	"github.com/crius-run/crius/pod/records"
+	"github.com/crius-run/crius/pod/rundir"
 	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/pod/view"
 )
@@ -50,6 +51,7 @@ type Sandbox struct {
 	// life is held by the verb that changes the pod.
 	life     sync.Mutex
 	progress view.Progress
+	room     rundir.Room
 	nri      nri.PodEvents // guarded by life
 
 	// ending ends, within a change, when the pod does: no container is created from

@@ -250,6 +250,9 @@ func (c *Container) showExit(exit conmon.Exit) {
 	c.change(func(now *liveContainer) { now.exit = &exit })
 	c.publish()
 	c.meter.Close()
+	if err := trace.Call(c.engine.background.Closing(), "shorten bundle", func() error { return shortenBundle(c) }); err != nil {
+		slog.Warn("cannot shorten the bundle of an exited container", "container", c.id, "err", err)
+	}
 }
 
 // Codes of exits that nobody saw.

@@ -1,0 +1,52 @@
+package rundir
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Use is what something takes of a pod's room, in bytes.
+type Use struct {
+	Files    int64 // in the run directory
+	Requests int64 // of the server's memory, for as long as a container is on record
+}
+
+// Room is what one pod may have. Containers that are being created have claims; what they
+// have made by then is measured where it is.
+type Room struct {
+	mu     sync.Mutex
+	claims map[string]Use
+}
+
+// Claim takes room for a container that is being created, in a pod that uses so much. It is
+// fault.Exhausted if there is none. The room is the container's until Free.
+func (r *Room) Claim(id string, need, used Use) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, claim := range r.claims {
+		used.Files += claim.Files
+		used.Requests += claim.Requests
+	}
+	if used.Files+need.Files > MaxPod {
+		return fmt.Errorf("its pod has %d bytes in the run directory, and it may need %d more; at most %d are allowed for a pod: use smaller environments, arguments, mounts and annotations, or remove containers that have exited: %w",
+			used.Files, need.Files, MaxPod, fault.Exhausted)
+	}
+	if used.Requests+need.Requests > MaxPod {
+		return fmt.Errorf("its request has %d bytes, and those of its pod's containers have %d; at most %d are allowed for a pod: use smaller environments, arguments, mounts and annotations, or remove containers that have exited: %w",
+			need.Requests, used.Requests, MaxPod, fault.Exhausted)
+	}
+	if r.claims == nil {
+		r.claims = map[string]Use{}
+	}
+	r.claims[id] = need
+	return nil
+}
+
+// Free ends the claim of a container, if it has one.
+func (r *Room) Free(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.claims, id)
+}

@@ -1,0 +1,36 @@
+package rundir
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+func TestRoom(t *testing.T) {
+	t.Parallel()
+	const half = MaxPod / 2
+	var r Room
+	claim := func(id string, need, used Use, words string) {
+		t.Helper()
+		err := r.Claim(id, need, used)
+		if (err == nil) != (words == "") || err != nil && (!errors.Is(err, fault.Exhausted) || !strings.Contains(err.Error(), words)) {
+			t.Errorf("%s: %v", id, err)
+		}
+	}
+	claim("a", Use{half, half}, Use{}, "")
+	claim("b", Use{half, half}, Use{}, "")
+	claim("c", Use{1, 0}, Use{}, "run directory")
+	claim("c", Use{0, 1}, Use{}, "request")
+	r.Free("a")
+	r.Free("c")
+	claim("c", Use{half, 0}, Use{}, "")
+	claim("d", Use{0, 1}, Use{}, "")
+	r.Free("b")
+	r.Free("c")
+	r.Free("d")
+	claim("e", Use{1, 1}, Use{MaxPod, 0}, "67108864 bytes in the run directory")
+	claim("e", Use{1, 1}, Use{0, MaxPod}, "67108864; at most")
+	claim("e", Use{0, 0}, Use{MaxPod, MaxPod}, "")
+}
