@@ -23,6 +23,7 @@ import (
 	"github.com/crius-run/crius/internal/devnull"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/internal/unixsocket"
 )
 
 // The bounds of Spec's LogBurst and LogMost, below which no long line fits, and of all.
@@ -322,10 +323,7 @@ func listen(dir string) (fd int, err error) {
 	if err != nil {
 		return -1, fmt.Errorf("open socket: %w", err)
 	}
-	if err = unix.Fchmod(fd, 0o600); err == nil { // bind gives the file this mode
-		err = unix.Bind(fd, &unix.SockaddrUnix{Name: socketPath(dir)})
-	}
-	if err == nil {
+	if err = unixsocket.Bind(fd, socketPath(dir)); err == nil {
 		err = unix.Listen(fd, 64)
 	}
 	if err != nil {

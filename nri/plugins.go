@@ -60,6 +60,7 @@ type Plugins struct {
 	cfg          Config
 	library      *adaptation.Adaptation
 	node         Node          // from Start on
+	listens      bool          // at cfg.Socket; set by Start
 	active       atomic.Int32  // synchronized plugins
 	started      atomic.Bool   // those of the plugin directory have been synchronized
 	synchronized atomic.Uint64 // synchronizations that succeeded
@@ -76,7 +77,7 @@ func New(cfg Config, version string) (*Plugins, error) {
 	options := []adaptation.Option{
 		adaptation.WithPluginPath(cfg.PluginDir),
 		adaptation.WithPluginConfigPath(cfg.PluginConfigDir),
-		adaptation.WithSocketPath(cfg.Socket),
+		adaptation.WithSocketPath(hiddenSocket(cfg.Socket)),
 		adaptation.WithMetrics(metrics{p}),
 		adaptation.WithDefaultValidator(cfg.Validator.library()),
 	}
@@ -104,10 +105,26 @@ func (p *Plugins) Start(ctx context.Context, node Node) (err error) {
 		}
 	}
 	p.node = node
-	if err = p.library.Start(); err != nil {
-		p.library.Stop()
+	return p.startLibrary()
+}
+
+func (p *Plugins) startLibrary() (err error) {
+	defer func() {
+		if err != nil {
+			p.library.Stop()
+		}
+	}()
+	if !p.cfg.Connections {
+		return p.library.Start()
 	}
-	return err
+	if err := hideSocket(p.cfg.Socket); err != nil {
+		return err
+	}
+	if err := p.library.Start(); err != nil {
+		return err
+	}
+	p.listens = true
+	return showSocket(p.cfg.Socket)
 }
 
 // Close stops listening, kills the plugins that Start started, and waits until ctx ends
@@ -117,6 +134,9 @@ func (p *Plugins) Close(ctx context.Context) error {
 		return nil
 	}
 	p.library.Stop()
+	if p.listens {
+		_ = os.Remove(p.cfg.Socket) // the library knows it by another name
+	}
 	done := make(chan struct{})
 	go func() { p.updates.Wait(); close(done) }()
 	select {

@@ -552,6 +552,29 @@ func TestSocketOfAnotherRuntimeIsLeftAlone(t *testing.T) {
 	connect(t, p, cfg, "10", &nriplugin.Plugin{})
 }
 
+// Plugins change what every container gets: nobody but root may be one, whatever the
+// umask and the mode of the socket's directory are.
+func TestSocketIsPrivate(t *testing.T) {
+	t.Parallel()
+	p, cfg := start(t, &fakeNode{}, func(cfg *Config) {
+		if err := os.Chmod(filepath.Dir(cfg.Socket), 0o777); err != nil {
+			t.Fatal(err)
+		}
+	})
+	info, err := os.Lstat(cfg.Socket)
+	if err != nil || info.Mode() != os.ModeSocket|0o600 {
+		t.Errorf("socket has mode %v (%v)", info.Mode(), err)
+	}
+	connect(t, p, cfg, "10", &nriplugin.Plugin{})
+	if err := p.Close(context.Background()); err != nil {
+		t.Error(err)
+	}
+	left, err := os.ReadDir(filepath.Dir(cfg.Socket))
+	if err != nil || len(left) > 0 {
+		t.Errorf("left in the socket's directory: %v (%v)", left, err)
+	}
+}
+
 // A panic in a creation neither keeps plugins from connecting nor later verbs waiting.
 func TestPanicReleasesHold(t *testing.T) {
 	t.Parallel()

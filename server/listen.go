@@ -17,6 +17,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/peer"
+	"github.com/crius-run/crius/internal/unixsocket"
 )
 
 // maxSocketPath is the room in sockaddr_un, less the terminating zero.
@@ -152,29 +153,11 @@ func (a address) bind(ctx context.Context, mode os.FileMode, gid int) (net.Liste
 	if err := a.removeStale(); err != nil {
 		return nil, err
 	}
-	l, err := bindClosed(ctx, a.path)
+	l, err := unixsocket.Listen(ctx, a.path, unixsocket.Access{Mode: mode, Group: gid})
 	if err != nil {
 		return nil, fmt.Errorf("CRI socket: %w", err)
 	}
-	// A set-group-ID directory would hand the socket to its own group.
-	err = os.Lchown(a.path, os.Geteuid(), gid)
-	if err == nil {
-		err = os.Chmod(a.path, mode)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("CRI socket: %w", err), l.Close())
-	}
 	return l, nil
-}
-
-// bindClosed binds a socket that nobody may connect to yet: Linux gives the file
-// the mode of the socket's own inode, less the umask.
-func bindClosed(ctx context.Context, path string) (net.Listener, error) {
-	closed := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		ctlErr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0) })
-		return errors.Join(ctlErr, err)
-	}}
-	return closed.Listen(ctx, "unix", path)
 }
 
 // removeStale makes way at the path if all that is there is a socket on which

@@ -60,20 +60,6 @@ func TestSocketPermissions_CVE_2021_41103(t *testing.T) {
 	}
 }
 
-// There is no moment at which the umask decides who may connect.
-func TestSocketIsBornClosed(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "s")
-	l, err := bindClosed(t.Context(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if info, err := os.Lstat(path); err != nil || info.Mode() != os.ModeSocket {
-		t.Errorf("socket has mode %v (%v)", info.Mode(), err)
-	}
-}
-
 // Members of socket_group may connect, and nobody else. Not parallel: the programs that it
 // starts have, until they run, the sockets and locks of whatever is tested beside it.
 func TestSocketGroupMayConnect(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/crius-run/crius/conmon/shim"
 	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/unixsocket"
 )
 
 // oomTopic is the one kind of event that says what nobody else does. How a
@@ -130,7 +130,7 @@ func serveEvents(ctx context.Context, dir string) (stop func(), err error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	listener, err := net.Listen("unix", path)
+	listener, err := unixsocket.Listen(ctx, path, unixsocket.Private)
 	if err != nil {
 		return nil, err
 	}

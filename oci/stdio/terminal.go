@@ -1,6 +1,7 @@
 package stdio
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -11,6 +12,8 @@ import (
 	"regexp"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/unixsocket"
 )
 
 // Terminal is where the terminal of a command comes from.
@@ -112,7 +115,7 @@ func NewConsole(dir string) (*Console, error) {
 	var name [4]byte
 	_, _ = rand.Read(name[:]) // never fails
 	path := filepath.Join(dir, "c"+hex.EncodeToString(name[:]))
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	l, err := unixsocket.Listen(context.Background(), path, unixsocket.Private)
 	if err != nil {
 		return nil, fmt.Errorf("console socket: %w", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/crius-run/crius/internal/unixsocket"
 	"github.com/crius-run/crius/storage/foreign"
 )
 
@@ -45,12 +46,9 @@ func Listen(ctx context.Context, socket string, node Node) (*Server, error) {
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("serve control socket: %w", err)
 	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "unix", socket)
+	listener, err := unixsocket.Listen(ctx, socket, unixsocket.Private)
 	if err != nil {
 		return nil, fmt.Errorf("serve control socket: %w", err)
-	}
-	if err := os.Chmod(socket, 0o600); err != nil {
-		return nil, errors.Join(fmt.Errorf("serve control socket: %w", err), listener.Close())
 	}
 	return newServer(ctx, listener, handler(node)), nil
 }

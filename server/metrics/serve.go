@@ -13,6 +13,7 @@ import (
 	"golang.org/x/net/netutil"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/unixsocket"
 	"github.com/crius-run/crius/server/tlsfile"
 )
 
@@ -76,14 +77,11 @@ func (m *Metrics) Listen(ctx context.Context, cfg Options) (_ *Server, err error
 	if err := os.Remove(cfg.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	socket, err := new(net.ListenConfig).Listen(ctx, "unix", cfg.Socket)
+	socket, err := unixsocket.Listen(ctx, cfg.Socket, unixsocket.Private)
 	if err != nil {
 		return nil, err
 	}
 	s.listeners = append(s.listeners, socket)
-	if err := os.Chmod(cfg.Socket, 0o600); err != nil {
-		return nil, err
-	}
 	return s, s.listenAt(ctx, cfg)
 }
 
