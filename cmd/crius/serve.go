@@ -96,12 +96,12 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	backends.pulling.Recover(ctx, engine.CgroupParents())
 	engine.CollectNetwork() //nolint:contextcheck // it ends with the engine
 	defer startPlugins(ctx, backends.plugins, engine)()
-	sessions, err := stream.New(cfg.API.Stream(), engine)
+	sessions, err := newSessions(cfg.API, engine)
 	if err != nil {
 		return err
 	}
 	counts.Register(ctx, metrics.Sources{Node: engine.Summary, Status: engine.Status().Last, Sizes: store.Sizes, Logged: engine.Logged,
-		Pulls: store.Pulls(), Vulnerable: runtimes.Vulnerable, Version: currentVersion().Crius})
+		Pulls: store.Pulls(), Vulnerable: runtimes.Vulnerable, Sessions: sessions.Counts, Version: currentVersion().Crius})
 	endMetrics, err := serveMetrics(ctx, cfg, counts, engine, backends.page(engine, since))
 	if err != nil {
 		return err
@@ -137,6 +137,22 @@ func occupyRoots(ctx context.Context, cfg config.Config) (leave func() error, er
 		stop()
 		return unlock()
 	}, nil
+}
+
+// newSessions is the stream server for the engine's pods and containers.
+func newSessions(cfg server.Config, engine *pod.Engine) (*stream.Server, error) {
+	streaming := cfg.Stream()
+	streaming.Namespace = func(id string) string {
+		if v, err := engine.Container(id); err == nil {
+			id = v.SandboxID
+		}
+		v, err := engine.Sandbox(id)
+		if err != nil {
+			return ""
+		}
+		return v.Config.GetMetadata().GetNamespace()
+	}
+	return stream.New(streaming, engine)
 }
 
 // serveControl lets operators work on the node until end is called.

@@ -18,6 +18,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/pod/view"
+	"github.com/crius-run/crius/server/stream"
 	"github.com/crius-run/crius/storage/progress"
 )
 
@@ -40,9 +41,11 @@ type Sources struct {
 	// Sizes are the bytes of images and of writable layers (storage.Store.Sizes).
 	Sizes func() (images, writable uint64, err error)
 	// Status is what was found last of the runtime and the network; nil: nothing yet.
-	Status  func() (*view.RuntimeStatus, *view.NetworkStatus)
-	Pulls   *progress.Counts
-	Version string
+	Status func() (*view.RuntimeStatus, *view.NetworkStatus)
+	Pulls  *progress.Counts
+	// Sessions counts what the stream server refused.
+	Sessions func() stream.Counts
+	Version  string
 	// Vulnerable are the CVEs of the handlers' runtimes.
 	Vulnerable func() map[string][]string
 }
@@ -110,7 +113,7 @@ func (m *Metrics) Begin(ctx context.Context, kind trace.Kind, name, _ string) (c
 func (m *Metrics) Register(ctx context.Context, s Sources) {
 	ctx = context.WithoutCancel(ctx)
 	m.registry.MustRegister(
-		&nodeCollector{s.Node}, vulnerable(s.Vulnerable), readiness(s.Status), sizes(s.Sizes),
+		&nodeCollector{s.Node}, vulnerable(s.Vulnerable), readiness(s.Status), sizes(s.Sizes), sessions(s.Sessions),
 		logs(func() conmon.LogCount { return s.Logged(ctx) }),
 		counter("crius_panics_total", "Recovered panics: defects of crius, with stack traces in its log.", func() float64 { return float64(panics.Count()) }),
 		counter("crius_image_pull_bytes_total", "Bytes of image layers and configurations downloaded from registries.", func() float64 { return float64(s.Pulls.Bytes.Load()) }),

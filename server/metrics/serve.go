@@ -10,8 +10,7 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/net/netutil"
-
+	"github.com/crius-run/crius/internal/crowd"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/unixsocket"
 	"github.com/crius-run/crius/server/tlsfile"
@@ -44,12 +43,13 @@ type Options struct {
 }
 
 // maxConnections is of those to the address: whoever reaches it may connect, and each
-// connection takes some kilobytes and a descriptor. Others wait.
+// connection takes some kilobytes and a descriptor.
 const maxConnections = 64
 
 // Server answers scrapes, probes and browsers on the socket and, if there is one, at the address.
 type Server struct {
 	http      *http.Server
+	crowd     *crowd.Crowd // connections to the address
 	listeners []net.Listener
 }
 
@@ -62,7 +62,7 @@ func (m *Metrics) Listen(ctx context.Context, cfg Options) (_ *Server, err error
 	if cfg.StatusPage {
 		mux.Handle("GET /status", cfg.Page)
 	}
-	s := &Server{http: &http.Server{
+	s := &Server{crowd: crowd.New("metrics.address", maxConnections), http: &http.Server{
 		Handler:        mux,
 		ReadTimeout:    10 * time.Second,
 		WriteTimeout:   time.Minute,
@@ -117,7 +117,7 @@ func (s *Server) listenAt(ctx context.Context, cfg Options) error {
 	if err != nil {
 		return err
 	}
-	l = netutil.LimitListener(l, maxConnections)
+	l = s.crowd.Limit(l)
 	if secure != nil {
 		l = tls.NewListener(l, secure)
 	}

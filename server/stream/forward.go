@@ -35,6 +35,7 @@ const (
 type forwarder struct {
 	session *session
 	pod     string
+	party   party
 
 	mu     sync.Mutex
 	closed bool
@@ -59,7 +60,8 @@ func (p *pair) reset() {
 }
 
 func (s *Server) portForward(v *session, req *cri.PortForwardRequest) {
-	f := &forwarder{session: v, pod: req.GetPodSandboxId(), pairs: make(map[string]*pair)}
+	id := req.GetPodSandboxId()
+	f := &forwarder{session: v, pod: id, party: s.partyOf(id), pairs: make(map[string]*pair)}
 	switch {
 	case wsstream.IsWebSocketRequestWithTunnelingProtocol(v.r):
 		f.tunnel()
@@ -98,7 +100,7 @@ func (f *forwarder) take(s *spdystream.Stream) bool {
 	defer f.mu.Unlock()
 	p := f.pairs[id]
 	if p == nil {
-		if f.closed || f.open >= maxForwards || !f.session.server.forwards.TryAcquire(1) {
+		if f.closed || f.open >= maxForwards || !f.admit(1) {
 			return false
 		}
 		f.open++
@@ -127,6 +129,18 @@ func (f *forwarder) take(s *spdystream.Stream) bool {
 	return true
 }
 
+var errForwards = fmt.Errorf("too many port-forward connections on this node (at most %d, of which some are kept for other pods and namespaces)", maxForwardsInSum)
+
+// admit takes the places of n connections, if there are.
+func (f *forwarder) admit(n int) bool {
+	s := f.session.server
+	ok := s.forwards.take(f.party, n)
+	if !ok {
+		s.tickets.refused.add(refusedForward, f.party, errForwards)
+	}
+	return ok
+}
+
 // forget gives up a pair whose other half does not come.
 func (f *forwarder) forget(id string, p *pair) {
 	f.mu.Lock()
@@ -149,7 +163,7 @@ func (f *forwarder) release() {
 
 func (f *forwarder) releaseLocked() {
 	f.open--
-	f.session.server.forwards.Release(1)
+	f.session.server.forwards.release(f.party, 1)
 }
 
 // close ends the session: no connection begins any more.
@@ -206,12 +220,11 @@ func (f *forwarder) forwardWebSocket(ports []int32) {
 	for _, name := range []string{"", "v4.channel.k8s.io", "v4.base64.channel.k8s.io"} {
 		offer[name] = wsstream.ChannelProtocolConfig{Binary: name != "v4.base64.channel.k8s.io", Channels: channels}
 	}
-	connected := int64(len(ports))
-	if !f.session.server.forwards.TryAcquire(connected) {
-		http.Error(f.session.w, fmt.Sprintf("too many port-forward connections on this node (%d)", maxForwardsInSum), http.StatusServiceUnavailable)
+	if !f.admit(len(ports)) {
+		http.Error(f.session.w, errForwards.Error(), http.StatusServiceUnavailable)
 		return
 	}
-	defer f.session.server.forwards.Release(connected)
+	defer f.session.server.forwards.release(f.party, len(ports))
 	ws := wsstream.NewConn(offer)
 	_, c, err := ws.Open(inParts{f.session.w}, f.session.r)
 	if err != nil {

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/moby/spdystream"
-	"golang.org/x/sync/semaphore"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/oci"
@@ -217,9 +216,8 @@ func TestLargeFramesArePassedOn(t *testing.T) {
 // Connections into pods are counted over all sessions, and given back.
 func TestForwardsAreBoundedInSum(t *testing.T) {
 	s := serveFake(t, &fakeEngine{forward: upper})
-	if !s.forwards.TryAcquire(maxForwardsInSum - 2) {
-		t.Fatal("connections are counted already")
-	}
+	others, own := party{"others", "y"}, party{target: "x"}
+	s.forwards.places.count(others, maxForwardsInSum-1)
 	forward := func(ports ...int32) string {
 		address, err := s.PortForward(t.Context(), &cri.PortForwardRequest{PodSandboxId: "x", Port: ports})
 		if err != nil {
@@ -240,14 +238,14 @@ func TestForwardsAreBoundedInSum(t *testing.T) {
 	} else {
 		answer.Body.Close()
 	}
-	if err := half("2"); err != nil {
-		t.Error(err)
-	}
-	if err := half("3"); err == nil {
+	if err := half("2"); err == nil {
 		t.Error("one too many is accepted")
 	}
 	conn.Close()
-	wait.For(t, "the connections of the session to be given back", func() bool { return s.forwards.TryAcquire(2) })
+	wait.For(t, "the connections of the session to be given back", func() bool { return s.forwards.take(own, 1) })
+	if refused := s.Counts().Refused[refusedForward]; refused < 2 {
+		t.Errorf("%d refusals are counted", refused)
+	}
 }
 
 func webSocketRequest(t *testing.T, address string) *http.Request {
@@ -267,7 +265,7 @@ func webSocketRequest(t *testing.T, address string) *http.Request {
 
 // Half of a connection keeps nothing of what its headers held.
 func TestHalfConnectionsKeepNoHeaders(t *testing.T) {
-	f := &forwarder{session: &session{server: &Server{forwards: semaphore.NewWeighted(1)}, conn: &conn{}}, pairs: map[string]*pair{}}
+	f := &forwarder{session: &session{server: &Server{forwards: &forwards{places: newShares(1)}}, conn: &conn{}}, pairs: map[string]*pair{}}
 	ours, theirs := net.Pipe()
 	server, err := spdystream.NewConnection(ours, true)
 	if err != nil {

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/crowd"
 )
 
 // hangups watches connections for their other end to close. Reading would tell
@@ -27,21 +29,19 @@ type hangups struct {
 	work  sync.WaitGroup
 	stall time.Duration // how long a client may take nothing of what is still to be sent to it
 
-	mu        sync.Mutex
-	closed    bool // takes no connection any more
-	strangers int  // connections that have not shown a ticket
-	most      int  // of them
-	last      int32
-	conns     map[int32]*conn
+	strangers *crowd.Crowd // connections that have not shown a ticket
+
+	mu     sync.Mutex
+	closed bool // takes no connection any more
+	last   int32
+	conns  map[int32]*conn
 }
 
 // maxStrangers is how many connections may have shown no ticket yet. Whoever is on
 // the node can open them.
 const maxStrangers = 1000
 
-var errCrowded = errors.New("too many connections without a valid session URL")
-
-func newHangups() (*hangups, error) {
+func newHangups(most int) (*hangups, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("open epoll: %w", err)
@@ -50,7 +50,7 @@ func newHangups() (*hangups, error) {
 		_ = unix.Close(fd)
 		return nil, err
 	}
-	h := &hangups{epoll: os.NewFile(uintptr(fd), "epoll"), conns: make(map[int32]*conn), most: maxStrangers, stall: stallTime}
+	h := &hangups{epoll: os.NewFile(uintptr(fd), "epoll"), conns: make(map[int32]*conn), strangers: crowd.New("stream server, without a valid session URL", most), stall: stallTime}
 	if h.raw, err = h.epoll.SyscallConn(); err != nil {
 		_ = h.epoll.Close()
 		return nil, err
@@ -64,7 +64,7 @@ type conn struct {
 	*net.TCPConn
 	number  int32
 	hangups *hangups
-	known   bool          // it is no stranger; guarded by hangups.mu
+	visit   *crowd.Member // among the strangers
 	gone    chan struct{} // closed when the client has, or Close was called
 	closed  chan struct{} // closed when nothing is left of the connection
 	leaving sync.Once
@@ -199,21 +199,16 @@ func (c *conn) unsent() int {
 }
 
 // introduce makes the connection one that has shown a ticket.
-func (c *conn) introduce() {
-	c.hangups.mu.Lock()
-	defer c.hangups.mu.Unlock()
-	if !c.known {
-		c.known = true
-		c.hangups.strangers--
-	}
-}
+func (c *conn) introduce() { c.visit.Leave() }
 
 // abort closes now. What the client has not taken yet the kernel still sends.
 func (c *conn) abort() {
 	c.ending.Do(func() {
 		c.introduce() // it does not count any more
 		c.hangups.mu.Lock()
-		delete(c.hangups.conns, c.number)
+		if c.hangups.conns[c.number] == c {
+			delete(c.hangups.conns, c.number)
+		}
 		c.hangups.mu.Unlock()
 		c.leave()
 		_ = c.TCPConn.Close()
@@ -238,21 +233,19 @@ func (c *conn) whenClosed(f func()) {
 	})
 }
 
-// add begins to watch a connection.
+// add begins to watch a connection. With an error it is for the caller to abort.
 func (h *hangups) add(plain *net.TCPConn) (*conn, error) {
 	c := &conn{TCPConn: plain, hangups: h, gone: make(chan struct{}), closed: make(chan struct{}), began: time.Now()}
 	c.use(1)
+	c.visit = h.strangers.Enter(crowd.PeerOf(plain), func() { c.drop() })
 	raw, err := plain.SyscallConn()
 	if err != nil {
-		return nil, err
+		return c, err
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	switch {
-	case h.closed:
-		return nil, net.ErrClosed
-	case h.strangers >= h.most:
-		return nil, errCrowded
+	if h.closed {
+		return c, net.ErrClosed
 	}
 	for {
 		h.last = (h.last + 1) & (1<<31 - 1)
@@ -268,7 +261,6 @@ func (h *hangups) add(plain *net.TCPConn) (*conn, error) {
 			err := unix.EpollCtl(int(epoll), unix.EPOLL_CTL_ADD, int(fd), &event)
 			if err == nil {
 				h.conns[c.number] = c
-				h.strangers++
 			}
 		})
 	})
@@ -333,11 +325,8 @@ func (l watched) Accept() (net.Conn, error) {
 		if err == nil {
 			return c, nil
 		}
-		_ = plain.Close() // this one only
-		switch {
-		case errors.Is(err, errCrowded):
-			slog.Debug("stream connection refused", "from", plain.RemoteAddr(), "err", err)
-		case !errors.Is(err, net.ErrClosed):
+		c.abort() // this one only
+		if !errors.Is(err, net.ErrClosed) {
 			slog.Warn("stream connection refused: cannot watch it for a hang-up", "err", err)
 		}
 	}

@@ -132,7 +132,13 @@ func TestCloseWaitsForPendingWrites(t *testing.T) {
 // listening is a listener on loopback with its hangups.
 func listening(t *testing.T) (*hangups, watched) {
 	t.Helper()
-	h, err := newHangups()
+	return listeningFor(t, maxStrangers)
+}
+
+// listeningFor is one for as many connections without a ticket.
+func listeningFor(t *testing.T, strangers int) (*hangups, watched) {
+	t.Helper()
+	h, err := newHangups(strangers)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,60 +182,48 @@ func parting(t *testing.T, l watched, last []byte) (*net.TCPConn, *conn) {
 }
 
 // Connections without a ticket are taken up to a limit, in which those with one
-// do not count.
+// do not count: of too many the oldest is closed.
 func TestConnectionsWithoutATicketAreBounded(t *testing.T) {
 	t.Parallel()
-	h, err := newHangups()
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.most = 2
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	taken := make(chan *conn, 10)
-	go func() {
-		defer close(taken)
-		for {
-			c, err := watched{l, h}.Accept()
-			if err != nil {
-				return
-			}
-			taken <- c.(*conn)
-		}
-	}()
-	defer func() {
-		l.Close()
-		h.abortAll()
-		h.close()
-	}()
-	dial := func() net.Conn {
-		c, err := net.Dial("tcp", l.Addr().String())
+	h, l := listeningFor(t, 2)
+	enter := func() *conn {
+		t.Helper()
+		client, err := net.Dial("tcp", l.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { c.Close() })
-		return c
+		t.Cleanup(func() { client.Close() })
+		accepted, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return accepted.(*conn)
 	}
-	dial()
-	first := <-taken
-	dial()
-	second := <-taken
-	refused := func() {
-		t.Helper()
-		if n, err := dial().Read(make([]byte, 1)); err == nil {
-			t.Errorf("one too many was taken, and read %d bytes", n)
+	closed := func(c *conn) bool {
+		select {
+		case <-c.closed:
+			return true
+		default:
+			return false
 		}
 	}
-	refused()
-	first.introduce()
-	first.introduce()
-	dial()
-	<-taken
-	refused()
-	second.abort()
-	dial()
-	<-taken
-	refused()
+	known, first, second := enter(), (*conn)(nil), (*conn)(nil)
+	known.introduce()
+	known.introduce()
+	first, second = enter(), enter()
+	if closed(first) || closed(second) {
+		t.Error("closed although there was room")
+	}
+	third := enter()
+	if !closed(first) || closed(second) || closed(third) {
+		t.Errorf("one too many: closed %t, %t, %t, want the oldest", closed(first), closed(second), closed(third))
+	}
+	third.abort()
+	enter()
+	if closed(second) || closed(known) {
+		t.Error("closed although there was room again")
+	}
+	if n := h.strangers.Closed(); n != 1 {
+		t.Errorf("%d are counted", n)
+	}
 }

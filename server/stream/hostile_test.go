@@ -209,7 +209,7 @@ func TestPlaceIsKeptUntilTheConnectionIsClosed(t *testing.T) {
 		_, err := client.Stdout.Write(make([]byte, 512<<10))
 		return 0, err
 	}})
-	s.tickets.most, s.hangups.stall = 1, time.Hour
+	s.tickets.open.most, s.hangups.stall = 1, time.Hour
 	ask := func(ctx context.Context) (string, error) {
 		return s.Exec(ctx, &cri.ExecRequest{Cmd: []string{"true"}, Stdout: true})
 	}

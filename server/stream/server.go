@@ -14,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/semaphore"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -32,6 +31,10 @@ type Config struct {
 	// MaxSessions and MaxSessionsPerContainer bound the sessions of the node, and
 	// those of a container, or port-forwards of a pod; 0: any number.
 	MaxSessions, MaxSessionsPerContainer int
+
+	// Namespace returns the namespace of a container's or a pod's id, of which none may
+	// have all places; nil: all are in one.
+	Namespace func(id string) string
 
 	// TLS, if the first two are given; with the third, clients must have a
 	// certificate of that authority. New files are noticed.
@@ -58,7 +61,7 @@ type Server struct {
 	hangups  *hangups
 	http     *http.Server
 	tickets  *tickets
-	forwards *semaphore.Weighted // connections into pods
+	forwards *forwards
 	sessions sync.WaitGroup
 }
 
@@ -89,7 +92,7 @@ func New(cfg Config, engine Engine) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	hangups, err := newHangups()
+	hangups, err := newHangups(maxStrangers)
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +106,7 @@ func New(cfg Config, engine Engine) (*Server, error) {
 		base:     url.URL{Scheme: "http", Host: l.Addr().String()},
 		listener: watched{l, hangups},
 		tickets:  newTickets(cfg.MaxSessions, cfg.MaxSessionsPerContainer),
-		forwards: semaphore.NewWeighted(maxForwardsInSum),
+		forwards: &forwards{places: newShares(maxForwardsInSum)},
 	}
 	if secure != nil {
 		s.base.Scheme = "https"
@@ -198,8 +201,27 @@ func (s *Server) PortForward(ctx context.Context, r *cri.PortForwardRequest) (st
 }
 
 func (s *Server) url(ctx context.Context, kind, target string, session any) (string, error) {
-	token, err := s.tickets.issue(ctx, target, session)
+	token, err := s.tickets.issue(ctx, s.partyOf(target), session)
 	return s.base.JoinPath(kind, token).String(), err
+}
+
+func (s *Server) partyOf(target string) party {
+	p := party{target: target}
+	if s.cfg.Namespace != nil {
+		p.namespace = s.cfg.Namespace(target)
+	}
+	return p
+}
+
+// Counts are what the stream server refused since it was started.
+type Counts struct {
+	Refused map[string]uint64 // sessions and forwarded connections, by reason
+	Closed  uint64            // connections without a session URL, for which there was no room
+}
+
+// Counts returns them.
+func (s *Server) Counts() Counts {
+	return Counts{s.tickets.refused.snapshot(), s.hangups.strangers.Closed()}
 }
 
 // serve makes a handler of one for a kind of session.

@@ -71,8 +71,15 @@ func echo(_ context.Context, cmd oci.Command, client pod.Client) (int32, error) 
 // serveFake is a server that leaves no goroutine behind.
 func serveFake(t *testing.T, engine *fakeEngine) *Server {
 	t.Helper()
+	return serveWith(t, Config{}, engine)
+}
+
+// serveWith is one with certificates.
+func serveWith(t *testing.T, cfg Config, engine *fakeEngine) *Server {
+	t.Helper()
 	before := runtime.NumGoroutine()
-	s, err := New(Config{Address: "127.0.0.1:0", IdleTimeout: time.Minute}, engine)
+	cfg.Address, cfg.IdleTimeout = "127.0.0.1:0", time.Minute
+	s, err := New(cfg, engine)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,48 +24,52 @@ const (
 // tickets are the requests that wait for their client, and the sessions that
 // have begun, until their connections are closed.
 type tickets struct {
-	most     int // sessions, waiting and begun; 0: any number
-	mostEach int // of them that a container or pod may have; 0: any number
+	mostEach int // sessions that a container or pod may have; 0: any number
 
 	mu      sync.Mutex
 	freed   sync.Cond // a session has ended
-	queue   int       // callers that wait for that
 	waiting map[string]ticket
-	open    map[string]int // sessions, by container or pod
-	sum     int
+	queue   *shares // callers that wait for a session to end
+	pending *shares // tickets that wait for their client
+	open    *shares // sessions, waiting and begun
+	refused *refusals
 }
 
+// newTickets is for most sessions, and mostEach of a container or pod; 0: any number.
 func newTickets(most, mostEach int) *tickets {
-	t := &tickets{most: most, mostEach: mostEach, waiting: make(map[string]ticket), open: make(map[string]int)}
+	t := &tickets{
+		mostEach: mostEach, waiting: make(map[string]ticket),
+		queue: newShares(maxQueue), pending: newShares(maxTickets), open: newShares(most),
+		refused: newRefusals(),
+	}
 	t.freed.L = &t.mu
 	return t
 }
 
 // ticket admits one client to one session.
 type ticket struct {
-	target  string // the container or pod
-	session any    // an ExecRequest, an AttachRequest or a PortForwardRequest
+	party   party
+	session any // an ExecRequest, an AttachRequest or a PortForwardRequest
 	expires time.Time
 }
 
 // issue keeps session until it is redeemed, and returns the token for it. Where there
 // are too many sessions it waits for one to end, up to placeWait or the end of ctx.
-func (t *tickets) issue(ctx context.Context, target string, session any) (string, error) {
+func (t *tickets) issue(ctx context.Context, p party, session any) (string, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.expire()
-	if t.full(target) != nil && t.queue < maxQueue {
-		t.await(ctx, target)
+	if reason, _ := t.full(p); reason != "" && t.queue.admits(p) {
+		t.await(ctx, p)
 	}
-	if len(t.waiting) >= maxTickets {
-		return "", fmt.Errorf("too many pending sessions (%d): %w", len(t.waiting), fault.Exhausted)
-	}
-	if err := t.full(target); err != nil {
+	if reason, err := t.full(p); err != nil {
+		t.refused.add(reason, p, err)
 		return "", err
 	}
 	token := rand.Text()
-	t.waiting[token] = ticket{target, session, time.Now().Add(ticketLife)}
-	t.count(target, 1)
+	t.waiting[token] = ticket{p, session, time.Now().Add(ticketLife)}
+	t.pending.count(p, 1)
+	t.open.count(p, 1)
 	return token, nil
 }
 
@@ -74,27 +78,41 @@ func (t *tickets) expire() {
 	now := time.Now()
 	for token, waiting := range t.waiting {
 		if now.After(waiting.expires) {
-			delete(t.waiting, token)
-			t.count(waiting.target, -1)
+			t.drop(token, waiting.party)
+			t.end(waiting.party)
 		}
 	}
 }
 
-// full says why target may not have another session.
-func (t *tickets) full(target string) error {
-	switch {
-	case t.mostEach > 0 && t.open[target] >= t.mostEach:
-		return fmt.Errorf("too many sessions of %s (%d): end some, or raise api.stream_max_sessions_per_container: %w",
-			target, t.open[target], fault.Exhausted)
-	case t.most > 0 && t.sum >= t.most:
-		return fmt.Errorf("too many exec, attach and port-forward sessions on this node (%d): end some, or raise api.stream_max_sessions: %w",
-			t.sum, fault.Exhausted)
-	}
-	return nil
+// drop makes a ticket one that waits no more.
+func (t *tickets) drop(token string, p party) {
+	delete(t.waiting, token)
+	t.pending.count(p, -1)
 }
 
-// await waits for target to be allowed another session. The lock is free meanwhile.
-func (t *tickets) await(ctx context.Context, target string) {
+func (t *tickets) end(p party) {
+	t.open.count(p, -1)
+	t.freed.Broadcast()
+}
+
+// full says why p may not have another session: for people, and for metrics.
+func (t *tickets) full(p party) (reason string, err error) {
+	switch open := t.open; {
+	case t.mostEach > 0 && open.targets[p.target] >= t.mostEach:
+		return refusedContainer, fmt.Errorf("too many sessions of %s (%d): end some, or raise api.stream_max_sessions_per_container: %w",
+			p.target, open.targets[p.target], fault.Exhausted)
+	case !open.admits(p):
+		return refusedNode, fmt.Errorf("too many exec, attach and port-forward sessions on this node (%d, of which namespace %q has %d and %s has %d; some of api.stream_max_sessions = %d are kept for others): end some, or raise api.stream_max_sessions: %w",
+			open.sum, p.namespace, open.namespaces[p.namespace], p.target, open.targets[p.target], open.most, fault.Exhausted)
+	case !t.pending.admits(p):
+		return refusedPending, fmt.Errorf("too many sessions that no client has connected to (%d, of which namespace %q has %d): %w",
+			t.pending.sum, p.namespace, t.pending.namespaces[p.namespace], fault.Exhausted)
+	}
+	return "", nil
+}
+
+// await waits for p to be allowed another session. The lock is free meanwhile.
+func (t *tickets) await(ctx context.Context, p party) {
 	ctx, cancel := context.WithTimeout(ctx, placeWait)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() {
@@ -102,21 +120,14 @@ func (t *tickets) await(ctx context.Context, target string) {
 		defer t.mu.Unlock()
 		t.freed.Broadcast()
 	})()
-	t.queue++
-	defer func() { t.queue-- }()
-	for t.full(target) != nil && ctx.Err() == nil {
+	t.queue.count(p, 1)
+	defer func() { t.queue.count(p, -1) }()
+	for ctx.Err() == nil {
+		if reason, _ := t.full(p); reason == "" {
+			return
+		}
 		t.freed.Wait()
 		t.expire()
-	}
-}
-
-func (t *tickets) count(target string, n int) {
-	t.sum += n
-	if t.open[target] += n; t.open[target] == 0 {
-		delete(t.open, target)
-	}
-	if n < 0 {
-		t.freed.Broadcast()
 	}
 }
 
@@ -132,14 +143,14 @@ func redeem[T any](t *tickets, token string) (session T, end func(), ok bool) {
 	if session, ok = waiting.session.(T); !ok {
 		return session, nil, false
 	}
-	delete(t.waiting, token)
+	t.drop(token, waiting.party)
 	if !time.Now().Before(waiting.expires) {
-		t.count(waiting.target, -1)
+		t.end(waiting.party)
 		return session, nil, false
 	}
 	return session, func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		t.count(waiting.target, -1)
+		t.end(waiting.party)
 	}, true
 }

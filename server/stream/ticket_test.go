@@ -17,7 +17,7 @@ func TestTickets(t *testing.T) {
 	t.Parallel()
 	box := newTickets(0, 0)
 	request := &cri.ExecRequest{ContainerId: "x"}
-	token, err := box.issue(t.Context(), "x", request)
+	token, err := box.issue(t.Context(), party{target: "x"}, request)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func TestTicketsExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		box := newTickets(0, 0)
 		issue := func() string {
-			token, err := box.issue(t.Context(), "x", &cri.ExecRequest{})
+			token, err := box.issue(t.Context(), party{target: "x"}, &cri.ExecRequest{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -59,10 +59,10 @@ func TestTicketsExpire(t *testing.T) {
 		if _, _, ok := redeem[*cri.ExecRequest](box, stale); ok {
 			t.Error("good for more than a minute")
 		}
-		for range maxTickets {
+		for box.pending.admits(party{target: "x"}) {
 			issue()
 		}
-		if _, err := box.issue(t.Context(), "x", &cri.ExecRequest{}); !errors.Is(err, fault.Exhausted) {
+		if _, err := box.issue(t.Context(), party{target: "x"}, &cri.ExecRequest{}); !errors.Is(err, fault.Exhausted) {
 			t.Errorf("one too many: %v", err)
 		}
 		time.Sleep(ticketLife + time.Second)
@@ -79,7 +79,9 @@ func TestSessionsAreCounted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		box := newTickets(5, 3)
-		issue := func(target string) (string, error) { return box.issue(t.Context(), target, &cri.ExecRequest{}) }
+		issue := func(target string) (string, error) {
+			return box.issue(t.Context(), party{target, target}, &cri.ExecRequest{})
+		}
 		var ends []func()
 		begin := func(target string) {
 			t.Helper()
@@ -119,8 +121,8 @@ func TestSessionsAreCounted(t *testing.T) {
 				end()
 			}
 		}
-		if box.sum != 0 || len(box.open) != 0 {
-			t.Errorf("%d sessions are left: %v", box.sum, box.open)
+		if box.open.sum != 0 || len(box.open.targets) != 0 || len(box.open.namespaces) != 0 || box.pending.sum != 0 {
+			t.Errorf("sessions are left: %+v, %+v", box.open, box.pending)
 		}
 	})
 }
@@ -139,7 +141,7 @@ func TestIssueWaitsForASessionToEnd(t *testing.T) {
 func issueWaits(t *testing.T, box *tickets) {
 	issue := func(ctx context.Context) (token string, took time.Duration, err error) {
 		began := time.Now()
-		token, err = box.issue(ctx, "x", &cri.ExecRequest{})
+		token, err = box.issue(ctx, party{target: "x"}, &cri.ExecRequest{})
 		return token, time.Since(began), err
 	}
 	token, _, err := issue(t.Context())
@@ -158,11 +160,12 @@ func issueWaits(t *testing.T, box *tickets) {
 	if _, took, err := issue(impatient); !errors.Is(err, fault.Exhausted) || took != time.Second {
 		t.Errorf("while the caller waits: %v after %v", err, took)
 	}
-	box.queue = maxQueue
+	crowd := party{"others", "y"}
+	box.queue.count(crowd, maxQueue)
 	if _, took, err := issue(t.Context()); !errors.Is(err, fault.Exhausted) || took != 0 {
 		t.Errorf("while many wait: %v after %v", err, took)
 	}
-	box.queue = 0
+	box.queue.count(crowd, -maxQueue)
 	time.AfterFunc(time.Second, end)
 	if _, took, err := issue(t.Context()); err != nil || took != time.Second {
 		t.Errorf("when the session has ended: %v after %v", err, took)
@@ -171,7 +174,7 @@ func issueWaits(t *testing.T, box *tickets) {
 	if _, _, err := issue(t.Context()); err != nil {
 		t.Errorf("when a ticket expires meanwhile: %v", err)
 	}
-	if box.queue != 0 {
-		t.Errorf("%d callers still wait", box.queue)
+	if box.queue.sum != 0 {
+		t.Errorf("%d callers still wait", box.queue.sum)
 	}
 }

@@ -1,0 +1,137 @@
+package crowd
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Peer is who has opened a connection, as far as that cannot be chosen freely.
+type Peer struct {
+	// Owner is a user of this machine, or an address from which others connect: of
+	// IPv6 the network of 64 bits, since a host may have all of its addresses.
+	Owner string
+	// Group is the process's cgroup v2, where there is one: pods on the node's network
+	// may have the same user as the kubelet.
+	Group uint64
+}
+
+func (p Peer) String() string {
+	if p.Group == 0 {
+		return p.Owner
+	}
+	return fmt.Sprintf("%s, cgroup %d", p.Owner, p.Group)
+}
+
+// PeerOf tells who is at the other end of a connection.
+func PeerOf(c net.Conn) Peer {
+	remote, local := addrPort(c.RemoteAddr()), addrPort(c.LocalAddr())
+	if peer, err := localPeer(remote, local); err == nil {
+		return peer
+	}
+	bits := 32
+	if remote.Addr().Is6() {
+		bits = 64
+	}
+	network, err := remote.Addr().Prefix(bits)
+	if err != nil {
+		return Peer{Owner: "an unknown address"}
+	}
+	return Peer{Owner: network.Masked().String()}
+}
+
+func addrPort(a net.Addr) netip.AddrPort {
+	tcp, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.AddrPort{}
+	}
+	at := tcp.AddrPort()
+	return netip.AddrPortFrom(at.Addr().Unmap().WithZone(""), at.Port())
+}
+
+// gone is the peer of connections whose other end has been closed already: the kernel
+// would call it root's.
+var gone = Peer{Owner: "a process that has closed"}
+
+// Layout of sock_diag's messages (linux/inet_diag.h).
+const (
+	diagRequest   = 56
+	diagAnswer    = 72
+	diagID        = 8 // of the request: the socket's ports, addresses, interface and cookie
+	diagUID       = 64
+	diagInode     = 68
+	diagCgroup    = 21 // INET_DIAG_CGROUP_ID
+	sockDiagByFam = 20 // SOCK_DIAG_BY_FAMILY
+)
+
+var errNotLocal = errors.New("no socket of this network namespace")
+
+// localPeer asks the kernel whose the socket is that is connected from one address to
+// another in this network namespace.
+func localPeer(from, to netip.AddrPort) (Peer, error) {
+	if !from.IsValid() || !to.IsValid() || from.Addr().Is4() != to.Addr().Is4() {
+		return Peer{}, errNotLocal
+	}
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
+	if err != nil {
+		return Peer{}, err
+	}
+	defer unix.Close(fd)
+	if err := unix.Sendto(fd, question(from, to), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return Peer{}, err
+	}
+	answer := make([]byte, 4<<10)
+	n, _, err := unix.Recvfrom(fd, answer, unix.MSG_DONTWAIT) // the kernel has answered before Sendto returned
+	if err != nil {
+		return Peer{}, err
+	}
+	return parseAnswer(answer[:n])
+}
+
+func question(from, to netip.AddrPort) []byte {
+	family := byte(unix.AF_INET)
+	if from.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	b := make([]byte, unix.NLMSG_HDRLEN+diagRequest)
+	binary.NativeEndian.PutUint32(b, uint32(len(b)))
+	binary.NativeEndian.PutUint16(b[4:], sockDiagByFam)
+	binary.NativeEndian.PutUint16(b[6:], unix.NLM_F_REQUEST)
+	request := b[unix.NLMSG_HDRLEN:]
+	request[0], request[1] = family, unix.IPPROTO_TCP
+	binary.NativeEndian.PutUint32(request[4:], ^uint32(0)) // in any state
+	id := request[diagID:]
+	binary.BigEndian.PutUint16(id, from.Port())
+	binary.BigEndian.PutUint16(id[2:], to.Port())
+	copy(id[4:20], from.Addr().AsSlice())
+	copy(id[20:36], to.Addr().AsSlice())
+	binary.NativeEndian.PutUint64(id[40:], ^uint64(0)) // any cookie
+	return b
+}
+
+func parseAnswer(b []byte) (Peer, error) {
+	if len(b) < unix.NLMSG_HDRLEN+diagAnswer || binary.NativeEndian.Uint16(b[4:]) != sockDiagByFam {
+		return Peer{}, errNotLocal
+	}
+	message := b[unix.NLMSG_HDRLEN:]
+	if binary.NativeEndian.Uint32(message[diagInode:]) == 0 {
+		return gone, nil
+	}
+	peer := Peer{Owner: "uid " + strconv.FormatUint(uint64(binary.NativeEndian.Uint32(message[diagUID:])), 10)}
+	for rest := message[diagAnswer:]; len(rest) >= unix.SizeofNlAttr; {
+		size := int(binary.NativeEndian.Uint16(rest))
+		if size < unix.SizeofNlAttr || size > len(rest) {
+			break
+		}
+		if binary.NativeEndian.Uint16(rest[2:]) == diagCgroup && size >= unix.SizeofNlAttr+8 {
+			peer.Group = binary.NativeEndian.Uint64(rest[unix.SizeofNlAttr:])
+		}
+		rest = rest[min((size+3)&^3, len(rest)):]
+	}
+	return peer, nil
+}
