@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -75,20 +76,13 @@ func namespaceGone(err error) bool {
 	return errors.Is(err, fault.NotFound) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH)
 }
 
-// interfaceGone tells of an error of net.InterfaceByName, which has no sentinel
-// for this, that there is none of the name.
-func interfaceGone(err error) bool {
-	var op *net.OpError
-	return errors.As(err, &op) && op.Err.Error() == "no such network interface"
-}
-
 // inside is called in the pod's network namespace.
 func (p Attached) inside() []Damage {
 	if len(p.IPs) == 0 {
 		return nil // nothing is known of how the network works
 	}
-	link, err := net.InterfaceByName(p.Interface)
-	if err != nil && interfaceGone(err) {
+	link, err := linkIndex(p.Interface)
+	if errors.Is(err, errNoLink) {
 		return []Damage{{fmt.Sprintf("its network interface %s is gone", p.Interface), true}}
 	}
 	if err != nil {
@@ -97,17 +91,13 @@ func (p Attached) inside() []Damage {
 	if p.OwnStack {
 		return nil
 	}
-	addresses, err := link.Addrs()
+	addresses, err := addressesOn(link)
 	if err != nil {
 		return []Damage{unseen(err)}
 	}
 	var damage []Damage
 	for _, want := range p.IPs {
-		has := slices.ContainsFunc(addresses, func(a net.Addr) bool {
-			ip, ok := a.(*net.IPNet)
-			return ok && ip.IP.Equal(net.ParseIP(want))
-		})
-		if !has {
+		if ip, err := netip.ParseAddr(want); err != nil || !addresses.has(ip) {
 			damage = append(damage, Damage{fmt.Sprintf("%s has lost the address %s", p.Interface, want), false})
 		}
 	}
@@ -267,109 +257,56 @@ func (n *Network) Release(ctx context.Context, p Pod, l Lease) error {
 // the interface, and nobody else knows which those are.
 var ErrHidden = errors.New("a pod's interface has no address: the runtime may have moved the address into the sandbox")
 
-// Idle returns those of addresses that no interface has, in any network namespace that
-// a process is in or that is pinned at one of paths. If a namespace cannot be checked,
-// or hides its addresses (ErrHidden) and is not in known, that is the error: any
-// address may then be in use.
+// ownNetwork is the network namespace of this process, which is the node's.
+const ownNetwork = "/proc/self/ns/net"
+
+// Idle returns those of addresses that no interface has, in this process's network namespace
+// or in one that is pinned at one of paths: each runtime pins those of its pods. What processes
+// of containers make does not count: they could claim any address for as long as they like. If
+// a namespace cannot be checked, or hides its addresses (ErrHidden) and is not in known, that
+// is the error: any address may then be in use.
 func Idle(addresses, paths, known []string) ([]string, error) {
-	here, err := processNetworks()
-	if err != nil {
-		return nil, err
-	}
 	ours := map[uint64]bool{}
-	for _, path := range known {
+	for _, path := range append([]string{ownNetwork}, known...) {
 		if inode, err := ns.Inode(path); err == nil {
 			ours[inode] = true
 		}
 	}
-	names, where := slices.Clone(paths), slices.Clone(paths)
-	for _, file := range here {
-		defer file.Close()
-		names, where = append(names, file.Name()), append(where, fdPath(file))
-	}
-	used := map[string]bool{}
+	used := make([]bool, len(addresses))
+	where := append([]string{ownNetwork}, paths...)
 	failed := ns.Each(where, func(i int) error {
-		has, err := addressesHere()
-		for _, ip := range has.ips {
-			used[ip.String()] = true
+		here, err := addressesOn(0)
+		if err != nil {
+			return err
 		}
-		if err == nil && has.bare {
-			if inode, lost := ns.Inode(where[i]); lost != nil || !ours[inode] {
-				return ErrHidden
-			}
+		for j, a := range addresses {
+			ip, err := netip.ParseAddr(a)
+			used[j] = used[j] || err == nil && here.has(ip)
+		}
+		if here.global() {
+			return nil
+		}
+		if inode, lost := ns.Inode(where[i]); lost == nil && ours[inode] {
+			return nil
+		}
+		bare, err := hasUpLink()
+		if bare && err == nil {
+			err = ErrHidden
 		}
 		return err
 	})
 	for i, err := range failed {
 		if !namespaceGone(err) { // what has gone has no address
-			return nil, fmt.Errorf("look for addresses in use in %s: %w", names[i], err)
+			return nil, fmt.Errorf("look for addresses in use in %s: %w", where[i], err)
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(addresses), func(a string) bool { return used[net.ParseIP(a).String()] }), nil
-}
-
-// processNetworks are the network namespaces that processes are in, each once. They are open:
-// the process by which one was found may end while others are still in it.
-func processNetworks() (networks []*os.File, err error) {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil, err
-	}
-	seen := map[string]bool{}
-	for _, entry := range entries {
-		path := filepath.Join("/proc", entry.Name(), "ns", "net")
-		if name, err := os.Readlink(path); err != nil || seen[name] {
-			continue
-		}
-		file, err := os.Open(path)
-		if err == nil {
-			networks = append(networks, file)
-			var name string // the pid may be another process's by now
-			name, err = os.Readlink(fdPath(file))
-			seen[name] = true
-		}
-		if err != nil && !namespaceGone(err) {
-			for _, file := range networks {
-				file.Close()
-			}
-			return nil, err
+	var idle []string
+	for i, a := range addresses {
+		if !used[i] {
+			idle = append(idle, a)
 		}
 	}
-	return networks, nil
-}
-
-// fdPath is a path to an open file, wherever that is now.
-func fdPath(file *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", file.Fd()) }
-
-// addressed is what a network namespace has of addresses.
-type addressed struct {
-	ips  []net.IP
-	bare bool // there are interfaces, and none of them has one
-}
-
-// addressesHere looks at the namespace of the thread.
-func addressesHere() (has addressed, err error) {
-	links, err := net.Interfaces()
-	if err != nil {
-		return has, err
-	}
-	var up, global bool
-	for _, link := range links {
-		all, err := link.Addrs()
-		if err != nil {
-			return has, err
-		}
-		// A tunnel module puts an interface that is down into every namespace.
-		up = up || link.Flags&net.FlagLoopback == 0 && link.Flags&net.FlagUp != 0
-		for _, a := range all {
-			if ip, ok := a.(*net.IPNet); ok {
-				has.ips = append(has.ips, ip.IP)
-				global = global || !ip.IP.IsLoopback() && !ip.IP.IsLinkLocalUnicast()
-			}
-		}
-	}
-	has.bare = up && !global
-	return has, nil
+	return idle, nil
 }
 
 // Load notes the host ports of the attached pods that live, by their ids, and

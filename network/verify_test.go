@@ -3,7 +3,7 @@ package network
 import (
 	"context"
 	"errors"
-	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -154,37 +154,62 @@ func TestAddressesOffTheInterfaceAreNotIdle(t *testing.T) {
 	n.detach(p, a)
 }
 
-// The process by which a network namespace was found may end while others are still in it.
-func TestNetworksOfProcessesStay(t *testing.T) {
+// A process of a pod may make a network namespace of its own: one whose link has no address
+// kept all leases of orphans for as long as it lived.
+func TestNetworksOfContainersHideNothing(t *testing.T) {
 	t.Parallel()
-	cmd := exec.Command("sleep", "600")
+	cmd := exec.Command("sh", "-c", "ip link add bare type bridge && ip link set bare up && ip address add 10.7.200.201/32 dev lo && echo made && exec sleep 600")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	name, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid))
-	if err != nil {
-		t.Error(err)
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	if _, err := io.ReadFull(out, make([]byte, len("made"))); err != nil {
+		t.Fatal(err)
 	}
-	networks, err := processNetworks()
-	if err != nil {
-		t.Error(err)
+	addresses := []string{"10.7.200.201", "10.7.200.202"}
+	if idle, err := Idle(addresses, nil, nil); err != nil || !slices.Equal(idle, addresses) {
+		t.Errorf("idle: %q, %v", idle, err)
 	}
-	_ = cmd.Process.Kill()
-	_ = cmd.Wait()
-	found := 0
-	for _, network := range networks {
-		if is, err := os.Readlink(fdPath(network)); err == nil && is == name {
-			found++
-			if err := ns.Do(fdPath(network), func() error { return nil }); err != nil {
-				t.Error(err)
-			}
+}
+
+// A pod may have any number of addresses and links. Not all are looked at, and the pod's own
+// is found among them, even if it comes last.
+func TestManyAddressesAreNotAllRead(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, map[string]string{"10-pods.conflist": bridgeConf(range4)})
+	p := n.pod()
+	a := n.attach(p)
+	own := a.IPs[0]
+	n.run(p.NetNS, `for i in $(seq 70); do echo "link add l$i type bridge"; done | ip -batch -
+		ip addr flush dev eth0
+		for i in $(seq 1100); do echo "addr add 10.9.$((i/250)).$((i%250+1))/32 dev eth0"; done | ip -batch -
+		ip addr add `+own+`/16 dev eth0`)
+	if text, _ := n.wrong(p, a); text != "" {
+		t.Error(text)
+	}
+	err := ns.Do(p.NetNS, func() error {
+		set, err := addressesOn(0)
+		if len(set.ips) > maxAddresses || !set.truncated {
+			t.Errorf("%d addresses are read, truncated %t", len(set.ips), set.truncated)
 		}
-		network.Close()
+		return err
+	})
+	if err != nil {
+		t.Error(err)
 	}
-	if found != 1 {
-		t.Errorf("the namespace of the process was found %d times", found)
+	if idle, err := Idle([]string{own, "10.7.200.203"}, []string{p.NetNS}, nil); err != nil || !slices.Equal(idle, []string{"10.7.200.203"}) {
+		t.Errorf("idle: %q, %v", idle, err)
 	}
+	n.run(p.NetNS, "ip addr flush dev eth0; ip addr add "+own+"/16 dev eth0") // the plugin takes back what it finds
+	n.detach(p, a)
 }
 
 func TestVerifyHostPorts(t *testing.T) {
