@@ -25,7 +25,7 @@ build: ## Build the programs of the product into bin/ (BIN). ARCH=arm64: for tha
 	CGO_ENABLED=0 $(if $(ARCH),GOARCH=$(ARCH) GOARM=7) go build -trimpath -tags $(TAGS) -ldflags "-s -w -X main.version=$(VERSION)" -o $(BIN)/ ./cmd/...
 
 .PHONY: setup
-setup: ## Install what tests and demo need (Debian, as root).
+setup: ## Install what tests need (Debian, as root). Removes and replaces no package.
 	@test/setup.sh
 
 .PHONY: tools
@@ -53,7 +53,8 @@ soak: setup ## Let two nodes live for HOURS (1) and print the slope of everythin
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/soak -hours $(or $(HOURS),1) $(if $(SEED),-seed $(SEED))
 
 .PHONY: demo
-demo: setup ## Show a real pod, a killed server and a clean node. HANDLER=crun: with that runtime.
+demo: ## Show a real pod, a killed server and a clean node. HANDLER=crun: with that runtime.
+	@test/setup.sh demo-$(or $(HANDLER),runc)
 	@echo "builds crius and the demo; with empty caches this takes a minute or two"
 	@go run ./test/prebuild crius probe demo
 	@CRIUS_TEST_PREBUILT=1 .cache/testkit/demo -handler $(or $(HANDLER),runc)
@@ -71,7 +72,7 @@ kubelet: setup ## Run real kubelets on crius; building them takes half an hour, 
 
 .PHONY: cluster
 cluster: ## Run Kubernetes' own end-to-end tests on a cluster of one node. SUITE=features or disk RUNTIME=containerd CLUSTER=v1.37.2 HANDLER= FOCUS= SKIP=
-	@test/setup.sh curl bash
+	@test/setup.sh test curl bash
 	@CRIUS_TEST_CLUSTER='$(CLUSTER)' go run ./test/prebuild crius probe standin critest busybox cluster
 	CRIUS_TEST_CLUSTER='$(CLUSTER)' CRIUS_TEST_PREBUILT=1 CGO_ENABLED=0 go run -tags $(TAGS) ./test/cluster \
 		$(if $(RUNTIME),-runtime $(RUNTIME)) $(if $(HANDLER),-handler $(HANDLER)) $(if $(SUITE),-suite $(SUITE)) \
@@ -79,7 +80,7 @@ cluster: ## Run Kubernetes' own end-to-end tests on a cluster of one node. SUITE
 
 .PHONY: node
 node: ## Run critest on a cgroup v2 systemd machine. DRIVER=systemd HANDLER=crun FOCUS=regexp: only those.
-	@test/setup.sh dpkg-dev patch xz-utils bzip2 rpm mmdebstrap user-mode-linux e2fsprogs
+	@test/setup.sh test dpkg-dev patch xz-utils bzip2 rpm mmdebstrap user-mode-linux e2fsprogs
 	@$(MAKE) --no-print-directory packages >/dev/null
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -packages $(BIN)/packages $(if $(SUITE),-suite $(SUITE)) \
 		$(if $(DRIVER),-driver $(DRIVER)) $(if $(HANDLER),-handler $(HANDLER)) $(if $(FOCUS),-focus '$(FOCUS)')
@@ -89,7 +90,7 @@ PREVIOUS ?= $(shell git describe --tags --abbrev=0 HEAD^ 2>/dev/null || echo 985
 
 .PHONY: node-packages
 node-packages: # the packages of now and of PREVIOUS
-	@test/setup.sh dpkg-dev patch xz-utils bzip2 rpm mmdebstrap user-mode-linux e2fsprogs
+	@test/setup.sh test dpkg-dev patch xz-utils bzip2 rpm mmdebstrap user-mode-linux e2fsprogs
 	@$(MAKE) --no-print-directory packages >/dev/null
 	rm -rf .cache/previous && mkdir -p .cache/previous
 	git archive '$(PREVIOUS)' | tar -x -C .cache/previous
@@ -108,21 +109,21 @@ node-install: node-packages ## Do on such a machine what an operator does, with 
 
 .PHONY: node-bench
 node-bench: ## Measure crius on such a machine, which has cgroup v2 and one processor. ROW=pods: only that
-	@test/setup.sh dpkg-dev patch xz-utils bzip2 rpm mmdebstrap user-mode-linux e2fsprogs
+	@test/setup.sh test dpkg-dev patch xz-utils bzip2 rpm mmdebstrap user-mode-linux e2fsprogs
 	@$(MAKE) --no-print-directory packages >/dev/null
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -packages $(BIN)/packages $(if $(SUITE),-suite $(SUITE)) \
 		-driver cgroupfs -handler runc -bench '$(or $(ROW),pods exec)'
 
 .PHONY: node-qemu
 node-qemu: ## The same, but slower, on Debian's usual kernel, with cpuset and hugetlb. DRIVER=, HANDLER=; FOCUS=.: all specs.
-	@test/setup.sh dpkg-dev patch xz-utils bzip2 rpm mmdebstrap qemu-system-x86 e2fsprogs
+	@test/setup.sh test dpkg-dev patch xz-utils bzip2 rpm mmdebstrap qemu-system-x86 e2fsprogs
 	@$(MAKE) --no-print-directory packages >/dev/null
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -machine qemu -packages $(BIN)/packages $(if $(SUITE),-suite $(SUITE)) \
 		-driver $(or $(DRIVER),systemd) -handler $(or $(HANDLER),runc) -focus '$(or $(FOCUS),AppArmor|Security Context)'
 
 .PHONY: node-selinux
 node-selinux: ## The same with SELinux enforcing: AVC denials, and what keeps pods apart. DRIVER= HANDLER= FOCUS=regexp: only those.
-	@test/setup.sh dpkg-dev patch xz-utils bzip2 rpm mmdebstrap user-mode-linux e2fsprogs
+	@test/setup.sh test dpkg-dev patch xz-utils bzip2 rpm mmdebstrap user-mode-linux e2fsprogs
 	@$(MAKE) --no-print-directory packages >/dev/null
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -machine selinux -packages $(BIN)/packages $(if $(SUITE),-suite $(SUITE)) \
 		$(if $(DRIVER),-driver $(DRIVER)) $(if $(HANDLER),-handler $(HANDLER)) $(if $(FOCUS),-focus '$(FOCUS)')
@@ -132,7 +133,7 @@ NODE_ARM64 = basic operations|Image Manager|support log|support networking|strea
 
 .PHONY: node-arm64
 node-arm64: ## Run the demo and some of critest on an emulated arm64 machine. DRIVER=, HANDLER=; FOCUS=.: all specs.
-	@test/setup.sh dpkg-dev patch xz-utils bzip2 rpm mmdebstrap e2fsprogs qemu-system-arm \
+	@test/setup.sh test dpkg-dev patch xz-utils bzip2 rpm mmdebstrap e2fsprogs qemu-system-arm \
 		qemu-user-static binfmt-support arch-test gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 	@$(MAKE) --no-print-directory ARCH=arm64 packages >/dev/null
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -machine arm64 -packages $(BIN)/arm64/packages $(if $(SUITE),-suite $(SUITE)) \
@@ -145,12 +146,12 @@ runtimes: ## Show what pods do over every runtime, with times. HANDLER=runsc RUN
 
 .PHONY: powercut
 powercut: ## Cut the power of machines again and again, and look what crius makes of it. COUNT=1000 SEED=1
-	@test/setup.sh mmdebstrap user-mode-linux e2fsprogs
+	@test/setup.sh test mmdebstrap user-mode-linux e2fsprogs
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -cuts $(or $(COUNT),1000) $(if $(SEED),-seed $(SEED))
 
 .PHONY: bench
 bench: ## Measure crius beside a current containerd. ROW=pods: only that; ROW=big SIZE=10G: an image of that size, on the disk; CONTAINERD=debian; OUT=page.md RAW=tables.md JSON=file: write it down.
-	@test/setup.sh conmon containerd
+	@test/setup.sh test conmon containerd
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/bench $(if $(OUT),-out '$(OUT)') $(if $(RAW),-raw '$(RAW)') $(if $(JSON),-json '$(JSON)') $(if $(CONTAINERD),-containerd '$(CONTAINERD)') $(ROW)
 
 .PHONY: budgets

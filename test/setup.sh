@@ -1,16 +1,27 @@
 #!/usr/bin/env bash
-# Makes this machine fit for `make test` and `make demo`: installs the Debian
-# packages that they need, looks for Go, and puts hybrid cgroups in the shape
-# that crun wants. Does nothing where nothing is missing, and says what it does.
+# Makes this machine fit for a target of the Makefile: installs the Debian packages
+# that it needs, looks for Go, and puts hybrid cgroups in the shape that crun wants.
+# Does nothing where nothing is missing, and says what it does.
 #
-#   test/setup.sh [PACKAGE...]     further packages to install
+#   test/setup.sh [SET|PACKAGE...]     default: test
+#
+#   demo-runc, demo-crun   what make demo shows, with that runtime
+#   test                   what tests and measurements run
+#
+# No package that is installed is removed, downgraded, or replaced by another version
+# (except by an update of the same version that a dependency wants): where that would
+# be so, nothing is done. A program that is there counts, whatever package it is from.
 set -euo pipefail
 
-packages=(
+demo=(
+	containernetworking-plugins # pod networks
+	iptables nftables iproute2  # host ports, and looking at networks
+	ca-certificates             # Go's modules
+)
+tests=(
 	runc crun                             # the runtimes under test
 	containerd                            # its shim, which is one as well
-	containernetworking-plugins           # pod networks
-	iptables nftables iproute2            # host ports, and looking at networks
+	"${demo[@]}"
 	skopeo golang-github-containers-common # another tool on the same images
 	gcc libc6-dev                         # the race detector
 	libseccomp-dev pkg-config             # building a current runc
@@ -19,8 +30,14 @@ packages=(
 	e2fsprogs strace                      # disks that are full, system calls that fail
 	groff-base                            # manual pages
 	busybox-static                        # an image with a shell
-	git make ca-certificates
-	"$@"
+	git make
+)
+
+# What a package is wanted for: the machine may have it from elsewhere.
+declare -A program=(
+	[runc]=runc [crun]=crun [containerd]=containerd-shim-runc-v2 [skopeo]=skopeo
+	[iptables]=iptables-save [nftables]=nft [iproute2]=ip [conmon]=conmon
+	[containernetworking-plugins]="/usr/lib/cni/bridge /opt/cni/bin/bridge"
 )
 
 die() {
@@ -28,19 +45,62 @@ die() {
 	exit 1
 }
 
+# present reports whether there is a package, or what it is wanted for.
+present() {
+	local one
+	[ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" != installed ] || return 0
+	for one in ${program[$1]:-}; do
+		! command -v "$one" >/dev/null || return 0
+	done
+	return 1
+}
+
+# upstream is a version without the distribution's revision.
+upstream() { printf '%s\n' "${1%-*}"; }
+
+# refuse ends with what installing the packages would do to those that are installed.
+refuse() {
+	local plan=$1 line action name old new bad=()
+	while read -r line; do
+		read -r action name old new _ <<<"$line"
+		case "$action $old" in
+		'Remv '*) bad+=("  removes $name ${old//[\[\]]/}") ;;
+		'Inst ['*)
+			old=${old//[\[\]]/} new=${new#(}
+			if dpkg --compare-versions "$new" lt "$old" || [ "$(upstream "$new")" != "$(upstream "$old")" ]; then
+				bad+=("  replaces $name $old by $new")
+			else
+				echo "setup: updates $name $old to $new, which another package wants"
+			fi
+			;;
+		esac
+	done <<<"$plan"
+	[ ${#bad[@]} -eq 0 ] || die "nothing was done: to install ${missing[*]} apt-get" "${bad[@]}" \
+		"Use a machine that you can spare, or install by hand what provides these."
+}
+
+apt() { DEBIAN_FRONTEND=noninteractive apt-get "$@"; }
+
 install_packages() {
-	local missing=() package
-	command -v dpkg-query >/dev/null || die "this is no Debian: install by hand what provides ${packages[*]}"
-	for package in "${packages[@]}"; do
-		[ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+	local missing=() package plan
+	command -v dpkg-query >/dev/null || die "this is no Debian: install by hand what provides $*"
+	for package; do
+		present "$package" || missing+=("$package")
 	done
 	[ ${#missing[@]} -gt 0 ] || return 0
 	[ "$(id -u)" = 0 ] || die "these packages are missing, and only root can install them: ${missing[*]}"
+	plan=$(apt -s install --no-install-recommends --no-upgrade "${missing[@]}" 2>/dev/null) ||
+		{ apt update -qq && plan=$(apt -s install --no-install-recommends --no-upgrade "${missing[@]}"); } ||
+		die "apt-get cannot install ${missing[*]}: see above"
+	refuse "$plan"
 	echo "setup: installs ${missing[*]}"
-	export DEBIAN_FRONTEND=noninteractive
-	apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null 2>&1 ||
-		{ apt-get update -qq && apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null; } ||
+	local install=(install -qq -y --no-install-recommends --no-upgrade --no-remove)
+	apt "${install[@]}" "${missing[@]}" >/dev/null 2>&1 && return 0
+	# The lists may be old; new ones may change the plan.
+	apt update -qq && plan=$(apt -s install --no-install-recommends --no-upgrade "${missing[@]}") ||
 		die "apt-get could not install ${missing[*]}: see above"
+	refuse "$plan"
+	apt "${install[@]}" "${missing[@]}" >/dev/null || die "apt-get could not install ${missing[*]}: see above"
 }
 
 # Go from 1.21 on fetches the version that go.mod wants.
@@ -71,6 +131,17 @@ settle_cgroups() {
 	done
 }
 
-install_packages
+packages=()
+crun=
+for name in "${@:-test}"; do
+	case $name in
+	demo-runc | demo-crun) packages+=("${name#demo-}" "${demo[@]}") ;;&
+	demo-crun | test) crun=yes ;;&
+	demo-runc | demo-crun) ;;
+	test) packages+=("${tests[@]}") ;;
+	*) packages+=("$name") ;;
+	esac
+done
+install_packages "${packages[@]}"
 check_go
-settle_cgroups
+[ -z "$crun" ] || settle_cgroups

@@ -32,7 +32,7 @@ type demo struct {
 }
 
 func (d *demo) makeNode(ctx context.Context) (string, error) {
-	n, err := node.New(ctx, node.Options{})
+	n, err := node.New(ctx, node.Options{Runtimes: []string{d.handler}})
 	if err != nil {
 		return "", err
 	}

@@ -48,6 +48,8 @@ type Options struct {
 	Server string
 	// Race builds the server with the race detector; see [tools.Programs].
 	Race bool
+	// Runtimes are the programs of the runtimes that the machine must have; nil: runc and crun.
+	Runtimes []string
 	// Disk has the node on the machine's disk, for tests of what a tmpfs has not,
 	// such as a file cache.
 	Disk bool
@@ -82,7 +84,7 @@ type Node struct {
 
 // New makes a node, but does not start its server.
 func New(ctx context.Context, o Options) (_ *Node, err error) {
-	if err := preflight(); err != nil {
+	if err := preflight(o.Runtimes); err != nil {
 		return nil, err
 	}
 	programs, err := tools.Programs(ctx, o.Race)
