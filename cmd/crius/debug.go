@@ -44,7 +44,8 @@ func (p *program) debugCommand() *cobra.Command {
 		Short: "Write an archive of what a bug report needs",
 		Long: "Write an archive (tar, gzip) of what a bug report needs: versions, configuration, the result of crius check, the server's status, goroutines and heap, " +
 			"the logs of crius and of the kernel, mounts, processes, firewall rules, and the names of the files in its directories. " +
-			"It contains no files of containers, no records, no environment and no command lines, which may hold secrets; review it before you share it.\n\n" +
+			"It contains no files of containers, nothing that they wrote, not even the names of their processes, no records, no environment and no command lines, " +
+			"which may hold secrets; review it before you share it.\n\n" +
 			"FILE is made with mode 0600 and must not exist; - is the standard output. The default is crius-debug-TIME.tar.gz in the current directory. " +
 			"What could not be collected is listed in errors.txt in the archive.",
 		Args: cli.Usage(cobra.MaximumNArgs(1)),
@@ -117,6 +118,7 @@ func writeArchive(ctx context.Context, to io.Writer, now time.Time, parts []part
 		text := content.Bytes()
 		if !strings.HasSuffix(one.name, ".gz") {
 			text = userInfo.ReplaceAll([]byte(secrets.Replace(string(text))), []byte("://<redacted>@"))
+			text = rewriteAll(text, []rewrite{quotedProcess})
 		}
 		if err := add(one.name, text); err != nil {
 			return err
@@ -171,8 +173,12 @@ func debugParts(loaded *config.Loaded) []part {
 			writeFindings(w, append(runChecks(ctx, checks(), &node{config: loaded, host: host{"/"}}), checkNode(ctx, cfg, false)...))
 			return nil
 		}},
-		{"crius.log", output("journalctl", "--no-pager", "--output=short-precise", "--lines=50000", "--unit=crius")},
-		{"kernel.log", output("dmesg", "--ctime")},
+		// What the server and systemd say. Monitors belong to the unit as well, and what they
+		// send may be a container's (runtime.container_log_journal).
+		{"crius.log", cleaned(output("journalctl", "--no-pager", "--output=short-precise", "--lines=50000",
+			"_SYSTEMD_UNIT=crius.service", "_COMM=crius", "+", "UNIT=crius.service", "_PID=1"), serverQuotes)},
+		// Without what processes write to /dev/kmsg.
+		{"kernel.log", cleaned(output("dmesg", "--ctime", "--kernel"), kernelQuotes)},
 		{"files.txt", func(ctx context.Context, w io.Writer) error {
 			return errors.Join(writeNames(ctx, w, cfg.Root), writeNames(ctx, w, cfg.RunRoot))
 		}},
@@ -180,7 +186,7 @@ func debugParts(loaded *config.Loaded) []part {
 		{"cgroups.txt", contents("/proc/cgroups", "/proc/self/cgroup")},
 		{"machine.txt", contents("/proc/version", "/etc/os-release", "/proc/meminfo", "/proc/loadavg", "/proc/pressure/cpu", "/proc/pressure/io", "/proc/pressure/memory")},
 		// Command lines and environments may hold secrets.
-		{"processes.txt", output("ps", "-eo", "pid,ppid,stat,wchan:32,etimes,rss,nlwp,comm")},
+		{"processes.txt", writeProcesses},
 		{"network.txt", output("ip", "address")},
 		{"firewall.txt", output("nft", "list", "ruleset")},
 		{"disks.txt", output("df", "--print-type")},
