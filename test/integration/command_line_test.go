@@ -135,3 +135,26 @@ func TestDebugArchive(t *testing.T) {
 		t.Error("the archive has the secret of a container")
 	}
 }
+
+// Nothing that a container wrote is in it: not its output, nor the names of its files and
+// processes.
+func TestDebugArchiveHoldsNothingOfContainers(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	const mark = "m4rk-0f-c"
+	each(t, func(t *testing.T, handler string) {
+		c := w.run(t, handler).start(t, strings.ReplaceAll("echo MARK ; echo -err MARK ; write /MARK MARK ; write /dev/shm/MARK MARK ; pose MARK MARK", "MARK", mark))
+		wait.For(t, "the process of that name", func() bool { return strings.Contains(c.output(t), "ready") })
+		file := filepath.Join(t.TempDir(), "archive.tar.gz")
+		if out, err := w.crius(t, "debug", file); err != nil {
+			t.Fatalf("%q, %v", out, err)
+		}
+		all, err := exec.CommandContext(t.Context(), "tar", "-xzOf", file).CombinedOutput()
+		must(t, err)
+		for line := range bytes.Lines(all) {
+			if bytes.Contains(line, []byte(mark)) {
+				t.Errorf("%.300q", line)
+			}
+		}
+	})
+}
