@@ -1,0 +1,151 @@
+package inherit
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/crius-run/crius/test/kit/odd"
+)
+
+// server has the test program be a server that starts one process.
+const server = "INHERIT_SERVER"
+
+func TestMain(m *testing.M) {
+	odd.Main()
+	if os.Getenv(server) != "" {
+		if err := serve(os.Args[1:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// serve prints what the process that argv starts inherits in any case.
+func serve(argv []string) error {
+	syscall.Umask(Umask)
+	before, err := odd.Of(os.Getpid())
+	if err != nil {
+		return err
+	}
+	left := Process()
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Dir, cmd.Env, cmd.Stderr = "/", Environ(), os.Stderr
+	if err := Start(cmd.Run); err != nil {
+		return err
+	}
+	after, err := odd.Of(os.Getpid())
+	if err != nil {
+		return err
+	}
+	for _, own := range []string{"scheduling", "I/O priority", "timerslack_ns", "personality", "Cpus_allowed_list"} {
+		if before[own] != after[own] && !strings.Contains(after[own], "not permitted") {
+			return fmt.Errorf("%s of the server was %s and is %s", own, before[own], after[own])
+		}
+	}
+	return json.NewEncoder(os.Stdout).Encode(left)
+}
+
+// inherited is what a process started by a server inherits, and what the server says that
+// it cannot help. Prepared is how a shell starts the server.
+func inherited(t *testing.T, oddly bool, prepared string) (state odd.State, left []string) {
+	t.Helper()
+	dir := t.TempDir()
+	file := func(name string) string { return filepath.Join(dir, name) }
+	write := func(name, script string, err error) string {
+		t.Helper()
+		if err := errors.Join(err, os.WriteFile(file(name), []byte(script), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		return file(name)
+	}
+	if oddly {
+		write("odd", "", nil)
+	}
+	script, err := odd.Wrapper(os.Args[0], file("odd"))
+	wrapper := write("wrapper", script, err)
+	script, err = odd.Reporter(file("state"))
+	cmd := exec.Command("sh", "-c", prepared+` sh "$@"`, "sh", wrapper, "sh", write("reporter", script, err))
+	cmd.Env = append(os.Environ(), server+"=1")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err == nil {
+		err = json.Unmarshal(out, &left)
+	}
+	if err != nil {
+		t.Fatalf("server: %v", err)
+	}
+	if state, err = odd.Read(file("state")); err != nil {
+		t.Fatal(err)
+	}
+	delete(state, "environment") // is the operator's
+	return state, left
+}
+
+func TestProcessesInheritNothingOdd(t *testing.T) {
+	t.Parallel()
+	plain, left := inherited(t, false, "exec")
+	for what, state := range map[string]func() (odd.State, []string){
+		"everything": func() (odd.State, []string) { return inherited(t, true, "exec") },
+		"SCHED_RR":   func() (odd.State, []string) { return inherited(t, false, "exec chrt --rr 10") },
+	} {
+		got, oddLeft := state()
+		if !slices.Equal(left, oddLeft) {
+			t.Errorf("%s: cannot be reset: %q, on a plain server %q", what, oddLeft, left)
+		}
+		for name, want := range plain {
+			if got[name] != want {
+				t.Errorf("%s: %s is %q, want %q", what, name, got[name], want)
+			}
+		}
+		for name, value := range got {
+			if _, ok := plain[name]; !ok {
+				t.Errorf("%s: %s is %q, want none", what, name, value)
+			}
+		}
+	}
+}
+
+// A server without the capabilities reports what is left, and starts the process.
+func TestWhatCannotBeResetIsReported(t *testing.T) {
+	t.Parallel()
+	_, before := inherited(t, false, "exec")
+	state, left := inherited(t, false, "ulimit -s 1000; exec nice -n 3 setpriv --bounding-set=-sys_resource,-sys_nice --no-new-privs")
+	for _, want := range []string{"stack size limit: 1024000 instead of unlimited", "scheduling policy and nice value: policy 0, nice 3", "no_new_privs"} {
+		reported := func(s string) bool { return strings.HasPrefix(s, want) }
+		if !slices.ContainsFunc(left, reported) || slices.ContainsFunc(before, reported) {
+			t.Errorf("%q must be among %q and not among %q", want, left, before)
+		}
+	}
+	if got := state["scheduling"]; !strings.HasPrefix(got, "policy 0, nice 3,") {
+		t.Errorf("the process has %s", got)
+	}
+}
+
+func BenchmarkStart(b *testing.B) {
+	for name, start := range map[string]func(func() error) error{
+		"plain":     func(start func() error) error { return start() },
+		"inherited": Start,
+	} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				cmd := exec.Command("/bin/true")
+				if err := start(cmd.Start); err != nil {
+					b.Fatal(err)
+				}
+				if err := cmd.Wait(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
