@@ -22,6 +22,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/devnull"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/inherit"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/internal/unixsocket"
 )
@@ -63,7 +64,7 @@ type Spec struct {
 	// Launch appends: --console-socket if Terminal is set, and the ID. It must
 	// make the runtime write PidFile.
 	Runtime []string
-	Env     []string // of the runtime, beside this process's own
+	Env     []string // of the runtime, beside inherit.Environ
 	PidFile string
 
 	// Start and Wait are for a container that lives in a sandbox of the runtime's
@@ -262,7 +263,7 @@ func (s Spec) exec(listener int, args []string) (handle, error) {
 		return handle{}, err
 	}
 	defer diagnostics.Close()
-	environ, err := fileOf(append(runtimeEnviron(), s.Env...))
+	environ, err := fileOf(append(inherit.Environ(), s.Env...))
 	if err != nil {
 		return handle{}, fmt.Errorf("store the runtime's environment for the monitor: %w", err)
 	}
@@ -276,7 +277,7 @@ func (s Spec) exec(listener int, args []string) (handle, error) {
 		return err
 	}
 	if s.Cgroup == "" {
-		err = start(new(syscall.SysProcAttr))
+		err = inherit.Start(func() error { return start(new(syscall.SysProcAttr)) })
 	} else {
 		err = cgroup.Start(s.Cgroup, start)
 	}
@@ -301,19 +302,6 @@ func fileOf(words []string) (*os.File, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
-}
-
-// runtimeEnviron is the environment of the runtime: the server's, without what
-// systemd has told the server alone.
-func runtimeEnviron() []string {
-	private := []string{
-		"NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "FDSTORE", "MAINPID",
-		"INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE",
-	}
-	return slices.DeleteFunc(os.Environ(), func(e string) bool {
-		name, _, _ := strings.Cut(e, "=")
-		return slices.Contains(private, name)
-	})
 }
 
 func socketPath(dir string) string { return filepath.Join(dir, wire.Socket) }

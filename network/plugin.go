@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/inherit"
 )
 
 const (
@@ -93,11 +93,9 @@ func run(ctx context.Context, path string, stdin []byte, env []string) ([]byte, 
 	}
 	cmd.WaitDelay = waitDelay
 
-	// The death signal comes with the end of the thread, which others must
-	// therefore not take to throw it away.
-	runtime.LockOSThread()
-	err := cmd.Run()
-	runtime.UnlockOSThread()
+	// The death signal comes with the end of the thread, which must not end before the
+	// plugin.
+	err := inherit.Start(cmd.Run)
 
 	name := filepath.Base(path)
 	switch {

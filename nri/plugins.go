@@ -18,6 +18,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/inherit"
 	"github.com/crius-run/crius/internal/panics"
 )
 
@@ -115,17 +116,20 @@ func (p *Plugins) startLibrary() (err error) {
 		}
 	}()
 	if !p.cfg.Connections {
-		return p.library.Start()
+		return p.startPlugins()
 	}
 	if err := hideSocket(p.cfg.Socket); err != nil {
 		return err
 	}
-	if err := p.library.Start(); err != nil {
+	if err := p.startPlugins(); err != nil {
 		return err
 	}
 	p.listens = true
 	return showSocket(p.cfg.Socket)
 }
+
+// startPlugins has the library start what is in the plugin directory.
+func (p *Plugins) startPlugins() error { return inherit.Start(p.library.Start) }
 
 // Close stops listening, kills the plugins that Start started, and waits until ctx ends
 // for pending container updates.

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/inherit"
 	"github.com/crius-run/crius/oci/tuning"
 )
 
@@ -51,10 +52,10 @@ func presentCPUs(read func(cgroup, name string) (string, error), cgroup string) 
 	return nil, fault.NotFound
 }
 
-// ownCPUs are those that this server, and a runtime that it runs, may use.
+// ownCPUs are those that a runtime which this server starts may use.
 func ownCPUs() (own tuning.Set) {
 	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
+	if err := inherit.Start(func() error { return unix.SchedGetaffinity(0, &set) }); err != nil {
 		return nil
 	}
 	for cpu := range len(set) * 64 {

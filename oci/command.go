@@ -13,6 +13,7 @@ import (
 
 	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/inherit"
 	"github.com/crius-run/crius/internal/programs"
 )
 
@@ -22,7 +23,7 @@ import (
 type command struct {
 	argv  []string
 	stdin []byte
-	env   []string   // beside this process's own
+	env   []string   // beside inherit.Environ
 	files []*os.File // that it gets as 3 and so on
 }
 
@@ -41,14 +42,14 @@ const (
 func (c command) run(ctx context.Context) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, c.argv[0], c.argv[1:]...)
 	killGroup(cmd)
-	cmd.Env = append(os.Environ(), c.env...)
+	cmd.Dir, cmd.Env = "/", append(inherit.Environ(), c.env...)
 	cmd.ExtraFiles = c.files
 	out, diag := &capture.Head{Max: maxOutput}, &capture.Tail{Max: maxDiagnosis}
 	cmd.Stdout, cmd.Stderr = out, diag
 	if len(c.stdin) > 0 { // else no pipe is needed
 		cmd.Stdin = bytes.NewReader(c.stdin)
 	}
-	if err := cmd.Run(); err != nil {
+	if err := inherit.Start(cmd.Run); err != nil {
 		if ctx.Err() != nil {
 			err = timeoutError(context.Cause(ctx))
 		}

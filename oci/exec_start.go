@@ -16,6 +16,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/inherit"
 	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci/proc"
@@ -136,7 +137,7 @@ func (t *cliTask) execProcess(ctx context.Context, a *Abilities, process *specs.
 	}
 	argv := t.runtime.argv(a, append(args, t.ref.ID)...)
 	cmd := exec.Command(argv[0], argv[1:]...) //nolint:noctx // those who run it end it, when that does no harm
-	cmd.Env = append(os.Environ(), mountItselfIn(dir)...)
+	cmd.Dir, cmd.Env = "/", append(inherit.Environ(), mountItselfIn(dir)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: streams != pipes} // its standard input
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = streams[0], streams[1], streams[2]
 	return run(ctx, cmd, e)
@@ -145,7 +146,7 @@ func (t *cliTask) execProcess(ctx context.Context, a *Abilities, process *specs.
 // execDetached runs a runtime that starts the command and is gone before that has done
 // anything.
 func (t *cliTask) execDetached(ctx context.Context, cmd *exec.Cmd, e *execution) error {
-	failed := cmd.Start()
+	failed := inherit.Start(cmd.Start)
 	if failed == nil {
 		t.ref.limits().LendOOMScore(t.PID(), cmd.Process.Pid)
 		ended := endLate(ctx, cmd.Process.Pid)
@@ -201,7 +202,7 @@ func endLate(ctx context.Context, pid int) (ended func()) {
 // more than to start itself without it and to look for the pid file. It gives up, without
 // a word, after ten seconds or if the command has ended between two looks.
 func (t *cliTask) execForeground(ctx context.Context, cmd *exec.Cmd, e *execution) error {
-	if err := cmd.Start(); err != nil {
+	if err := inherit.Start(cmd.Start); err != nil {
 		return err
 	}
 	e.PID = cmd.Process.Pid

@@ -10,8 +10,10 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"syscall"
 
 	"github.com/crius-run/crius/conmon/shim"
+	"github.com/crius-run/crius/internal/inherit"
 )
 
 // arguments are those of all verbs.
@@ -37,6 +39,7 @@ var errUsage = errors.New("usage: crius-conmon-shim create|wait|publish FLAGS ID
 	"Internal helper of crius, which starts it once for each container run by a containerd shim; do not run it by hand")
 
 func main() {
+	syscall.Umask(inherit.Umask)
 	if err := run(context.Background(), os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "crius-conmon-shim:", err)
 		if errors.Is(err, errUsage) {

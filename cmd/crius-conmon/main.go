@@ -10,6 +10,7 @@ import (
 )
 
 func main() {
+	syscall.Umask(0o022)
 	if syscall.Getpid() == 1 {
 		pause()
 	}

@@ -6,11 +6,14 @@ package main
 import (
 	"fmt"
 	"os"
+	"syscall"
 
+	"github.com/crius-run/crius/internal/inherit"
 	"github.com/crius-run/crius/storage/unpack"
 )
 
 func main() {
+	syscall.Umask(inherit.Umask)
 	if unpack.Main() {
 		return
 	}

@@ -43,6 +43,9 @@ func checkServer(ctx context.Context, n *node) []finding {
 	if late := report.Server.stuck(); len(late) > 0 {
 		findings = append(findings, warn("crius status --stuck says what they wait for", "%d operations have been running for more than %s", len(late), stuck))
 	}
+	for _, what := range report.Server.Inherited {
+		findings = append(findings, warn("change the server's unit, or how it is started", "containers inherit from the server: %s", what))
+	}
 	return append(findings, olderConfiguration(report, n.config)...)
 }
 

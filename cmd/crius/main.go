@@ -23,11 +23,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/cmd/crius/cli"
+	"github.com/crius-run/crius/internal/inherit"
 	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/storage"
 )
 
 func main() {
+	unix.Umask(inherit.Umask)
 	if storage.Init() { // started again by containers/storage, not by a person
 		return
 	}

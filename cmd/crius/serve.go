@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/cmd/crius/config"
+	"github.com/crius-run/crius/internal/inherit"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/nri"
@@ -50,6 +51,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(garbagePercent)
 	}
+	inherited := shedInheritance(ctx)
 	cfg := settings.loaded().Config
 	manager := findManager()
 	unlock, err := occupyRoots(ctx, cfg)
@@ -119,10 +121,20 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 		Sessions: sessions,
 		Version:  currentVersion().Crius,
 		Info: func(ctx context.Context) map[string]string {
-			return backends.info(ctx, settings.loaded(), cni, newVitals(since, engine.Summary(), store.Pulls()))
+			return backends.info(ctx, settings.loaded(), cni, newVitals(since, inherited, engine.Summary(), store.Pulls()))
 		},
 		Trace: tracer,
 	})
+}
+
+// shedInheritance keeps what the server was started with from containers, and returns what it
+// cannot keep from them.
+func shedInheritance(ctx context.Context) (left []string) {
+	left = inherit.Process()
+	for _, what := range left {
+		slog.WarnContext(ctx, "containers inherit what the server was started with: change its unit, or how it is started", "what", what)
+	}
+	return left
 }
 
 // occupyRoots locks the roots, and from then on saves the stacks of goroutines there

@@ -36,6 +36,8 @@ type vitals struct {
 	Work        []work    `json:"work"`
 
 	Pulls []progress.Pull `json:"pulls"`
+
+	Inherited []string `json:"inherited,omitempty"` // by containers, from how the server was started
 }
 
 // states counts objects by state.
@@ -50,11 +52,11 @@ type work struct {
 	StepSeconds float64 `json:"stepSeconds,omitempty"`
 }
 
-func newVitals(since time.Time, s pod.Summary, pulls *progress.Counts) vitals {
+func newVitals(since time.Time, inherited []string, s pod.Summary, pulls *progress.Counts) vitals {
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
 	v := vitals{
-		PID: os.Getpid(), Since: since, Monitors: s.Monitors, Unreachable: s.Unreachable, Cleanups: s.Cleanups,
+		PID: os.Getpid(), Since: since, Inherited: inherited, Monitors: s.Monitors, Unreachable: s.Unreachable, Cleanups: s.Cleanups,
 		Goroutines: runtime.NumGoroutine(), Heap: memory.HeapAlloc, Work: []work{}, Pulls: pulls.Active(),
 		Pods: states{
 			"ready":    s.Pods[cri.PodSandboxState_SANDBOX_READY],

@@ -27,7 +27,6 @@ func pathVerb(verb string) func(path string) error {
 
 // answer is that process.
 func answer(paths []string, do func(path string) error) int {
-	syscall.Umask(0o022)
 	for _, path := range paths {
 		code := byte(0)
 		if err := do(path); err != nil {

@@ -77,7 +77,6 @@ func usage(err error) int {
 
 // begin is everything up to the start of the runtime.
 func (m *monitor) begin() (err error) {
-	syscall.Umask(0o022)
 	if err := syscall.SetNonblock(m.listener, true); err != nil {
 		return wire.Fail("set up socket", err)
 	}

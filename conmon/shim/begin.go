@@ -20,6 +20,7 @@ import (
 
 	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/inherit"
 )
 
 // Program is a shim as it is to be run for one container.
@@ -125,13 +126,13 @@ func (p Program) run(ctx context.Context, stdin []byte, verb ...string) ([]byte,
 	args := append([]string{"-namespace", Namespace, "-id", p.ID, "-address", p.Server, "-publish-binary", p.Publisher}, verb...)
 	cmd := exec.CommandContext(ctx, p.Path, args...)
 	cmd.Dir = p.Dir
-	cmd.Env = append(os.Environ(), "GOMAXPROCS=2", "MAX_SHIM_VERSION=3", "TTRPC_ADDRESS="+p.events(), "GRPC_ADDRESS="+p.Server, "NAMESPACE="+Namespace)
+	cmd.Env = append(inherit.Environ(), "GOMAXPROCS=2", "MAX_SHIM_VERSION=3", "TTRPC_ADDRESS="+p.events(), "GRPC_ADDRESS="+p.Server, "NAMESPACE="+Namespace)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	cmd.WaitDelay = time.Second
 	answer := &capture.Head{Max: maxAnswer}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), answer, words
-	if err := cmd.Run(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
+	if err := inherit.Start(cmd.Run); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("timed out and was killed: %w", context.Cause(ctx))
 		}

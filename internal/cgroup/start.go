@@ -7,10 +7,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crius-run/crius/internal/thread"
+	"github.com/crius-run/crius/internal/inherit"
 )
 
-// Start calls start on a thread from which processes are born in the cgroup
+// Start calls start on a thread of inherit.Start's from which processes are born in the cgroup
 // path, if they are started with the attributes given: there is no moment in
 // which they are elsewhere, and none has to be moved. Join and every other move
 // of a process waits for an RCU grace period, some 10 ms on an idle machine and
@@ -28,7 +28,7 @@ func Start(cgroup string, start func(*syscall.SysProcAttr) error, names ...strin
 	if err != nil {
 		return failed("start in cgroup", cgroup, err)
 	}
-	return thread.Run(func() error {
+	return inherit.Start(func() error { // with a real-time policy the thread could not be moved
 		var attr syscall.SysProcAttr
 		for _, h := range moves(all, cgroup, names) {
 			if !h.v2() {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/inherit"
 )
 
 const (
@@ -81,7 +82,7 @@ func (h *hook) run(ctx context.Context, stdin []byte) ([]byte, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second
-	err := cmd.Run()
+	err := inherit.Start(cmd.Run)
 	switch {
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)

@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/inventory"
 	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/odd"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -39,6 +40,7 @@ type world struct {
 var commons scene.Commons
 
 func TestMain(m *testing.M) {
+	odd.Main()
 	// Much of a test's time is waiting, so more run at once than there are CPUs.
 	flag.Set("test.parallel", "6")
 	os.Exit(scene.Run(m, &commons, &modern))
