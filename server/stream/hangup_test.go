@@ -207,10 +207,10 @@ func TestConnectionsWithoutATicketAreBounded(t *testing.T) {
 			return false
 		}
 	}
-	known, first, second := enter(), (*conn)(nil), (*conn)(nil)
+	known := enter()
 	known.introduce()
 	known.introduce()
-	first, second = enter(), enter()
+	first, second := enter(), enter()
 	if closed(first) || closed(second) {
 		t.Error("closed although there was room")
 	}
