@@ -115,7 +115,7 @@ func NewConsole(dir string) (*Console, error) {
 	var name [4]byte
 	_, _ = rand.Read(name[:]) // never fails
 	path := filepath.Join(dir, "c"+hex.EncodeToString(name[:]))
-	l, err := unixsocket.Listen(context.Background(), path, unixsocket.Private)
+	l, err := unixsocket.Listen(context.Background(), path, unixsocket.Private) //nolint:forbidigo // to bind is not to wait
 	if err != nil {
 		return nil, fmt.Errorf("console socket: %w", err)
 	}
