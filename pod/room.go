@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -34,10 +35,12 @@ func claimRoom(s *Sandbox, c *Container, specSize int) error {
 	return nil
 }
 
-// shortenBundle gives back what nobody reads of the bundle of a container that has exited.
+// shortenBundle gives back what nobody reads of the bundle of a container that has exited, and
+// of the copy that crun has of it.
 func shortenBundle(c *Container) error {
-	if c.sandbox.plan.Sandboxed || c.runtime.Handler().Type != "oci" {
+	handler := c.runtime.Handler()
+	if c.sandbox.plan.Sandboxed || handler.Type != "oci" {
 		return nil // these read it when they delete the container
 	}
-	return oci.ShortenSpec(c.ref.Dir)
+	return errors.Join(oci.ShortenSpec(c.ref.Dir), oci.ShortenSpec(filepath.Join(handler.Root, c.id)))
 }

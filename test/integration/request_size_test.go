@@ -94,14 +94,13 @@ func TestExitedContainersGiveTheirBundleBack(t *testing.T) {
 	w := private(t, node.Options{})
 	each(t, func(t *testing.T, handler string) {
 		p := w.run(t, handler)
-		large := variables(19, 100<<10, "x")
+		large := variables(19, 100<<10, "\x01") // 12 MB of JSON
 		var last *container
 		for range 8 {
 			last = p.start(t, "exit 3", large)
 			equal(t, "exit code", last.wait(t).ExitCode, 3)
 		}
-		bundles := filepath.Join(w.RunRoot(), "containers")
-		wait.For(t, "the bundles to be shortened", func() bool { return held(t, bundles) < mib })
+		wait.For(t, "the bundles to be shortened", func() bool { return held(t, w.RunRoot()) < 2*mib })
 		resp, err := w.Runtime().ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: last.id, Verbose: true})
 		if err != nil || !strings.Contains(resp.Info["info"], `"runtimeSpec"`) {
 			t.Errorf("the status of an exited container: %v, %v", resp.GetInfo(), err)
