@@ -71,6 +71,11 @@ func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error
 		t.killLate(ctx, e)
 		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, err)
 	}
+	if closed(t.client.Exited()) {
+		// It may have begun after all processes of the container were killed, in a PID
+		// namespace that goes on: it is not to be the container's only one.
+		t.killLate(ctx, e)
+	}
 	return e, nil
 }
 

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"time"
 
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/trace"
@@ -18,6 +20,7 @@ const leftoverTime = 10 * time.Second
 // notes those that do not die in its exit. Its monitor has done the same before it reported
 // the exit, unless it is of an earlier release, or was killed.
 func (c *Container) endLeftovers(exit *conmon.Exit) {
+	c.endInSandbox()
 	if exit.Message != "" || c.ref.Cgroup == "" { // it says what is left, or why everything has been killed
 		return
 	}
@@ -33,6 +36,26 @@ func (c *Container) endLeftovers(exit *conmon.Exit) {
 	if err != nil {
 		exit.Message = err.Error()
 		slog.ErrorContext(ctx, "container has exited, but not all of its processes", "container", c.id, "err", err)
+	}
+}
+
+// endInSandbox does that inside a sandbox, whose runtime alone can. Where the container has a
+// PID namespace of its own there is nothing to do.
+func (c *Container) endInSandbox() {
+	task, within := c.now().task.(interface {
+		EndLeftovers(ctx context.Context) error
+	})
+	options := c.plan.Config.M.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	if !within || options.GetPid() == cri.NamespaceMode_CONTAINER {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.engine.background.Closing()), leftoverTime)
+	defer cancel()
+	err := c.engine.deps.Trace.Do(ctx, "end leftover processes", c.id, func(ctx context.Context) error {
+		return trace.Do(ctx, "kill leftover processes", task.EndLeftovers)
+	})
+	if err != nil {
+		slog.WarnContext(ctx, "cannot kill processes that an exited container may have left in its sandbox", "container", c.id, "err", err)
 	}
 }
 

@@ -114,7 +114,7 @@ func (m *monitor) adopt() error {
 		return err
 	}
 	m.state = running
-	m.stdout.touched = true // as much was, to come here
+	m.stdout.touched = true    // as much was, to come here
 	if len(m.opt.Start) == 0 { // else it is started from here, which takes all of root's might
 		m.lockDown() // before anybody knows that it can be started
 	}

@@ -100,3 +100,20 @@ func TestNothingIsLeftOfAPodThatIsStopped(t *testing.T) {
 		}
 	})
 }
+
+// In a PID namespace that goes on, what a container has started ends with it all the same.
+func TestProcessesEndWithTheirContainerInASharedNamespace(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		shared := &cri.NamespaceOption{Pid: cri.NamespaceMode_POD}
+		p := w.Pod(t, handler, func(c *cri.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions = shared })
+		mine := func(c *cri.ContainerConfig) { c.Linux.SecurityContext.NamespaceOptions = shared }
+		witness := p.Start(t, "sleep", mine)
+		c := p.Start(t, "fork 2 sleep 1234s ; echo up ; exit 3", mine)
+		scene.Equal(t, "exit code", c.Wait(t).ExitCode, int32(3))
+		for pid, line := range witness.Facts(t).Processes {
+			if strings.Contains(line, "1234s") {
+				t.Errorf("process %d of an exited container is alive: %s", pid, line)
+			}
+		}
+	})
+}
