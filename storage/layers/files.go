@@ -41,7 +41,7 @@ func (s *fileStore) PutLayer(id, parent string, names []string, mountLabel strin
 	if err != nil {
 		return nil, -1, err
 	}
-	defer c.Close()
+	defer func() { _ = c.Close() }() // what was wrong with the blob Read has said
 	if options != nil && options.OriginalSize == nil {
 		with := *options
 		with.OriginalSize = &c.blob // which the library looks at when it has read all
