@@ -71,6 +71,8 @@ func (a *Attachment) ask(ctx context.Context, wanted Streams) (err error) {
 		if err := unix.Pipe2(p[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 			return err
 		}
+		// The monitor may not make a pipe so large, and grows what it gets as far as it may.
+		_, _ = unix.FcntlInt(uintptr(p[0]), unix.F_SETPIPE_SZ, wire.MostBehind)
 		*out.file = os.NewFile(uintptr(p[0]), out.name)
 		names, theirs = append(names, out.name), append(theirs, p[1])
 	}
