@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -40,6 +41,7 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		statusLimit, collectLimit = wait.Limit, wait.Limit // for busy machines; a test's own Timeout is what ends what hangs
+		start = inNamespaceOfThread
 		os.Exit(m.Run())
 	}
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
@@ -50,6 +52,14 @@ func TestMain(m *testing.M) {
 		fmt.Println(err)
 		os.Exit(1)
 	}
+}
+
+// inNamespaceOfThread starts a plugin from the thread of the caller, which is in the
+// namespace of a node.
+func inNamespaceOfThread(start func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return start()
 }
 
 // node is a machine as far as this package can tell: a host network namespace,

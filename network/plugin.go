@@ -77,6 +77,9 @@ func deathSignal(env []string) syscall.Signal {
 	return unix.SIGKILL
 }
 
+// start starts plugins. Tests, whose nodes are network namespaces of a thread, replace it.
+var start = inherit.Start
+
 func run(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -95,7 +98,7 @@ func run(ctx context.Context, path string, stdin []byte, env []string) ([]byte, 
 
 	// The death signal comes with the end of the thread, which must not end before the
 	// plugin.
-	err := inherit.Start(cmd.Run)
+	err := start(cmd.Run)
 
 	name := filepath.Base(path)
 	switch {
