@@ -252,6 +252,16 @@ func TestBeginKeepsOutputOpen(t *testing.T) {
 	if err := syscall.Kill(child, syscall.SIGKILL); err != nil {
 		t.Error(err)
 	}
+	dies(t, strconv.Itoa(child))
+}
+
+// dies waits for the end of a shim's child that has been killed.
+func dies(t *testing.T, pid string) {
+	t.Helper()
+	wait.For(t, "the shim's child to be killed", func() bool {
+		stat, err := os.ReadFile("/proc/" + pid + "/stat")
+		return err != nil || strings.Contains(string(stat), ") Z ") // init reaps when it likes
+	})
 }
 
 // A shim that dies before it can be connected to is dead, and not slow.
@@ -316,10 +326,7 @@ func TestBeginHangs(t *testing.T) {
 	if err := <-failed; !errors.Is(err, fault.Timeout) {
 		t.Errorf("begin: %v", err)
 	}
-	wait.For(t, "the shim's child to be killed", func() bool {
-		stat, err := os.ReadFile("/proc/" + child + "/stat")
-		return err != nil || strings.Contains(string(stat), ") Z ") // init reaps when it likes
-	})
+	dies(t, child)
 }
 
 func TestDelete(t *testing.T) {
