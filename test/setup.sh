@@ -33,11 +33,14 @@ tests=(
 	git make
 )
 
-# What a package is wanted for: the machine may have it from elsewhere.
+# What a package is wanted for, all of it: the machine may have it from elsewhere. Tests have
+# plugins in /usr/lib/cni, the demo wherever they are.
+plugins=(bandwidth bridge firewall host-local loopback portmap ptp tuning)
 declare -A program=(
-	[runc]=runc [crun]=crun [containerd]=containerd-shim-runc-v2 [skopeo]=skopeo
+	[runc]=runc [crun]=crun [skopeo]=skopeo
+	[containerd]="containerd containerd-shim-runc-v2"
 	[iptables]=iptables-save [nftables]=nft [iproute2]=ip [conmon]=conmon
-	[containernetworking-plugins]="/usr/lib/cni/bridge /opt/cni/bin/bridge"
+	[containernetworking-plugins]="${plugins[*]/#//usr/lib/cni/}"
 )
 
 die() {
@@ -50,9 +53,9 @@ present() {
 	local one
 	[ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" != installed ] || return 0
 	for one in ${program[$1]:-}; do
-		! command -v "$one" >/dev/null || return 0
+		command -v "$one" >/dev/null || return 1
 	done
-	return 1
+	[ -n "${program[$1]:-}" ]
 }
 
 # upstream is a version without the distribution's revision.
@@ -135,7 +138,10 @@ packages=()
 crun=
 for name in "${@:-test}"; do
 	case $name in
-	demo-runc | demo-crun) packages+=("${name#demo-}" "${demo[@]}") ;;&
+	demo-runc | demo-crun)
+		packages+=("${name#demo-}" "${demo[@]}")
+		[ ! -e /opt/cni/bin/bridge ] || program[containernetworking-plugins]="${plugins[*]/#//opt/cni/bin/}"
+		;;&
 	demo-crun | test) crun=yes ;;&
 	demo-runc | demo-crun) ;;
 	test) packages+=("${tests[@]}") ;;

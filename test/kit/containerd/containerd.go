@@ -37,7 +37,7 @@ type Kind struct {
 // Kinds are all of them: a current one, which is built once, and Debian's.
 var Kinds = map[string]Kind{
 	"current": {tools.Containerd, currentTOML},
-	"debian":  {func(context.Context) (string, error) { return "/usr/bin/containerd", nil }, debianTOML},
+	"debian":  {func(context.Context) (string, error) { return exec.LookPath("containerd") }, debianTOML},
 }
 
 // currentTOML is in the format of containerd 2.
@@ -79,7 +79,7 @@ runtime_type = "io.containerd.runc.v2"
 runtime_type = "io.containerd.runc.v2"
 
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.crun.options]
-BinaryName = "/usr/bin/crun"
+BinaryName = "crun"
 `
 
 // currentHosts is the hosts.toml of every registry: there is the node's, and no other.
@@ -117,7 +117,7 @@ runtime_type = "io.containerd.runc.v2"
 runtime_type = "io.containerd.runc.v2"
 
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.crun.options]
-BinaryName = "/usr/bin/crun"
+BinaryName = "crun"
 
 [plugins."io.containerd.grpc.v1.cri".registry.mirrors."` + node.RegistryHost + `"]
 endpoint = ["http://` + node.RegistryAddress + `"]
