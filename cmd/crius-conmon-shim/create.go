@@ -41,10 +41,15 @@ func create(ctx context.Context, a arguments) error {
 		return said(p.Dir, err)
 	}
 	defer client.Close()
-	pid, err := client.Create(ctx, p, stdio(a))
+	io, endInput, err := stdio(a)
+	if err != nil {
+		return err
+	}
+	pid, err := client.Create(ctx, p, io)
 	if err != nil {
 		return said(p.Dir, err)
 	}
+	endInput(ctx, client)
 	if r.Process, err = client.Shim(ctx, p.ID); err != nil {
 		return fmt.Errorf("find the shim's process: %w", err)
 	}
@@ -68,16 +73,35 @@ func leads(dir string) bool {
 	return slices.ContainsFunc(shim.Workers(dir), func(w wire.Process) bool { return w.PID != os.Getpid() })
 }
 
-func stdio(a arguments) shim.Stdio {
+// stdio returns the streams of the container. What it returns as endInput is called once the
+// container has them.
+//
+// With runc a container without an input gets one that ends at once: runc's shim would hand
+// over the node's /dev/null, whose owner and mode root in the container could change where
+// runc does not set up /dev.
+func stdio(a arguments) (io shim.Stdio, endInput func(context.Context, *shim.Client), err error) {
 	path := func(name string) string { return filepath.Join(a.program.Dir, name) }
-	io := shim.Stdio{Stdout: path(wire.StdoutFifo), Terminal: a.terminal}
+	io = shim.Stdio{Stdout: path(wire.StdoutFifo), Terminal: a.terminal}
 	if !a.terminal {
 		io.Stderr = path(wire.StderrFifo)
 	}
-	if a.stdin {
+	switch {
+	case a.stdin:
 		io.Stdin = path(wire.StdinFifo)
+	case a.runc && !a.terminal:
+		fifo, err := shim.NewFifo(path(wire.StdinFifo))
+		if err != nil {
+			return io, nil, err
+		}
+		io.Stdin = fifo.Path
+		return io, func(ctx context.Context, client *shim.Client) {
+			fifo.Close()
+			if err := client.CloseStdin(ctx, shim.Process{ID: a.program.ID}); err != nil {
+				fmt.Fprintln(os.Stderr, "cannot end the container's standard input:", err)
+			}
+		}, nil
 	}
-	return io
+	return io, func(context.Context, *shim.Client) {}, nil
 }
 
 const eventSocket = "events.sock"

@@ -3,6 +3,7 @@ package inherit
 import (
 	"errors"
 	"fmt"
+	"os"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -29,6 +30,7 @@ func attributes() []attribute {
 		{"secure bits", func() error { return unset(unix.PR_GET_SECUREBITS, unix.PR_SET_SECUREBITS) }},
 		{"I/O flusher state", func() error { return unset(unix.PR_GET_IO_FLUSHER, unix.PR_SET_IO_FLUSHER) }},
 		{"memory failure policy", resetMemoryFailure},
+		{"audit session", resetAuditSession},
 	}
 }
 
@@ -160,4 +162,16 @@ func failed(errno unix.Errno) error {
 		return nil
 	}
 	return errno
+}
+
+// resetAuditSession takes from the thread the user who has logged in: the audit trail would
+// show what containers do as that user's work, if the server was started from a shell. Where
+// the kernel does not allow it (AUDIT_FEATURE_LOGINUID_IMMUTABLE) there is nothing to report:
+// it is no more than a mark.
+func resetAuditSession() error {
+	if f, err := os.OpenFile("/proc/thread-self/loginuid", os.O_WRONLY, 0); err == nil {
+		_, _ = f.WriteString("4294967295") // unset
+		_ = f.Close()
+	}
+	return nil
 }

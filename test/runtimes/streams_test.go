@@ -305,7 +305,7 @@ func TestStandardStreamsOpenByName(t *testing.T) {
 
 // Root in a container may change the owner and the mode of what it gets a descriptor of,
 // which must not be the node's /dev/null (podman#24894). Guests have kernels of their own.
-func TestStandardInputOfCommandsIsNotTheNodes(t *testing.T) {
+func TestStandardInputIsNotTheNodes(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		if sandboxed(handler) {
 			return
@@ -314,9 +314,24 @@ func TestStandardInputOfCommandsIsNotTheNodes(t *testing.T) {
 		if err := unix.Stat(os.DevNull, &null); err != nil {
 			t.Fatal(err)
 		}
-		c := w.Pod(t, handler).Start(t, "sleep")
-		if got := c.Exec(t, "inode /proc/self/fd/0 ; cat"); got == fmt.Sprintf("%d:%d\n", null.Dev, null.Ino) {
-			t.Errorf("standard input is the node's /dev/null, %s", got)
+		devices := w.Dir(t) // where runc does not set up /dev
+		if err := unix.Mknod(devices+"/null", unix.S_IFCHR|0o666, int(null.Rdev)); err != nil {
+			t.Fatal(err)
+		}
+		p := w.Pod(t, handler)
+		for name, change := range map[string]scene.ContainerChange{
+			"": func(*cri.ContainerConfig) {},
+			" with a volume at /dev": func(c *cri.ContainerConfig) {
+				c.Mounts = append(c.Mounts, &cri.Mount{HostPath: devices, ContainerPath: "/dev"})
+			},
+		} {
+			c := p.Start(t, "inode /proc/self/fd/0 ; cat ; echo ended ; sleep", change)
+			c.Says(t, "ended")
+			for what, got := range map[string]string{"a container": c.Output(t), "a command in one": c.Exec(t, "inode /proc/self/fd/0 ; cat")} {
+				if strings.HasPrefix(got, fmt.Sprintf("%d:%d\n", null.Dev, null.Ino)) {
+					t.Errorf("standard input of %s%s is the node's /dev/null, %s", what, name, got)
+				}
+			}
 		}
 	})
 }
