@@ -48,7 +48,7 @@ func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error
 	if err := pipes.Give(t.ref.owner(process)); err != nil {
 		return nil, err
 	}
-	terminal, err := newTerminal(t.ref.Dir, a, c)
+	terminal, err := newTerminal(ctx, t.ref.Dir, a, c)
 	if err != nil {
 		return nil, err
 	}
@@ -102,14 +102,14 @@ func commandProcess(ref Ref, c Command, runtime func() tuning.Set) (*specs.Proce
 
 // newTerminal: where the runtime stays in the foreground, the terminal is its own
 // standard streams.
-func newTerminal(dir string, a *Abilities, c Command) (stdio.Terminal, error) {
+func newTerminal(ctx context.Context, dir string, a *Abilities, c Command) (stdio.Terminal, error) {
 	switch {
 	case !c.Terminal:
 		return stdio.NoTerminal, nil
 	case a.quirks.sandboxPID != "":
 		return stdio.NewPTY()
 	}
-	return stdio.NewConsole(dir)
+	return stdio.NewConsole(ctx, dir)
 }
 
 // execProcess runs the runtime's exec and notes in e which process it has started, and

@@ -265,7 +265,7 @@ func (t *cliTask) Forward(ctx context.Context, port uint16) (Stream, error) {
 	if len(a.quirks.forward) == 0 {
 		return nil, fmt.Errorf("runtime handler %s cannot forward ports into the sandbox; use the pod IP: %w", t.runtime.name, fault.Unimplemented)
 	}
-	c, err := stdio.NewConsole(t.ref.Dir)
+	c, err := stdio.NewConsole(ctx, t.ref.Dir)
 	if err != nil {
 		return nil, err
 	}

@@ -151,7 +151,7 @@ func resetMemoryFailure() error {
 func unset(get, set int) error {
 	now, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, uintptr(get), 0, 0, 0, 0, 0)
 	if errno != 0 || now == 0 {
-		return nil
+		return nil //nolint:nilerr // the kernel does not have it
 	}
 	return unix.Prctl(set, 0, 0, 0, 0)
 }
@@ -169,9 +169,6 @@ func failed(errno unix.Errno) error {
 // the kernel does not allow it (AUDIT_FEATURE_LOGINUID_IMMUTABLE) there is nothing to report:
 // it is no more than a mark.
 func resetAuditSession() error {
-	if f, err := os.OpenFile("/proc/thread-self/loginuid", os.O_WRONLY, 0); err == nil {
-		_, _ = f.WriteString("4294967295") // unset
-		_ = f.Close()
-	}
+	_ = os.WriteFile("/proc/thread-self/loginuid", []byte("4294967295"), 0) // unset
 	return nil
 }

@@ -111,11 +111,11 @@ type Console struct {
 }
 
 // NewConsole listens in dir, under a name as short as a socket's address needs.
-func NewConsole(dir string) (*Console, error) {
+func NewConsole(ctx context.Context, dir string) (*Console, error) {
 	var name [4]byte
 	_, _ = rand.Read(name[:]) // never fails
 	path := filepath.Join(dir, "c"+hex.EncodeToString(name[:]))
-	l, err := unixsocket.Listen(context.Background(), path, unixsocket.Private) //nolint:forbidigo // to bind is not to wait
+	l, err := unixsocket.Listen(ctx, path, unixsocket.Private)
 	if err != nil {
 		return nil, fmt.Errorf("console socket: %w", err)
 	}
