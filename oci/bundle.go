@@ -44,9 +44,10 @@ const keptSpec = 256 << 10
 var shortening sync.Mutex
 
 // ShortenSpec takes what makes a config.json long out of the bundle of a container that
-// has exited, and keeps what is read after that: how errors and plugins name its program, its namespaces,
-// annotations and hooks. It leaves alone what is not long, and a bundle that hooks may read when
-// the container is deleted.
+// has exited, until keptSpec is kept: its environment and arguments, and then its lists. What is
+// read after that stays: how errors and plugins name its program, its namespaces, annotations and
+// hooks. It leaves alone what is not long, and a bundle that hooks may read when the container is
+// deleted.
 func ShortenSpec(dir string) error {
 	file := filepath.Join(dir, "config.json")
 	info, err := os.Lstat(file)
@@ -65,28 +66,40 @@ func ShortenSpec(dir string) error {
 	if spec.Hooks != nil && len(spec.Hooks.Poststop) > 0 {
 		return nil
 	}
-	text, err := encode(shortened(spec))
+	text, err := shortened(spec)
 	if err != nil {
 		return err
 	}
 	return replace(file, text)
 }
 
-func shortened(spec *specs.Spec) *specs.Spec {
-	short := *spec
+// shortened encodes a spec without as much of it as is needed, what says least about the
+// container first. It changes the spec.
+func shortened(spec *specs.Spec) (text []byte, err error) {
+	for _, drop := range []func(*specs.Spec){dropCommand, dropLists} {
+		drop(spec)
+		if text, err = encode(spec); err != nil || len(text) <= keptSpec {
+			break
+		}
+	}
+	return text, err
+}
+
+func dropCommand(spec *specs.Spec) {
 	if p := spec.Process; p != nil {
-		process := *p
-		process.Args = p.Args[:min(len(p.Args), 1)]
-		process.Env = slices.DeleteFunc(slices.Clone(p.Env), func(entry string) bool { return !strings.HasPrefix(entry, "PATH=") })
-		short.Process = &process
+		p.Args = p.Args[:min(len(p.Args), 1)]
+		p.Env = slices.DeleteFunc(p.Env, func(entry string) bool { return !strings.HasPrefix(entry, "PATH=") })
 	}
-	short.Mounts = nil
-	if spec.Linux != nil {
-		linux := *spec.Linux
-		linux.Seccomp, linux.Devices, linux.MaskedPaths, linux.ReadonlyPaths = nil, nil, nil, nil
-		short.Linux = &linux
+}
+
+func dropLists(spec *specs.Spec) {
+	spec.Mounts = nil
+	if p := spec.Process; p != nil {
+		p.User.AdditionalGids = nil
 	}
-	return &short
+	if l := spec.Linux; l != nil {
+		l.Seccomp, l.Devices, l.MaskedPaths, l.ReadonlyPaths = nil, nil, nil, nil
+	}
 }
 
 // replace is seen by nobody half-way.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -105,27 +106,42 @@ func TestBundleIsNeverLongerThanWhatIsRead(t *testing.T) {
 
 func TestBundleOfAnExitedContainerKeepsWhatIsRead(t *testing.T) {
 	t.Parallel()
-	large := func() *specs.Spec {
-		return &specs.Spec{
-			Process:     &specs.Process{Args: []string{"/program", strings.Repeat("x", 1<<20)}, Env: []string{"PATH=/bin", "A=" + strings.Repeat("y", 1<<20)}, Cwd: "/srv"},
+	spec := func(change func(*specs.Spec)) *specs.Spec {
+		s := &specs.Spec{
+			Process:     &specs.Process{Args: []string{"/program", "x"}, Env: []string{"PATH=/bin", "A=1"}, Cwd: "/srv"},
 			Mounts:      []specs.Mount{{Destination: "/d", Source: "/s"}},
 			Annotations: map[string]string{"k": "v"},
-			Linux:       &specs.Linux{CgroupsPath: "/c", Namespaces: []specs.LinuxNamespace{{Type: specs.NetworkNamespace, Path: "/n"}}, Seccomp: &specs.LinuxSeccomp{}},
+			Linux: &specs.Linux{
+				CgroupsPath: "/c", Namespaces: []specs.LinuxNamespace{{Type: specs.NetworkNamespace, Path: "/n"}},
+				Devices: []specs.LinuxDevice{{Path: "/dev/d"}}, MaskedPaths: []string{"/m"}, Seccomp: &specs.LinuxSeccomp{},
+			},
 		}
+		change(s)
+		return s
 	}
-	hooked := large()
-	hooked.Hooks = &specs.Hooks{Poststop: []specs.Hook{{Path: "/hook"}}}
-	small := &specs.Spec{Process: &specs.Process{Args: []string{"/program", "x"}, Env: []string{"A=1"}}, Mounts: []specs.Mount{{Destination: "/d"}}}
-	short := &specs.Spec{
-		Process:     &specs.Process{Args: []string{"/program"}, Env: []string{"PATH=/bin"}, Cwd: "/srv"},
-		Annotations: map[string]string{"k": "v"},
-		Linux:       &specs.Linux{CgroupsPath: "/c", Namespaces: []specs.LinuxNamespace{{Type: specs.NetworkNamespace, Path: "/n"}}},
+	as := func(*specs.Spec) {}
+	command := func(s *specs.Spec) {
+		s.Process.Args = []string{"/program", strings.Repeat("x", 1<<20)}
+		s.Process.Env = append(s.Process.Env, "B="+strings.Repeat("y", 1<<20))
 	}
-	for name, c := range map[string]struct{ spec, want *specs.Spec }{
-		"large": {large(), short}, "with poststop hooks": {hooked, hooked}, "small": {small, small},
+	noCommand := func(s *specs.Spec) { s.Process.Args, s.Process.Env = []string{"/program"}, []string{"PATH=/bin"} }
+	hooked := func(s *specs.Spec) { command(s); s.Hooks = &specs.Hooks{Poststop: []specs.Hook{{Path: "/hook"}}} }
+	for name, c := range map[string]struct{ change, want func(*specs.Spec) }{
+		"small":               {as, as},
+		"long command":        {command, noCommand},
+		"with poststop hooks": {hooked, hooked},
+		"services as variables": {func(s *specs.Spec) {
+			for i := range 6 * 600 {
+				s.Process.Env = append(s.Process.Env, fmt.Sprintf("SERVICE_%d_PORT_80_TCP_ADDR=tcp://10.0.0.1:80/%040d", i, i))
+			}
+		}, noCommand},
+		"many mounts": {func(s *specs.Spec) { s.Mounts = slices.Repeat(s.Mounts, 10_000) }, func(s *specs.Spec) {
+			noCommand(s)
+			s.Mounts, s.Linux.Devices, s.Linux.MaskedPaths, s.Linux.Seccomp = nil, nil, nil, nil
+		}},
 	} {
 		dir := t.TempDir()
-		if err := writeSpec(dir, c.spec); err != nil {
+		if err := writeSpec(dir, spec(c.change)); err != nil {
 			t.Fatal(err)
 		}
 		for range 2 {
@@ -133,7 +149,7 @@ func TestBundleOfAnExitedContainerKeepsWhatIsRead(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		if got, err := ReadSpec[specs.Spec](dir); err != nil || !reflect.DeepEqual(got, c.want) {
+		if got, err := ReadSpec[specs.Spec](dir); err != nil || !reflect.DeepEqual(got, spec(c.want)) {
 			t.Errorf("%s: got %+v, %v", name, got, err)
 		}
 	}

@@ -3,10 +3,12 @@ package pod
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/rundir"
@@ -35,9 +37,20 @@ func claimRoom(s *Sandbox, c *Container, specSize int) error {
 	return nil
 }
 
-// shortenBundle gives back what nobody reads of the bundle of a container that has exited, and
-// of the copy that crun has of it.
-func shortenBundle(c *Container) error {
+// shorten gives back what nobody reads of the bundle of a container that has exited.
+func (c *Container) shorten() {
+	c.life.Lock()
+	defer c.life.Unlock()
+	if c.now().Phase == records.Removing { // its files are going
+		return
+	}
+	if err := trace.Call(c.engine.background.Closing(), "shorten bundle", c.shortenBundle); err != nil {
+		slog.Warn("cannot shorten the bundle of an exited container", "container", c.id, "err", err)
+	}
+}
+
+// shortenBundle shortens the bundle, and the copy that crun has of it.
+func (c *Container) shortenBundle() error {
 	handler := c.runtime.Handler()
 	if c.sandbox.plan.Sandboxed || handler.Type != "oci" {
 		return nil // these read it when they delete the container

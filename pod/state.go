@@ -225,6 +225,7 @@ func (c *Container) awaitExit() {
 	c.showExit(exit)
 	c.tell() // before whoever waits for this goes on, and ends or removes the pod
 	close(c.exited)
+	defer c.shorten() // last: plugins are told of all that it had
 	defer c.nri.Stopped(c.engine.background.Closing())
 	slog.Info("container exited", "container", c.id, "pod", c.sandbox.id, "code", exit.Code, "oomkills", exit.OOMKills)
 }
@@ -239,9 +240,11 @@ func (c *Container) keep() {
 	}
 }
 
+// setExit is for a container that has exited before this server began.
 func (c *Container) setExit(exit conmon.Exit) {
 	c.showExit(exit)
 	close(c.exited)
+	c.engine.background.Go("shorten bundle "+c.id, c.shorten) // of an earlier release it may be long
 }
 
 // showExit is for readers.
@@ -250,9 +253,6 @@ func (c *Container) showExit(exit conmon.Exit) {
 	c.change(func(now *liveContainer) { now.exit = &exit })
 	c.publish()
 	c.meter.Close()
-	if err := trace.Call(c.engine.background.Closing(), "shorten bundle", func() error { return shortenBundle(c) }); err != nil {
-		slog.Warn("cannot shorten the bundle of an exited container", "container", c.id, "err", err)
-	}
 }
 
 // Codes of exits that nobody saw.
