@@ -44,10 +44,10 @@ const keptSpec = 256 << 10
 var shortening sync.Mutex
 
 // ShortenSpec takes what makes a config.json long out of the bundle of a container that
-// has exited, until keptSpec is kept: its environment and arguments, and then its lists. What is
-// read after that stays: how errors and plugins name its program, its namespaces, annotations and
-// hooks. It leaves alone what is not long, and a bundle that hooks may read when the container is
-// deleted.
+// has exited, until keptSpec is kept: its environment and arguments, then its lists, then its
+// annotations and all but the beginning of its program's name. The rest stays, such as its
+// namespaces. It leaves alone what is not long, and a bundle that hooks may read when the container
+// is deleted.
 func ShortenSpec(dir string) error {
 	file := filepath.Join(dir, "config.json")
 	info, err := os.Lstat(file)
@@ -76,7 +76,7 @@ func ShortenSpec(dir string) error {
 // shortened encodes a spec without as much of it as is needed, what says least about the
 // container first. It changes the spec.
 func shortened(spec *specs.Spec) (text []byte, err error) {
-	for _, drop := range []func(*specs.Spec){dropCommand, dropLists} {
+	for _, drop := range []func(*specs.Spec){dropCommand, dropLists, dropTexts} {
 		drop(spec)
 		if text, err = encode(spec); err != nil || len(text) <= keptSpec {
 			break
@@ -99,6 +99,18 @@ func dropLists(spec *specs.Spec) {
 	}
 	if l := spec.Linux; l != nil {
 		l.Seccomp, l.Devices, l.MaskedPaths, l.ReadonlyPaths = nil, nil, nil, nil
+	}
+}
+
+// dropTexts: annotations are no longer read, and errors quote no more of a program's name.
+func dropTexts(spec *specs.Spec) {
+	const quoted = 256
+	spec.Annotations = nil
+	if p := spec.Process; p != nil {
+		p.Env = nil // of a PATH that is long
+		for i, arg := range p.Args {
+			p.Args[i] = strings.ToValidUTF8(arg[:min(len(arg), quoted)], "")
+		}
 	}
 }
 

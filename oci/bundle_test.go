@@ -125,6 +125,9 @@ func TestBundleOfAnExitedContainerKeepsWhatIsRead(t *testing.T) {
 		s.Process.Env = append(s.Process.Env, "B="+strings.Repeat("y", 1<<20))
 	}
 	noCommand := func(s *specs.Spec) { s.Process.Args, s.Process.Env = []string{"/program"}, []string{"PATH=/bin"} }
+	noLists := func(s *specs.Spec) {
+		s.Mounts, s.Linux.Devices, s.Linux.MaskedPaths, s.Linux.Seccomp = nil, nil, nil, nil
+	}
 	hooked := func(s *specs.Spec) { command(s); s.Hooks = &specs.Hooks{Poststop: []specs.Hook{{Path: "/hook"}}} }
 	for name, c := range map[string]struct{ change, want func(*specs.Spec) }{
 		"small":               {as, as},
@@ -137,7 +140,15 @@ func TestBundleOfAnExitedContainerKeepsWhatIsRead(t *testing.T) {
 		}, noCommand},
 		"many mounts": {func(s *specs.Spec) { s.Mounts = slices.Repeat(s.Mounts, 10_000) }, func(s *specs.Spec) {
 			noCommand(s)
-			s.Mounts, s.Linux.Devices, s.Linux.MaskedPaths, s.Linux.Seccomp = nil, nil, nil, nil
+			noLists(s)
+		}},
+		"long annotation and name of the program": {func(s *specs.Spec) {
+			s.Annotations["long"] = strings.Repeat("\x01", 1<<20)
+			s.Process.Args[0] = strings.Repeat("é", 64<<10)
+		}, func(s *specs.Spec) {
+			noCommand(s)
+			noLists(s)
+			s.Annotations, s.Process.Env, s.Process.Args[0] = nil, nil, strings.Repeat("é", 128)
 		}},
 	} {
 		dir := t.TempDir()
