@@ -114,14 +114,29 @@ func dropTexts(spec *specs.Spec) {
 	}
 }
 
-// replace is seen by nobody half-way.
+// replace is seen by nobody half-way, unless the disk is full: then the file itself is written
+// over, which needs no room.
 func replace(file string, text []byte) error {
 	part := file + ".part"
-	if err := os.WriteFile(part, text, 0o600); err != nil {
-		_ = os.Remove(part)
+	err := os.WriteFile(part, text, 0o600)
+	if err == nil {
+		return os.Rename(part, file)
+	}
+	_ = os.Remove(part)
+	if fault.DiskFull(err) {
+		err = overwrite(file, text)
+	}
+	return err
+}
+
+// overwrite puts text, which is no longer than what is there, in its place.
+func overwrite(file string, text []byte) error {
+	f, err := os.OpenFile(file, os.O_WRONLY, 0)
+	if err != nil {
 		return err
 	}
-	return os.Rename(part, file)
+	_, err = f.Write(text)
+	return errors.Join(err, f.Truncate(int64(len(text))), f.Close())
 }
 
 func tooLong(size int) error {

@@ -169,6 +169,35 @@ func TestBundleOfAnExitedContainerKeepsWhatIsRead(t *testing.T) {
 	}
 }
 
+// What gives room back needs none.
+func TestBundleIsShortenedOnAFullDisk(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=2m,mode=700"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := writeSpec(dir, &specs.Spec{Process: &specs.Process{Args: []string{"/program"}, Env: []string{"A=" + strings.Repeat("x", 1<<20)}}, Hostname: "h"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "rest"), make([]byte, 2<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("the disk is not full: %v", err)
+	}
+	if err := ShortenSpec(dir); err != nil {
+		t.Fatal(err)
+	}
+	if spec, err := ReadSpec[specs.Spec](dir); err != nil || spec.Hostname != "h" || len(spec.Process.Env) != 0 {
+		t.Errorf("got %+v, %v", spec, err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 2 {
+		t.Errorf("left %v, %v", left, err)
+	}
+}
+
 func TestSpecSizeIsThatOfItsTexts(t *testing.T) {
 	t.Parallel()
 	spec := &specs.Spec{
