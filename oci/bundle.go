@@ -59,7 +59,7 @@ func ShortenSpec(dir string) error {
 	}
 	shortening.Lock()
 	defer shortening.Unlock()
-	spec, err := ReadSpec[specs.Spec](dir)
+	spec, err := readSpec[specs.Spec](dir, maxWritten)
 	if err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func ShortenSpec(dir string) error {
 		return nil
 	}
 	text, err := shortened(spec)
-	if err != nil {
+	if err != nil || int64(len(text)) >= info.Size() {
 		return err
 	}
 	return replace(file, text)
@@ -247,12 +247,16 @@ const (
 	maxSpec = 16 << 20
 	// maxRead is more, for what other servers and earlier versions have written.
 	maxRead = 64 << 20
+	// maxWritten is what earlier versions made of a request: 16 MiB, six bytes for each.
+	maxWritten = 112 << 20
 )
 
 // ReadSpec reads the config.json of a bundle, or a part of it: T may be any
 // type that the document decodes into. The bundle may be another server's.
-func ReadSpec[T any](dir string) (*T, error) {
-	text, err := regular.ReadIn(dir, "config.json", maxRead)
+func ReadSpec[T any](dir string) (*T, error) { return readSpec[T](dir, maxRead) }
+
+func readSpec[T any](dir string, limit int64) (*T, error) {
+	text, err := regular.ReadIn(dir, "config.json", limit)
 	if err != nil {
 		return nil, err
 	}

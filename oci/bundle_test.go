@@ -169,6 +169,22 @@ func TestBundleOfAnExitedContainerKeepsWhatIsRead(t *testing.T) {
 	}
 }
 
+// Earlier versions wrote six bytes for each of a request's 16 MiB.
+func TestBundlesOfEarlierVersionsAreShortened(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	text := `{"process": {"args": ["/program"], "env": ["A=` + strings.Repeat(`\u0001`, 94_000_000/6) + `"]}}`
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := ShortenSpec(dir); err != nil {
+		t.Fatal(err)
+	}
+	if spec, err := ReadSpec[specs.Spec](dir); err != nil || spec.Process.Args[0] != "/program" || len(spec.Process.Env) != 0 {
+		t.Errorf("got %+v, %v", spec, err)
+	}
+}
+
 // What gives room back needs none.
 func TestBundleIsShortenedOnAFullDisk(t *testing.T) {
 	t.Parallel()
