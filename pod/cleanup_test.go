@@ -11,6 +11,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/pod/rundir"
 )
 
 // A removal that cannot be finished is retried: the object is gone for readers,
@@ -35,6 +36,48 @@ func TestContainerRemovalThatFailsIsRetried(t *testing.T) {
 			b.awaitCleanups(e)
 			if _, err := e.Container(again); err != nil {
 				t.Errorf("%s: the cleanup took the new container: %v", step, err)
+			}
+			b.remove(e, pod)
+			b.nothingLeft()
+		})
+	}
+}
+
+// What a container leaves behind counts in its pod until it is gone.
+func TestLeftoversOfContainersTakeRoomInTheirPod(t *testing.T) {
+	for name, leave := range map[string]func(t *testing.T, b *bench, e *Engine, pod string){
+		"of a removal": func(t *testing.T, b *bench, e *Engine, pod string) {
+			if err := e.RemoveContainer(t.Context(), b.start(e, pod, "c")); err != nil {
+				t.Error(err)
+			}
+		},
+		"of a creation": func(t *testing.T, b *bench, e *Engine, pod string) {
+			b.node.set(func() { b.node.fail["create"] = errInjected })
+			if _, err := e.CreateContainer(t.Context(), pod, containerConfig("c"), nil); !errors.Is(err, errInjected) {
+				t.Error(err)
+			}
+		},
+	} {
+		timeless(t, func(t *testing.T, b *bench) {
+			e := b.engine()
+			pod := b.run(e, "a")
+			s, err := e.sandboxes.Find(pod)
+			if err != nil {
+				t.Fatal(err)
+			}
+			empty := func() bool {
+				defer s.room.Free("probe")
+				return s.room.Claim("probe", rundir.Use{Requests: rundir.MaxPod}, func() rundir.Use { return rundir.Use{} }) == nil
+			}
+			b.node.set(func() { b.node.fail["delete"] = errInjected })
+			leave(t, b, e, pod)
+			if e.cleanups.Len() != 1 || empty() {
+				t.Errorf("%s: %d pending cleanups, which take no room: %v", name, e.cleanups.Len(), empty())
+			}
+			b.node.set(func() { clear(b.node.fail) })
+			b.awaitCleanups(e)
+			if !empty() {
+				t.Errorf("%s: the room is not given back", name)
 			}
 			b.remove(e, pod)
 			b.nothingLeft()

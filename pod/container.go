@@ -56,6 +56,9 @@ type Container struct {
 	nri      nri.ContainerEvents
 
 	exited chan struct{} // closed when the exit is known and published
+
+	// shortening is held while the bundle is shortened, and when its removal begins.
+	shortening sync.Mutex
 }
 
 func (e *Engine) newContainer(id string, s *Sandbox, rec records.Container) *Container {
@@ -127,7 +130,6 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 		}
 		defer done()
 		id := ids.New(e.mark)
-		defer s.room.Free(id)
 		if owner, ok := e.containers.Reserve(name, id); !ok {
 			v, err := e.Container(owner)
 			if err == nil && v.State == cri.ContainerState_CONTAINER_CREATED && proto.Equal(v.Config, cfg) {
@@ -146,6 +148,7 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 			return "", fmt.Errorf("container %s: %w", name, causedBy(ctx, err))
 		}
 		s.change(func(now *livePod) { now.add(c) })
+		s.room.Free(id)
 		e.containers.Publish(id, c)
 		c.nri.Created(ctx)
 		c.tell()
@@ -238,7 +241,7 @@ func (c *Container) build(ctx context.Context, src sources) error {
 	if err := trace.Do(ctx, "call NRI plugins", ask); err != nil {
 		return err
 	}
-	if err := claimRoom(c.sandbox, c, oci.SpecSize(ociSpec)); err != nil {
+	if err := c.claimRoom(oci.SpecSize(ociSpec)); err != nil {
 		return err
 	}
 	create := func(ctx context.Context) (oci.Task, error) { return c.runtime.Create(ctx, c.ref, ociSpec, c.io()) }
@@ -419,6 +422,7 @@ func (c *Container) remove(ctx context.Context) error {
 	c.countLog(ctx)
 	if err := c.teardown(ctx); err != nil {
 		slog.WarnContext(ctx, "cleanup after container removal incomplete, retrying", "container", c.id, "err", err)
+		c.sandbox.room.Keep(c.id, c.use())
 		c.engine.cleanups.Add(c.id, c.teardown)
 	}
 	c.retire()

@@ -286,6 +286,7 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec records.
 	}
 	c := e.newContainer(id, s, rec)
 	if rec.Phase == records.Creating || rec.Phase == records.Removing {
+		s.room.Keep(id, c.use())
 		r.end(id, c.teardown, &r.answers)
 		return
 	}

@@ -18,29 +18,54 @@ import (
 const bundleRest = 64 << 10
 
 // claimRoom takes the room in its pod that a container may need with a spec of that size.
-func claimRoom(s *Sandbox, c *Container, specSize int) error {
+func (c *Container) claimRoom(specSize int) error {
+	s := c.sandbox
 	need := rundir.Use{
 		Files:    2 * int64(specSize+bundleRest), // some runtimes keep a copy
 		Requests: int64(proto.Size(c.plan.Config.M)),
 	}
-	root := s.runtime.Handler().Root
-	paths := []string{s.files.Dir, filepath.Join(root, s.id)}
-	var used rundir.Use
-	for _, other := range s.now().containers {
-		paths = append(paths, other.ref.Dir, filepath.Join(root, other.id))
-		used.Requests += int64(proto.Size(other.plan.Config.M))
-	}
-	used.Files = rundir.Size(paths...)
-	if err := s.room.Claim(c.id, need, used); err != nil {
+	if err := s.claim(c.id, need); err != nil {
 		return fmt.Errorf("pod %s (%s) has no room for the container: %w", s.id, records.NameOfPod(s.plan.Config.M.GetMetadata()), err)
 	}
 	return nil
 }
 
+// claim has containers that have just exited give their bundles back before it refuses.
+func (s *Sandbox) claim(id string, need rundir.Use) error {
+	err := s.room.Claim(id, need, s.use)
+	if err == nil {
+		return nil
+	}
+	for _, c := range s.now().containers {
+		if c.now().exit != nil {
+			c.shorten()
+		}
+	}
+	return s.room.Claim(id, need, s.use)
+}
+
+// use measures what the pod has.
+func (s *Sandbox) use() rundir.Use {
+	used := rundir.Use{Files: rundir.Size(s.files.Dir, filepath.Join(s.runtime.Handler().Root, s.id))}
+	for _, c := range s.now().containers {
+		one := c.use()
+		used.Files += one.Files
+		used.Requests += one.Requests
+	}
+	return used
+}
+
+func (c *Container) use() rundir.Use {
+	return rundir.Use{
+		Files:    rundir.Size(c.ref.Dir, filepath.Join(c.runtime.Handler().Root, c.id)),
+		Requests: int64(proto.Size(c.plan.Config.M)),
+	}
+}
+
 // shorten gives back what nobody reads of the bundle of a container that has exited.
 func (c *Container) shorten() {
-	c.life.Lock()
-	defer c.life.Unlock()
+	c.shortening.Lock()
+	defer c.shortening.Unlock()
 	if c.now().Phase == records.Removing { // its files are going
 		return
 	}

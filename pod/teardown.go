@@ -26,7 +26,9 @@ import (
 
 // teardown removes every trace of the container, the record last.
 func (c *Container) teardown(ctx context.Context) error {
+	c.shortening.Lock()
 	c.change(func(now *liveContainer) { now.Phase = records.Removing })
+	c.shortening.Unlock()
 	c.note(ctx)
 	var errs []error
 	deleteTask := func(ctx context.Context) error { return c.runtime.Delete(ctx, c.ref) }
@@ -49,6 +51,7 @@ func (c *Container) teardown(ctx context.Context) error {
 	if err := removeRunDir(ctx, c.ref.Dir); err != nil {
 		return err
 	}
+	c.sandbox.room.Free(c.id)
 	return c.engine.records.Containers.Delete(ctx, c.id)
 }
 

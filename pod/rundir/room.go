@@ -13,18 +13,20 @@ type Use struct {
 	Requests int64 // of the server's memory, for as long as a container is on record
 }
 
-// Room is what one pod may have. Containers that are being created have claims; what they
-// have made by then is measured where it is.
+// Room is what one pod may have. Containers that are being created or removed have claims; what
+// the others have is measured where it is.
 type Room struct {
 	mu     sync.Mutex
 	claims map[string]Use
 }
 
-// Claim takes room for a container that is being created, in a pod that uses so much. It is
-// fault.Exhausted if there is none. The room is the container's until Free.
-func (r *Room) Claim(id string, need, used Use) error {
+// Claim takes room for a container that is being created. It is fault.Exhausted if there is
+// none. The room is the container's until Free, which is not called before measure sees what it
+// has made.
+func (r *Room) Claim(id string, need Use, measure func() Use) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	used := measure() // with the lock, or what is freed meanwhile would not count at all
 	for _, claim := range r.claims {
 		used.Files += claim.Files
 		used.Requests += claim.Requests
@@ -37,11 +39,22 @@ func (r *Room) Claim(id string, need, used Use) error {
 		return fmt.Errorf("its request has %d bytes, and those of its pod's containers have %d; at most %d are allowed for a pod: use smaller environments, arguments, mounts and annotations, or remove containers that have exited: %w",
 			need.Requests, used.Requests, MaxPod, fault.Exhausted)
 	}
+	r.keep(id, need)
+	return nil
+}
+
+// Keep counts what a container still uses that is not measured any more, until Free.
+func (r *Room) Keep(id string, used Use) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.keep(id, used)
+}
+
+func (r *Room) keep(id string, use Use) {
 	if r.claims == nil {
 		r.claims = map[string]Use{}
 	}
-	r.claims[id] = need
-	return nil
+	r.claims[id] = use
 }
 
 // Free ends the claim of a container, if it has one.

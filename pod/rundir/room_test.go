@@ -14,7 +14,12 @@ func TestRoom(t *testing.T) {
 	var r Room
 	claim := func(id string, need, used Use, words string) {
 		t.Helper()
-		err := r.Claim(id, need, used)
+		err := r.Claim(id, need, func() Use {
+			if r.mu.TryLock() {
+				t.Error("a claim may be freed while the pod is measured")
+			}
+			return used
+		})
 		if (err == nil) != (words == "") || err != nil && (!errors.Is(err, fault.Exhausted) || !strings.Contains(err.Error(), words)) {
 			t.Errorf("%s: %v", id, err)
 		}
@@ -33,4 +38,8 @@ func TestRoom(t *testing.T) {
 	claim("e", Use{1, 1}, Use{MaxPod, 0}, "67108864 bytes in the run directory")
 	claim("e", Use{1, 1}, Use{0, MaxPod}, "67108864; at most")
 	claim("e", Use{0, 0}, Use{MaxPod, MaxPod}, "")
+	r.Keep("f", Use{MaxPod, 0})
+	claim("g", Use{1, 0}, Use{}, "run directory")
+	r.Free("f")
+	claim("g", Use{1, 0}, Use{}, "")
 }
