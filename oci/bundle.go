@@ -144,6 +144,28 @@ func tooLong(size int) error {
 		size, maxSpec, fault.Invalid)
 }
 
+// encodeProcess encodes a command, which has the container's environment, when there is room
+// for it in the container's pod. The caller calls free when it is written where the pod is
+// measured, or no longer needed.
+func (r Ref) encodeProcess(process *specs.Process) (text []byte, free func(), err error) {
+	const rest = 4 << 10 // beside its texts
+	size := SpecSize(&specs.Spec{Process: process}) + rest
+	if size > maxSpec {
+		return nil, nil, fmt.Errorf("command has %d bytes as JSON with the container's environment, at most %d are allowed: shorten its arguments or the container's environment: %w",
+			size, maxSpec, fault.Invalid)
+	}
+	free = func() {}
+	if r.Claim != nil {
+		if free, err = r.Claim(size); err != nil {
+			return nil, nil, err
+		}
+	}
+	if text, err = encode(process); err != nil {
+		free()
+	}
+	return text, free, err
+}
+
 // encode is json.Marshal without the escapes for HTML, of six bytes for a character.
 func encode(v any) ([]byte, error) {
 	var text bytes.Buffer

@@ -59,8 +59,11 @@ func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error
 			e.forget()
 		}
 	}()
+	if err = t.writeProcess(process, e); err != nil {
+		return nil, err
+	}
 	err = trace.Do(ctx, "runtime exec", func(ctx context.Context) error {
-		return t.execProcess(ctx, a, process, terminal, pipes, e)
+		return t.execProcess(ctx, a, terminal, pipes, e)
 	})
 	if err != nil {
 		pipes.Close()
@@ -112,23 +115,27 @@ func newTerminal(ctx context.Context, dir string, a *Abilities, c Command) (stdi
 	return stdio.NewConsole(ctx, dir)
 }
 
+// writeProcess writes what the runtime is to start into a directory, which it notes in e.
+func (t *cliTask) writeProcess(process *specs.Process, e *execution) error {
+	text, free, err := t.ref.encodeProcess(process)
+	if err != nil {
+		return err
+	}
+	defer free() // the file counts from then on
+	if e.dir, err = os.MkdirTemp(t.ref.Dir, execDirs); err != nil {
+		return err
+	}
+	return os.WriteFile(processFileOf(e.dir), text, 0o600)
+}
+
+func processFileOf(dir string) string { return filepath.Join(dir, "process.json") }
+
 // execProcess runs the runtime's exec and notes in e which process it has started, and
 // watches that.
-func (t *cliTask) execProcess(ctx context.Context, a *Abilities, process *specs.Process, terminal stdio.Terminal, pipes stdio.Pipes, e *execution) error {
-	dir, err := os.MkdirTemp(t.ref.Dir, execDirs)
-	if err != nil {
-		return err
-	}
-	e.dir = dir
-	text, err := encode(process)
-	if err != nil {
-		return err
-	}
-	processFile := filepath.Join(dir, "process.json")
+func (t *cliTask) execProcess(ctx context.Context, a *Abilities, terminal stdio.Terminal, pipes stdio.Pipes, e *execution) error {
+	dir := e.dir
+	processFile := processFileOf(dir)
 	defer func() { _ = os.Remove(processFile) }() // the command has begun, and may take long
-	if err := os.WriteFile(processFile, text, 0o600); err != nil {
-		return err
-	}
 	logFile := filepath.Join(dir, "log")
 	defer t.runtime.relayLog(ctx, t.ref.ID, logFile)
 	flags, streams := terminal.Offer(pipes)

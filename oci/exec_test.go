@@ -7,11 +7,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/fault"
@@ -166,4 +169,33 @@ func FuzzReadPid(f *testing.F) {
 			t.Errorf("%q is the pid %d", text, pid)
 		}
 	})
+}
+
+// A command has its container's environment, and is refused before that is written a second time.
+func TestExecIsWrittenIfThereIsRoom(t *testing.T) {
+	t.Parallel()
+	process := &specs.Process{Args: []string{"/program"}, Env: []string{"A=" + strings.Repeat("\x01", 100_000)}}
+	var claimed, freed int
+	refusal := error(nil)
+	dir := t.TempDir()
+	task := &cliTask{watched: watched{ref: Ref{ID: "c", Dir: dir, Claim: func(bytes int) (func(), error) {
+		claimed = bytes
+		return func() { freed++ }, refusal
+	}}}}
+	e := new(execution)
+	if err := task.writeProcess(process, e); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(processFileOf(e.dir)); err != nil || int(info.Size()) > claimed || freed != 1 {
+		t.Errorf("%v, %v; %d bytes were claimed, and freed %d times", info, err, claimed, freed)
+	}
+	e.forget()
+	refusal = fault.Exhausted
+	refused := task.writeProcess(process, new(execution))
+	refusal = nil
+	process.Args = slices.Repeat([]string{strings.Repeat("\x01", 100_000)}, 60)
+	long := task.writeProcess(process, new(execution))
+	if left, err := os.ReadDir(dir); !errors.Is(refused, fault.Exhausted) || !errors.Is(long, fault.Invalid) || len(left) > 0 || err != nil {
+		t.Errorf("without room: %v; too long: %v; left %v, %v", refused, long, left, err)
+	}
 }

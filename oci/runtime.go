@@ -134,6 +134,10 @@ type Ref struct {
 	Last       bool   // for Delete: it is the pod's own, and the others of the pod have been deleted
 
 	UIDs, GIDs []ns.IDMap // of its user namespace; nil: it has none
+
+	// Claim takes room for that many bytes of files of a command until free is called; nil:
+	// there is no bound.
+	Claim func(bytes int) (free func(), err error)
 }
 
 // Rootfs is where the container's root file system is to be mounted.

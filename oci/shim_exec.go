@@ -2,7 +2,6 @@ package oci
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -54,10 +53,11 @@ func (t *shimTask) begin(ctx context.Context, c Command) (_ *execution, err erro
 	if err != nil {
 		return nil, err
 	}
-	text, err := json.Marshal(process)
+	text, free, err := t.ref.encodeProcess(process)
 	if err != nil {
 		return nil, err
 	}
+	defer free()
 	x := &shimExec{task: t, process: shim.Process{ID: t.ref.ID}}
 	if x.client, err = t.dial(ctx); err != nil {
 		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, err)

@@ -66,6 +66,7 @@ func (e *Engine) newContainer(id string, s *Sandbox, rec records.Container) *Con
 	if s.plan.Sandboxed {
 		ref.Sandbox = s.id
 	}
+	ref.Claim = s.claimExec
 	ref.UIDs, ref.GIDs = s.plan.Namespaces.UIDs, s.plan.Namespaces.GIDs
 	c := &Container{
 		engine:  e,

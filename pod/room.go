@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -28,6 +29,15 @@ func (c *Container) claimRoom(specSize int) error {
 		return fmt.Errorf("pod %s (%s) has no room for the container: %w", s.id, records.NameOfPod(s.plan.Config.M.GetMetadata()), err)
 	}
 	return nil
+}
+
+// claimExec takes the room that the files of a command need, until free is called.
+func (s *Sandbox) claimExec(bytes int) (free func(), err error) {
+	id := rand.Text()
+	if err := s.claim(id, rundir.Use{Files: int64(bytes)}); err != nil {
+		return nil, fmt.Errorf("pod %s (%s) has no room for the command: %w", s.id, records.NameOfPod(s.plan.Config.M.GetMetadata()), err)
+	}
+	return func() { s.room.Free(id) }, nil
 }
 
 // claim has containers that have just exited give their bundles back before it refuses.

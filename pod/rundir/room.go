@@ -13,16 +13,15 @@ type Use struct {
 	Requests int64 // of the server's memory, for as long as a container is on record
 }
 
-// Room is what one pod may have. Containers that are being created or removed have claims; what
-// the others have is measured where it is.
+// Room is what one pod may have. Containers that are being created or removed, and commands that
+// are being started, have claims; what there is beside is measured where it is.
 type Room struct {
 	mu     sync.Mutex
 	claims map[string]Use
 }
 
-// Claim takes room for a container that is being created. It is fault.Exhausted if there is
-// none. The room is the container's until Free, which is not called before measure sees what it
-// has made.
+// Claim takes room for a container that is being created, or a command that is started. It is fault.Exhausted if there is
+// none. The room is kept until Free, which is not called before measure sees what has been made.
 func (r *Room) Claim(id string, need Use, measure func() Use) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

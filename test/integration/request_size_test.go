@@ -113,6 +113,42 @@ func TestExitedContainersGiveTheirBundleBack(t *testing.T) {
 	})
 }
 
+// A command has a copy of its container's environment until it runs, and a pod decides how long that takes.
+func TestExecsHaveNoRoomBeyondThatOfTheirPod(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		target := p.start(t, "sleep", variables(19, 100<<10, "\x01")) // 12 MB of JSON
+		var all []*container
+		for _, n := range []int{19, 9} { // until less is left than the command needs
+			for {
+				c, err := p.try(t.Context(), steps("exit 0"), variables(n, 100<<10, "\x01"))
+				if err != nil {
+					wantCode(t, err, codes.ResourceExhausted, p.id)
+					break
+				}
+				all = append(all, c)
+			}
+		}
+		before := held(t, w.RunRoot())
+		exec := func() error {
+			_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: target.id, Cmd: []string{"/probe", "echo x"}, Timeout: scene.LimitSeconds})
+			return err
+		}
+		wantCode(t, exec(), codes.ResourceExhausted, p.id, p.config.Metadata.Name, "67108864")
+		if now := held(t, w.RunRoot()); now > before+mib {
+			t.Errorf("the refused command left %d bytes in the run directory", now-before)
+		}
+		for _, c := range all {
+			c.remove(t)
+		}
+		if err := exec(); err != nil {
+			t.Errorf("in a pod that has room again: %v", err)
+		}
+	})
+}
+
 // What one pod may have of the node's memory has a bound, and what is refused says which pod.
 func TestPodHasABoundInTheRunDirectory(t *testing.T) {
 	t.Parallel()
