@@ -85,22 +85,68 @@ func (c *Crowd) victim() *Member {
 	if len(c.members) <= c.most {
 		return nil
 	}
-	owners, groups := map[string]int{}, map[Peer]int{}
+	counts := counts{groups: map[uint64]int{}, owners: map[string]int{}}
 	for m := range c.members {
-		owners[m.peer.Owner]++
-		groups[m.peer]++
+		counts.add(m.peer)
 	}
 	var worst *Member
 	for m := range c.members {
-		if worst == nil || cmp.Or(
-			cmp.Compare(owners[m.peer.Owner], owners[worst.peer.Owner]),
-			cmp.Compare(groups[m.peer], groups[worst.peer]),
-			cmp.Compare(worst.number, m.number),
-		) > 0 {
+		if worst == nil || cmp.Or(counts.compare(m.peer, worst.peer), cmp.Compare(worst.number, m.number)) > 0 {
 			worst = m
 		}
 	}
 	return worst
+}
+
+// counts are the connections of each cgroup and of each owner, and those of root and of
+// all others.
+type counts struct {
+	groups      map[uint64]int
+	owners      map[string]int
+	root, other int
+}
+
+func (c *counts) add(p Peer) {
+	c.groups[p.Group]++
+	c.owners[p.Owner]++
+	if p.Owner == root {
+		c.root++
+	} else {
+		c.other++
+	}
+}
+
+// compare is positive if connections of a are to be closed before those of b. Where all
+// processes are in one cgroup, as with cgroup v1, it comes down to whether root has more
+// or all others together: a process with many uids is one of the others.
+func (c *counts) compare(a, b Peer) int {
+	return cmp.Or(
+		cmp.Compare(c.of(a), c.of(b)),
+		cmp.Compare(c.groups[a.Group], c.groups[b.Group]),
+		cmp.Compare(c.side(a), c.side(b)),
+		cmp.Compare(c.owners[a.Owner], c.owners[b.Owner]),
+	)
+}
+
+// of is how many connections p has: those of its user in any cgroup, or those of its
+// cgroup as any user if they are more. Many uids or many cgroups make nobody many peers.
+// Root has those of its cgroup alone: the kubelet answers for no other root process.
+func (c *counts) of(p Peer) int {
+	switch {
+	case p.Group == 0:
+		return c.owners[p.Owner]
+	case p.Owner == root:
+		return c.groups[p.Group]
+	}
+	return max(c.owners[p.Owner], c.groups[p.Group])
+}
+
+// side is how many connections root has, or all others, whichever p is of.
+func (c *counts) side(p Peer) int {
+	if p.Owner == root {
+		return c.root
+	}
+	return c.other
 }
 
 // Limit is l, whose connections are in the crowd until they are closed.

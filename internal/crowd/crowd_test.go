@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -22,17 +23,61 @@ func TestCrowdClosesTheOldestOfTheLargestPeer(t *testing.T) {
 		"the one is last":  {[]string{"a/1", "a/1", "a/1", "b/1", "b/1"}, []string{"0", "1"}},
 		"groups":           {[]string{"a/1", "a/2", "a/2", "a/2", "a/2"}, []string{"1", "2"}},
 		"owner over group": {[]string{"b/1", "b/1", "a/1", "a/2", "a/3"}, []string{"0", "2"}},
-		"all the same":     {[]string{"a/1", "b/1", "c/1", "d/1", "e/1"}, []string{"0", "1"}},
+		"all the same":     {[]string{"a/1", "b/2", "c/3", "d/4", "e/5"}, []string{"0", "1"}},
 	} {
 		crowd := New("test", 3)
 		var closed []string
 		for i, who := range c.enter {
 			owner, group, _ := strings.Cut(who, "/")
-			crowd.Enter(Peer{owner, uint64(group[0])}, func() { closed = append(closed, fmt.Sprint(i)) })
+			number, _ := strconv.ParseUint(group, 10, 64)
+			crowd.Enter(Peer{owner, number}, func() { closed = append(closed, fmt.Sprint(i)) })
 		}
 		if !slices.Equal(closed, c.closed) || crowd.Closed() != uint64(len(closed)) {
 			t.Errorf("%s: closed %v (%d), want %v", name, closed, crowd.Closed(), c.closed)
 		}
+	}
+}
+
+// One process can have many uids, if it is root, or many cgroups: it is one peer all the
+// same. The kubelet keeps the connections that it has beside those of others.
+func TestCrowdIsNotFooledByPeersOfManyNames(t *testing.T) {
+	t.Parallel()
+	const kubelet = 20
+	for name, flooder := range map[string]func(i int) Peer{
+		"user":            func(int) Peer { return Peer{"uid 1", 30} },
+		"root":            func(int) Peer { return Peer{root, 30} },
+		"users":           func(i int) Peer { return Peer{fmt.Sprint("uid ", i), 30} },
+		"user in cgroups": func(i int) Peer { return Peer{"uid 1", uint64(30 + i)} },
+		"users beside other root": func(i int) Peer {
+			if i < 8 {
+				return Peer{root, uint64(30 + i)}
+			}
+			return Peer{fmt.Sprint("uid ", i), 29}
+		},
+		"address":          func(int) Peer { return Peer{Owner: "192.0.2.1/32"} },
+		"user, cgroup v1":  func(int) Peer { return Peer{"uid 1", kubelet} },
+		"users, cgroup v1": func(i int) Peer { return Peer{fmt.Sprint("uid ", 1+i), kubelet} },
+	} {
+		crowd := New("test", 20)
+		for i := range 100 {
+			if i == 10 || i == 30 {
+				crowd.Enter(Peer{root, kubelet}, func() { t.Errorf("%s: the kubelet's connection was closed", name) })
+			}
+			crowd.Enter(flooder(i), func() {})
+		}
+	}
+}
+
+// With cgroup v1, root in a container can keep out root alone.
+func TestCrowdOfRootKeepsOthers(t *testing.T) {
+	t.Parallel()
+	crowd := New("test", 3)
+	for range 10 {
+		crowd.Enter(Peer{root, rootGroup}, func() {})
+	}
+	crowd.Enter(Peer{"uid 1", rootGroup}, func() { t.Error("another user's only connection was closed") })
+	for range 10 {
+		crowd.Enter(Peer{root, rootGroup}, func() {})
 	}
 }
 

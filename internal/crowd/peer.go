@@ -16,10 +16,17 @@ type Peer struct {
 	// Owner is a user of this machine, or an address from which others connect: of
 	// IPv6 the network of 64 bits, since a host may have all of its addresses.
 	Owner string
-	// Group is the process's cgroup v2, where there is one: pods on the node's network
-	// may have the same user as the kubelet.
+	// Group is the cgroup v2 of a process of this machine: pods on the node's network may
+	// have the same user as the kubelet, and with CAP_SETUID any number of users. With
+	// cgroup v1 all are in rootGroup.
 	Group uint64
 }
+
+// rootGroup is the id of the root of cgroup v2.
+const rootGroup = 1
+
+// root is the owner of root's connections.
+const root = "uid 0"
 
 func (p Peer) String() string {
 	if p.Group == 0 {
@@ -122,7 +129,8 @@ func parseAnswer(b []byte) (Peer, error) {
 	if binary.NativeEndian.Uint32(message[diagInode:]) == 0 {
 		return gone, nil
 	}
-	peer := Peer{Owner: "uid " + strconv.FormatUint(uint64(binary.NativeEndian.Uint32(message[diagUID:])), 10)}
+	uid := binary.NativeEndian.Uint32(message[diagUID:])
+	peer := Peer{Owner: "uid " + strconv.FormatUint(uint64(uid), 10), Group: rootGroup}
 	for rest := message[diagAnswer:]; len(rest) >= unix.SizeofNlAttr; {
 		size := int(binary.NativeEndian.Uint16(rest))
 		if size < unix.SizeofNlAttr || size > len(rest) {

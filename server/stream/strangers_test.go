@@ -29,16 +29,17 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// attack opens connections to address as nobody, says text on each, and replaces the
-// oldest for ever once there are more than the server takes.
-func attack(t *testing.T, address *net.TCPAddr, text string) (opened *atomic.Int64) {
+const nobody = 65534
+
+// attack opens connections to address as the user for each, says text on them, and
+// replaces the oldest for ever once there are more than the server takes.
+func attack(t *testing.T, address *net.TCPAddr, uid func(i int) int, text string) (opened *atomic.Int64) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	opened = new(atomic.Int64)
 	var work sync.WaitGroup
 	work.Go(func() {
 		runtime.LockOSThread() // and never unlocks it: the thread is another user's
-		_, _, _ = unix.RawSyscall(unix.SYS_SETFSUID, 65534, 0, 0)
 		to := &unix.SockaddrInet4{Port: address.Port, Addr: [4]byte(address.IP.To4())}
 		held := make([]int, maxStrangers+20)
 		for i := range held {
@@ -48,6 +49,7 @@ func attack(t *testing.T, address *net.TCPAddr, text string) (opened *atomic.Int
 			if held[i] >= 0 {
 				_ = unix.Close(held[i])
 			}
+			_, _, _ = unix.RawSyscall(unix.SYS_SETFSUID, uintptr(uid(i)), 0, 0)
 			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 			if err != nil {
 				t.Error(err)
@@ -90,7 +92,7 @@ func TestStrangersDoNotKeepOutWhoHasATicket(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serveWith(t, c.cfg, &fakeEngine{exec: echo})
-			opened := attack(t, s.listener.Addr().(*net.TCPAddr), c.text)
+			opened := attack(t, s.listener.Addr().(*net.TCPAddr), func(int) int { return nobody }, c.text)
 			wait.For(t, "the crowd", func() bool { return opened.Load() > 2*maxStrangers })
 			for range 20 {
 				execEcho(t, s)
@@ -99,20 +101,39 @@ func TestStrangersDoNotKeepOutWhoHasATicket(t *testing.T) {
 	}
 }
 
+// A process with CAP_SETUID may give each of its connections another user, who has one alone.
+func TestStrangersOfManyUsersDoNotKeepOutWhoHasATicket(t *testing.T) {
+	s := serveWith(t, Config{}, &fakeEngine{exec: echo})
+	opened := attack(t, s.listener.Addr().(*net.TCPAddr), func(i int) int { return 100000 + i }, "GET /exec/")
+	wait.For(t, "the crowd", func() bool { return opened.Load() > 2*maxStrangers })
+	var work sync.WaitGroup
+	for range 6 {
+		work.Go(func() {
+			for range 20 {
+				execEcho(t, s)
+			}
+		})
+	}
+	work.Wait()
+}
+
 // execEcho runs one session to its end.
 func execEcho(t *testing.T, s *Server) {
 	t.Helper()
 	address, err := s.Exec(t.Context(), &cri.ExecRequest{ContainerId: "x", Cmd: []string{"true"}, Stdin: true, Stdout: true})
 	if err != nil {
-		t.Fatal(err)
+		t.Error(err)
+		return
 	}
 	u, err := url.Parse(address)
 	if err != nil {
-		t.Fatal(err)
+		t.Error(err)
+		return
 	}
 	e, err := remotecommand.NewSPDYExecutor(&rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, http.MethodPost, u)
 	if err != nil {
-		t.Fatal(err)
+		t.Error(err)
+		return
 	}
 	var stdout bytes.Buffer
 	if err := e.StreamWithContext(t.Context(), streamOptions(strings.NewReader("hello"), &stdout)); err != nil || stdout.String() != "hello" {
