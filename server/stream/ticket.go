@@ -27,9 +27,9 @@ type tickets struct {
 	mostEach int // sessions that a container or pod may have; 0: any number
 
 	mu      sync.Mutex
-	freed   sync.Cond // a session has ended
+	freed   sync.Cond // a session has ended, or its client has connected
 	waiting map[string]ticket
-	queue   *shares // callers that wait for a session to end
+	queue   *shares // callers that wait for one of these
 	pending *shares // tickets that wait for their client
 	open    *shares // sessions, waiting and begun
 	refused *refusals
@@ -88,6 +88,7 @@ func (t *tickets) expire() {
 func (t *tickets) drop(token string, p party) {
 	delete(t.waiting, token)
 	t.pending.count(p, -1)
+	t.freed.Broadcast()
 }
 
 func (t *tickets) end(p party) {

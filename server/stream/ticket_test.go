@@ -178,3 +178,24 @@ func issueWaits(t *testing.T, box *tickets) {
 		t.Errorf("%d callers still wait", box.queue.sum)
 	}
 }
+
+// A client that connects makes room for the next one to be awaited.
+func TestIssueWaitsForAClientToConnect(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		box := newTickets(0, 0)
+		p := party{"one", "x"}
+		var token string
+		for box.pending.admits(p) {
+			var err error
+			if token, err = box.issue(t.Context(), p, &cri.ExecRequest{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.AfterFunc(time.Second, func() { _, _, _ = redeem[*cri.ExecRequest](box, token) })
+		began := time.Now()
+		if _, err := box.issue(t.Context(), p, &cri.ExecRequest{}); err != nil || time.Since(began) != time.Second {
+			t.Errorf("issued after %s: %v", time.Since(began), err)
+		}
+	})
+}
