@@ -6,7 +6,7 @@ import "sync"
 type party struct{ namespace, target string }
 
 // shares are a number of places, some of which are kept for those who have few or none.
-// Namespaces share all places; the containers or pods of one share the three quarters
+// Namespaces share all places; the containers or pods of one share the nine tenths
 // that it can get. Nobody has to end what has begun, so parts are smaller for those who
 // come later, but each of many gets one.
 type shares struct {
@@ -17,20 +17,23 @@ type shares struct {
 }
 
 // mayTake reports whether someone who has some of size places, of which so many are
-// free, may take another. The first three quarters are for anybody, the last quarter
-// for those who have fewer than are free, and the last thirty-second for those who
-// have none. Of fewer than 16 places none is kept.
+// free, may take another. The first nine tenths are for anybody, the last tenth for
+// those who have fewer than are free, and the last twentieth for those who have none.
+// Of fewer than 16 places none is kept.
 func mayTake(has, free, size int) bool {
 	switch {
 	case free <= 0:
 		return false
-	case size < 16 || free > size/4:
+	case size < keepFrom || free > size/10:
 		return true
-	case free > size/32:
+	case free > size/20:
 		return has < free
 	}
 	return has == 0
 }
+
+// keepFrom is the least number of places of which some are kept.
+const keepFrom = 16
 
 func newShares(most int) *shares {
 	return &shares{most: most, namespaces: make(map[string]int), targets: make(map[string]int)}
@@ -43,8 +46,8 @@ func (s *shares) admits(p party) bool {
 	}
 	namespace := s.namespaces[p.namespace]
 	part := s.most
-	if s.most >= 16 {
-		part -= s.most / 4
+	if s.most >= keepFrom {
+		part -= s.most / 10
 	}
 	return mayTake(namespace, s.most-s.sum, s.most) && mayTake(s.targets[p.target], part-namespace, part)
 }

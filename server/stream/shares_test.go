@@ -25,10 +25,11 @@ func fill(s *shares, namespace string, containers int) (taken int) {
 	return taken
 }
 
+// A namespace that is alone gets nearly all places.
 func TestSharesKeepPlacesForOthers(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ most, containers, atLeast int }{
-		{512, 1, 288}, {512, 4, 300}, {512, 600, 384}, {100, 1, 56}, {16, 1, 10}, {15, 1, 15}, {2, 1, 2}, {1, 1, 1},
+		{512, 1, 400}, {512, 4, 410}, {512, 20, 430}, {512, 600, 460}, {100, 1, 80}, {100, 10, 80}, {16, 1, 15}, {15, 1, 15}, {2, 1, 2}, {1, 1, 1},
 	} {
 		s := newShares(c.most)
 		taken := fill(s, "first", c.containers)
