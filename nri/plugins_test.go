@@ -575,6 +575,48 @@ func TestSocketIsPrivate(t *testing.T) {
 	}
 }
 
+// A socket of a path that the configuration takes can be listened on.
+func TestSocketOfTheLongestPath(t *testing.T) {
+	t.Parallel()
+	const longest = 107 // sun_path without NUL: unix(7)
+	for _, name := range []string{"nri.sock", "s.sock.s", "a-longer-name-than-that-of-the-default.sock"} {
+		p, cfg := start(t, &fakeNode{}, func(cfg *Config) {
+			dir := filepath.Dir(cfg.Socket)
+			dir += "/" + strings.Repeat("d", longest-len(dir)-len("//")-len(name))
+			cfg.Socket = filepath.Join(dir, name)
+			if len(cfg.Socket) != longest || len(dir) > MaxSocketDir {
+				t.Fatalf("%s has %d bytes", cfg.Socket, len(cfg.Socket))
+			}
+		})
+		connect(t, p, cfg, "10", &nriplugin.Plugin{})
+	}
+}
+
+// Where others may write beside the socket, they cannot keep plugins from connecting.
+func TestSocketCannotBePreempted(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "nri.sock")
+	done := make(chan struct{})
+	var work sync.WaitGroup
+	defer work.Wait()
+	defer close(done)
+	work.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				_ = os.Mkdir(filepath.Dir(hiddenSocket(socket)), 0o755)
+			}
+		}
+	})
+	for range 2000 {
+		if err := hideSocket(socket); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A panic in a creation neither keeps plugins from connecting nor later verbs waiting.
 func TestPanicReleasesHold(t *testing.T) {
 	t.Parallel()

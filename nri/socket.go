@@ -1,21 +1,43 @@
 package nri
 
 import (
+	"crypto/sha256"
+	"encoding/base32"
 	"errors"
 	"os"
 	"path/filepath"
 )
 
+// MaxSocketDir is how long the path of the socket's directory may be: the library
+// listens in a directory beside the socket at first, and a socket's path has 107 bytes.
+const MaxSocketDir = 107 - len("/.abcde/s")
+
 // hiddenSocket is where the library listens at first: it leaves the mode of its socket
-// to the umask, and the directory of the socket may be open to everybody.
+// to the umask, and the directory of the socket may be open to everybody. The path is
+// as long as with the default name, nri.sock, whatever the socket's name is.
 func hiddenSocket(socket string) string {
-	return filepath.Join(filepath.Dir(socket), "."+filepath.Base(socket), "s")
+	sum := sha256.Sum256([]byte(filepath.Base(socket)))
+	name := base32.HexEncoding.EncodeToString(sum[:])[:len("abcde")]
+	return filepath.Join(filepath.Dir(socket), "."+name, "s")
 }
 
-// hideSocket makes the directory in which the library is to listen.
-func hideSocket(socket string) error {
+// hideSocket makes the directory in which the library is to listen. Where others may
+// write beside the socket, they may make it again as soon as it is removed.
+func hideSocket(socket string) (err error) {
+	const attempts = 1000
 	hidden := filepath.Dir(hiddenSocket(socket))
-	return errors.Join(os.RemoveAll(hidden), os.MkdirAll(filepath.Dir(hidden), 0o700), os.Mkdir(hidden, 0o700))
+	if err := os.MkdirAll(filepath.Dir(hidden), 0o700); err != nil {
+		return err
+	}
+	for range attempts {
+		if err = os.RemoveAll(hidden); err == nil {
+			err = os.Mkdir(hidden, 0o700)
+		}
+		if err == nil {
+			return nil
+		}
+	}
+	return err
 }
 
 // showSocket moves the socket to where plugins look for it, once it is root's alone.

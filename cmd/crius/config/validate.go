@@ -12,6 +12,7 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/annotation"
 	"github.com/crius-run/crius/oci/pullcgroup"
@@ -184,6 +185,10 @@ func (v *validator) together(c *Config) {
 	} {
 		v.require(len(socket.path) <= maxSocketPath, socket.key,
 			"path is %d bytes long, but a unix socket path can have at most %d: choose a shorter one", len(socket.path), maxSocketPath)
+	}
+	if dir := filepath.Dir(c.NRI.Socket); len(c.NRI.Socket) <= maxSocketPath {
+		v.require(len(dir) <= nri.MaxSocketDir, "nri.socket",
+			"path of the directory is %d bytes long, but can have at most %d: choose a shorter one", len(dir), nri.MaxSocketDir)
 	}
 	v.require(c.API.CrioSocket == "" || filepath.Clean(c.API.CrioSocket) != filepath.Clean(c.API.Listen), "api.crio_socket",
 		"must differ from api.listen")
