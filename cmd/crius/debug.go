@@ -176,9 +176,9 @@ func debugParts(loaded *config.Loaded) []part {
 		// What the server and systemd say. Monitors belong to the unit as well, and what they
 		// send may be a container's (runtime.container_log_journal).
 		{"crius.log", cleaned(output("journalctl", "--no-pager", "--output=short-precise", "--lines=50000",
-			"_SYSTEMD_UNIT=crius.service", "_COMM=crius", "+", "UNIT=crius.service", "_PID=1"), serverQuotes)},
+			"_SYSTEMD_UNIT=crius.service", "_COMM=crius", "+", "UNIT=crius.service", "_PID=1"), serverLog)},
 		// Without what processes write to /dev/kmsg.
-		{"kernel.log", cleaned(output("dmesg", "--ctime", "--kernel"), kernelQuotes)},
+		{"kernel.log", cleaned(output("dmesg", "--ctime", "--kernel"), kernelLog)},
 		{"files.txt", func(ctx context.Context, w io.Writer) error {
 			return errors.Join(writeNames(ctx, w, cfg.Root), writeNames(ctx, w, cfg.RunRoot))
 		}},
