@@ -20,16 +20,28 @@ type Room struct {
 	claims map[string]Use
 }
 
-// Claim takes room for a container that is being created, or a command that is started. It is fault.Exhausted if there is
-// none. The room is kept until Free, which is not called before measure sees what has been made.
+// Unmeasured is how many bytes of files commands may claim at once without a look at what the
+// pod has, beside MaxPod: to look costs more than the files of a usual command are worth.
+const Unmeasured = 1 << 20
+
+// Claim takes room for a container that is being created, or a command that is started. It is
+// fault.Exhausted if there is none. The room is kept until Free, which is not called before
+// measure sees what has been made.
 func (r *Room) Claim(id string, need Use, measure func() Use) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	used := measure() // with the lock, or what is freed meanwhile would not count at all
+	var claimed Use
 	for _, claim := range r.claims {
-		used.Files += claim.Files
-		used.Requests += claim.Requests
+		claimed.Files += claim.Files
+		claimed.Requests += claim.Requests
 	}
+	if need.Requests == 0 && claimed.Files+need.Files <= Unmeasured {
+		r.keep(id, need)
+		return nil
+	}
+	used := measure() // with the lock, or what is freed meanwhile would not count at all
+	used.Files += claimed.Files
+	used.Requests += claimed.Requests
 	if used.Files+need.Files > MaxPod {
 		return fmt.Errorf("its pod has %d bytes in the run directory, and it may need %d more; at most %d are allowed for a pod: use smaller environments, arguments, mounts and annotations, or remove containers that have exited: %w",
 			used.Files, need.Files, MaxPod, fault.Exhausted)

@@ -43,3 +43,18 @@ func TestRoom(t *testing.T) {
 	r.Free("f")
 	claim("g", Use{1, 0}, Use{}, "")
 }
+
+// Usual commands, such as probes, do not pay for a look at what the pod has.
+func TestSmallCommandsAreNotMeasured(t *testing.T) {
+	t.Parallel()
+	var r Room
+	measured := 0
+	for _, id := range []string{"a", "b", "c"} {
+		if err := r.Claim(id, Use{Files: Unmeasured / 2}, func() Use { measured++; return Use{} }); err != nil {
+			t.Error(err)
+		}
+	}
+	if measured != 1 {
+		t.Errorf("%d of 3 claims were measured, want the one beyond the limit", measured)
+	}
+}
