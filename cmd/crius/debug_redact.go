@@ -58,8 +58,8 @@ var (
 	kernelStamp = regexp.MustCompile(`^\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] `)
 	// kernelCall is a line of a stack trace.
 	kernelCall = regexp.MustCompile(`^ +(?:\? +)?[\w.]+\+0x[0-9a-f]+/0x[0-9a-f]+(?: \[\w+\])?$`)
-	// kernelQuoted is a text in quotes, which no apostrophe begins.
-	kernelQuoted = regexp.MustCompile("\"[^\"]*\"|\\B['`][^']*'")
+	// kernelQuoted is a text in quotes, which no apostrophe begins, or a path.
+	kernelQuoted = regexp.MustCompile("\"[^\"]*\"|\\B['`][^']*'|\\B/[^\\s,()]+")
 	// kernelWord is a word or a number; no name of another script or with escapes is two.
 	kernelWord = regexp.MustCompile(`[\w\\\x{80}-\x{10ffff}]+(?:'[a-z]{1,2}\b)?`)
 	// kernelNumber is one that a process's name of 15 bytes cannot be if it is long.

@@ -54,6 +54,20 @@ func TestKernelLogHoldsNoNamesOfContainers(t *testing.T) {
 	}
 }
 
+// What is quoted is left out even if it has only words of the kernel and numbers.
+func TestKernelLogHoldsNothingQuoted(t *testing.T) {
+	t.Parallel()
+	for _, line := range []string{
+		"tmpfs: Unknown parameter 'error 4711'", `audit: audit(1.2:3): a1="error 4711"`, "warning: `error 4711' uses 32-bit capabilities",
+		"cgroup: fork rejected by pids controller in /error/4711", "overlayfs: refusing to follow metacopy origin for (/error_4711)",
+		"oom-kill:cpuset=/error/4711,mems_allowed=0,task_memcg=/error_4711",
+	} {
+		if text := kernelLine(at + line); strings.Contains(text, "error") || strings.Contains(text, "4711") {
+			t.Errorf("%s", text)
+		}
+	}
+}
+
 // The audit system writes what is not printable, or is to look like it, in hexadecimal digits.
 func TestKernelLogHoldsNoNamesInHexadecimal(t *testing.T) {
 	t.Parallel()
