@@ -51,6 +51,7 @@ func TestValidate(t *testing.T) {
 		{"api.listen = \"/run/\\u0000\"", "api.listen: must not contain NUL bytes"},
 		{"api.crio_socket = '" + socket(107) + "'", ""},
 		{"api.crio_socket = '" + socket(108) + "'", "api.crio_socket: path is 108 bytes long"},
+		{"nri.socket = '/" + strings.Repeat("d", 98) + "/s'", "nri.socket: path of the directory is 99 bytes long, but can have at most 98"},
 		{"api.crio_socket = 'crio.sock'", "api.crio_socket: must be an absolute path or an empty string"},
 		{"api.crio_socket = '/run/crius//crius.sock'", "api.crio_socket: must differ from api.listen"},
 		{"metrics.included_pod_metrics = ['all']", ""},
