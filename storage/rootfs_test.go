@@ -781,6 +781,34 @@ func TestMountOptions(t *testing.T) {
 	}
 }
 
+// What an earlier version of crius, or another tool, has unpacked with trusted.* attributes of
+// the image shows nothing else than its own files, in containers and as volume.
+func TestLayersOfOthersShowNoOtherDirectory(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(c *Options) { c.Options = append(c.Options, "overlay.mountopt=nodev,metacopy=on") })
+	base := layer(t, image.Dir("secret"), image.Text("secret/key", "s3cr3t"))
+	img := n.pull(serve(t, "app", "1", build(t, image.Image{Layers: []image.Layer{base, layer(t, image.Dir("d"), image.Text("f", ""))}})).Addr() + "/app:1")
+	top := n.diff(n.chain(img)[0])
+	ok(t, unix.Lsetxattr(filepath.Join(top, "d"), "trusted.overlay.redirect", []byte("/secret"), 0))
+	ok(t, unix.Lsetxattr(filepath.Join(top, "f"), "trusted.overlay.redirect", []byte("/secret/key"), 0))
+	ok(t, unix.Lsetxattr(filepath.Join(top, "f"), "trusted.overlay.metacopy", nil, 0))
+	n.restart()
+	mapped := n.rootfs("mapped", img.ID)
+	mapped.UserNS = userNS(t, 100000)
+	for _, r := range []Rootfs{n.rootfs("c", img.ID), n.volume("v", img.ID), mapped} {
+		n.mount(r)
+		for _, file := range []string{"d/key", "f"} {
+			if got, err := os.ReadFile(filepath.Join(r.Target, file)); err == nil {
+				t.Errorf("read-only %v, user namespace %q: %s shows %q", r.ReadOnly, r.UserNS, file, got)
+			}
+		}
+		if n.read(r, "secret/key") != "s3cr3t" {
+			t.Error("a file of the layer below is missing")
+		}
+		n.removeRootfs(r)
+	}
+}
+
 func TestUnsupportedOptionsAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, option := range []string{

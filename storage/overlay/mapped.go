@@ -75,8 +75,10 @@ func tryLayers(dirs []string) error {
 	if paths.err != nil {
 		return paths.err
 	}
-	if err := unix.FsconfigSetString(fs, "lowerdir", strings.Join(lower, ":")); err != nil {
-		return os.NewSyscallError("fsconfig", err)
+	for _, p := range append([]parameter{{"lowerdir", strings.Join(lower, ":")}}, obeyNothing...) {
+		if err := p.set(fs); err != nil {
+			return err
+		}
 	}
 	if err := unix.FsconfigCreate(fs); err != nil {
 		return fmt.Errorf("overlay on this kernel does not support ID-mapped layers (requires Linux 5.19): %w%s: %w", err, contextLog(fs), fault.Unimplemented)

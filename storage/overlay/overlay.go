@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -323,8 +324,14 @@ type flagPair struct {
 	attr int
 }
 
+// obeyNothing has the kernel refuse files of layers that name others by attributes, which they
+// would show instead. A layer of crius has none, one that another tool has unpacked may.
+// Linux knows both since 4.19.
+var obeyNothing = []parameter{{"redirect_dir", "nofollow"}, {"metacopy", "off"}}
+
 // mountFlags splits storage.conf's mountopt into flags of the mount and
-// parameters of the overlay. volatile is left out, since it is always set.
+// parameters of the overlay, which obeyNothing is always among, whatever the options say of it.
+// volatile is left out, since it is always set.
 func mountFlags(options []string) (flagPair, []parameter) {
 	known := map[string]flagPair{
 		"nodev":   {unix.MS_NODEV, unix.MOUNT_ATTR_NODEV},
@@ -344,9 +351,12 @@ func mountFlags(options []string) (flagPair, []parameter) {
 			continue
 		}
 		name, value, _ := strings.Cut(option, "=")
+		if slices.ContainsFunc(obeyNothing, func(p parameter) bool { return p.name == name }) {
+			continue
+		}
 		rest = append(rest, parameter{name, value})
 	}
-	return flags, rest
+	return flags, append(rest, obeyNothing...)
 }
 
 // Mounted tells whether a file system of its own is mounted at path.

@@ -146,11 +146,11 @@ func TestAppends(t *testing.T) {
 }
 
 func TestMountFlags(t *testing.T) {
-	flags, rest := mountFlags([]string{"nodev", "", "volatile", "metacopy=on", "nosuid", "userxattr"})
+	flags, rest := mountFlags([]string{"nodev", "", "volatile", "metacopy=on", "redirect_dir=on", "nosuid", "userxattr"})
 	if flags.ms != unix.MS_NODEV|unix.MS_NOSUID || flags.attr != unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOSUID {
 		t.Errorf("flags %+v", flags)
 	}
-	if want := []parameter{{"metacopy", "on"}, {"userxattr", ""}}; !reflect.DeepEqual(rest, want) {
+	if want := append([]parameter{{"userxattr", ""}}, obeyNothing...); !reflect.DeepEqual(rest, want) {
 		t.Errorf("rest %+v", rest)
 	}
 }
@@ -163,4 +163,61 @@ func TestMounted(t *testing.T) {
 			t.Errorf("%s: %t, %v", path, is, err)
 		}
 	}
+}
+
+// A layer in the store may have attributes by which overlayfs shows files of other directories,
+// whoever has unpacked it. No mount obeys them, whatever the kernel's default and the options of
+// storage.conf are.
+func TestAttributesOfLayersAreNotObeyed(t *testing.T) {
+	t.Parallel()
+	users := userNS(t, 300000)
+	ways := map[string]func(Mount) error{"by context": Mount.mountByContext, "by string": Mount.mountByString, "mapped": func(o Mount) error {
+		o.UserNS = users
+		return o.Make()
+	}}
+	for name, mount := range ways {
+		for _, options := range [][]string{nil, {"metacopy=on"}, {"redirect_dir=on", "metacopy=on"}} {
+			for _, readOnly := range []bool{false, true} {
+				o := lured(t)
+				o.Options = options
+				if readOnly {
+					o.Upper, o.Work = "", ""
+				}
+				if err := mount(o); err != nil {
+					t.Fatalf("%s, %q: %v", name, options, err)
+				}
+				for _, file := range []string{"d/key", "redirected", "copied"} {
+					if got, err := os.ReadFile(filepath.Join(o.Target, file)); err == nil {
+						t.Errorf("%s, %q, read-only %v: %s shows %q", name, options, readOnly, file, got)
+					}
+				}
+				if err := unix.Unmount(o.Target, unix.MNT_DETACH); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}
+}
+
+// lured makes a layer whose files refer to those of the layer below.
+func lured(t *testing.T) Mount {
+	t.Helper()
+	o := stack(t, t.TempDir(), 2)
+	top, base := o.Lower[0], o.Lower[1]
+	if err := errors.Join(os.Mkdir(filepath.Join(top, "d"), 0o755), os.Mkdir(filepath.Join(base, "secret"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{filepath.Join(base, "secret/key"), filepath.Join(base, "copied"), filepath.Join(top, "redirected"), filepath.Join(top, "copied")} {
+		if err := os.WriteFile(file, []byte(file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, a := range [][3]string{
+		{"d", "redirect", "/secret"}, {"redirected", "metacopy", ""}, {"redirected", "redirect", "/secret/key"}, {"copied", "metacopy", ""},
+	} {
+		if err := unix.Setxattr(filepath.Join(top, a[0]), "trusted.overlay."+a[1], []byte(a[2]), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return o
 }
