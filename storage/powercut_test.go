@@ -566,6 +566,10 @@ func TestHalfMadeLayersGo(t *testing.T) {
 		for _, dir := range []string{"overlay-layers", "overlay-images", "overlay-images/" + img.ID, "overlay-containers"} {
 			ok(t, os.WriteFile(filepath.Join(n.cfg.Root, dir, ".tmp-layers.json3965451597"), []byte("[{"), 0o600))
 		}
+		for _, file := range []string{layersFile, manifestFile} { // by package idlists
+			file = filepath.Join(n.cfg.Root, file)
+			ok(t, os.WriteFile(filepath.Join(filepath.Dir(file), ".tmp-"+filepath.Base(file)), []byte("[{"), 0o600))
+		}
 		half := digestOf("with a record")
 		ok(t, os.MkdirAll(n.diff(half), 0o755))
 		path := filepath.Join(n.cfg.Root, layersFile)

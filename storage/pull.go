@@ -190,6 +190,11 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	if err := errors.Join(source.CheckRecord(s.store, src), crowded(s.store, src)); err != nil {
 		return nil, err
 	}
+	added, err := s.records.reserve(s.store, src)
+	if err != nil {
+		return nil, err
+	}
+	defer added()
 	src.LargeWindows = s.largeWindows
 	room, err := layerRoom(s.store)
 	if err != nil {

@@ -116,6 +116,7 @@ type Store struct {
 	unwatch      func()          // see durable.Locks.Panicked
 	largeWindows chan struct{}   // see inspected
 	repeatRoom   int64           // see layers.BoundRepeats
+	records      recordRoom
 
 	containersDir string          // in which all writable layers are
 	projects      *quota.Projects // of the writable layers
@@ -242,7 +243,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, man
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	s := &Store{cfg: cfg, options: options, store: lib, roots: roots, locks: locks, mountOptions: mountOptions, manifest: manifest, reserve: reserve.In(roots.ForImages()), largeWindows: make(chan struct{}, 1), repeatRoom: repeatRoom}
+	s := &Store{cfg: cfg, options: options, store: lib, roots: roots, locks: locks, mountOptions: mountOptions, manifest: manifest, reserve: reserve.In(roots.ForImages()), largeWindows: make(chan struct{}, 1), repeatRoom: repeatRoom, records: recordRoom{most: maxRecords}}
 	s.unwatch = panics.Watch(locks.Panicked)
 	s.containersDir = cmp.Or(cfg.containersDir(), lib.GraphRoot())
 	s.projects = cfg.projects()

@@ -23,8 +23,8 @@ import (
 )
 
 // Kept is how many uids and gids a record may list. Real layers have few, which take less
-// room than the rest of the record.
-const Kept = 64
+// room than the rest of the record: they need no second look, and podman finds what it has noted.
+const Kept = 8
 
 // Forget returns a store whose PutLayer leaves no longer lists in the records of layers.
 func Forget(store cstorage.Store) cstorage.Store { return &forgetful{store} }
@@ -72,29 +72,45 @@ func DropFromLayers(root string) error {
 // that it takes does not depend on the size of the file. A file that is missing or damaged it
 // leaves as it is.
 func Drop(file string) error {
+	to := temporary(file)
+	if err := os.Remove(to); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a process that was killed
+		return failed(file, err)
+	}
 	if long, err := long(file); !long || err != nil {
 		return err
 	}
+	err := write(file, to)
+	if err == nil {
+		err = os.Rename(to, file)
+	}
+	if err != nil {
+		return failed(file, errors.Join(err, os.Remove(to)))
+	}
+	return nil
+}
+
+// temporary is the name of a file of records until it is whole, one of those that the library
+// has for its own, so that package durable finds what is left of it.
+func temporary(file string) string {
+	return filepath.Join(filepath.Dir(file), ".tmp-"+filepath.Base(file))
+}
+
+// write writes a file without lists of owners to the disk.
+func write(file, as string) error {
 	from, err := os.Open(file)
 	if err != nil {
-		return failed(file, err)
+		return err
 	}
 	defer from.Close()
-	to, err := os.OpenFile(file+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	to, err := os.OpenFile(as, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
-		return failed(file, err)
+		return err
 	}
 	_, err = strip(from, to)
 	if err == nil {
 		err = to.Sync()
 	}
-	if err = errors.Join(err, to.Close()); err == nil {
-		err = os.Rename(to.Name(), file)
-	}
-	if err != nil {
-		return failed(file, errors.Join(err, os.Remove(to.Name())))
-	}
-	return nil
+	return errors.Join(err, to.Close())
 }
 
 func failed(file string, err error) error {

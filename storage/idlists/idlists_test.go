@@ -62,6 +62,31 @@ func TestDrop(t *testing.T) {
 	}
 }
 
+// What a process leaves that is killed while it writes has the library's name for such files, by
+// which the next start finds it, and goes with the next Drop.
+func TestDropKilled(t *testing.T) {
+	t.Parallel()
+	for _, length := range []int{Kept, Kept + 1} {
+		file := filepath.Join(t.TempDir(), "layers.json")
+		if err := os.WriteFile(file, []byte(`[{"uidset":`+list(length)+`}]`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		left := temporary(file)
+		if !strings.HasPrefix(filepath.Base(left), ".tmp-") {
+			t.Errorf("%s is not the name of a file that is being written", left)
+		}
+		if err := write(file, left); err != nil {
+			t.Fatal(err)
+		}
+		if err := Drop(file); err != nil {
+			t.Error(err)
+		}
+		if names, err := os.ReadDir(filepath.Dir(file)); err != nil || len(names) != 1 {
+			t.Errorf("left: %v, %v", names, err)
+		}
+	}
+}
+
 // Whatever is valid JSON stays valid, and has everything except owners.
 func FuzzDrop(f *testing.F) {
 	for _, s := range []string{`[{"id":"a"},{"b":[1,"x\\\"",null]}]`, ` {"uidset":[1,2],"gidset":[],"a":{"uidset":"x"}} `, `[{"uidset":[]}]`} {
