@@ -29,44 +29,23 @@ func (s *check) content(ctx context.Context, layer *cstorage.Layer, dir string) 
 	defer func() { err = errors.Join(err, diff.Close()) }()
 	digester := layer.UncompressedDigest.Algorithm().Digester()
 	all := io.TeeReader(s.watched(ctx, diff), digester.Hash())
-	owners := len(layer.UIDMap) == 0 && len(layer.GIDMap) == 0
-	files := map[string]*tar.Header{} // the last of a name counts
-	err = garbled(readHeaders(all, files))
+	c := newComparison(dir, len(layer.UIDMap) == 0 && len(layer.GIDMap) == 0)
+	err = garbled(c.readAll(all))
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	if got := digester.Digest(); err == nil && got != layer.UncompressedDigest {
 		err = damage("its digest is %s, not %s", got, layer.UncompressedDigest)
 	}
-	linked := map[string]bool{} // by further names, whose entries say whose they are
-	for name, h := range files {
-		if err != nil && behindLink(files, name) {
-			// The library looks for it at the wrong end of the link.
-			slog.Warn("cannot verify layer: it has a file behind a symbolic link", "layer", layer.ID, "file", name, "err", err)
-			return nil
-		}
-		if h.Typeflag == tar.TypeLink {
-			linked[path.Clean(h.Linkname)] = true
-		}
+	if err != nil && c.behind != "" {
+		// The library looks for it at the wrong end of the link.
+		slog.Warn("cannot verify layer: it has a file behind a symbolic link", "layer", layer.ID, "file", c.behind, "err", err)
+		return nil
 	}
 	if err != nil {
 		return err
 	}
-	for name, h := range files {
-		if h.Typeflag == tar.TypeXGlobalHeader || behindLink(files, name) {
-			continue
-		}
-		if err := sameFile(dir, name, h); err != nil {
-			return err
-		}
-		if linked[name] || h.Typeflag == tar.TypeLink {
-			continue
-		}
-		if err := sameMode(dir, name, h, owners); err != nil {
-			return err
-		}
-	}
-	return nil
+	return c.result()
 }
 
 // watched reads until it is called off, and tells that it does.
@@ -90,36 +69,10 @@ func (r reading) Read(p []byte) (int, error) { return r(p) }
 // failed for, from one that cannot be read.
 func garbled(err error) error {
 	var failed syscall.Errno
-	if err == nil || errors.As(err, &failed) || errors.Is(err, cstorage.ErrLayerUnknown) {
+	if err == nil || errors.Is(err, errDamaged) || errors.As(err, &failed) || errors.Is(err, cstorage.ErrLayerUnknown) {
 		return err
 	}
 	return damage("%w", err)
-}
-
-// readHeaders reads an archive to its end.
-func readHeaders(all io.Reader, files map[string]*tar.Header) error {
-	for r := tar.NewReader(all); ; {
-		h, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			_, err = io.Copy(io.Discard, all) // the padding
-			return err
-		}
-		if err != nil {
-			return err
-		}
-		files[path.Clean(h.Name)] = h
-	}
-}
-
-// behindLink tells of a file that its layer reaches through a symbolic link.
-// Where it is depends on the link, which is looked at by itself.
-func behindLink(files map[string]*tar.Header, name string) bool {
-	for dir := path.Dir(name); dir != "." && dir != "/"; dir = path.Dir(dir) {
-		if h := files[dir]; h != nil && h.Typeflag == tar.TypeSymlink {
-			return true
-		}
-	}
-	return false
 }
 
 // sameFile compares a file with what the archive says of it.

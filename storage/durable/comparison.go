@@ -1,0 +1,125 @@
+package durable
+
+import (
+	"archive/tar"
+	"errors"
+	"hash/maphash"
+	"io"
+	"path"
+)
+
+// comparison compares the files of a layer with the headers of its archive as those come. An
+// image may have a million, with names of any length: of a name it keeps a hash, of files that
+// differ the name and why. The last entry of a name counts.
+type comparison struct {
+	dir    string
+	owners bool // are compared, too
+	seed   maphash.Seed
+	traits map[uint64]trait      // of names, by their hashes
+	differ map[string]difference // by name
+	room   int                   // bytes for files that differ; without any the layer is damaged
+	behind string                // a name that leads through a symbolic link of the layer; may be empty
+}
+
+// trait is what is to be known of a name before its files are judged.
+type trait uint8
+
+const (
+	symlink trait = 1 << iota
+	above         // of another name
+	linked        // by further names, whose entries say whose the file is
+)
+
+// difference is what of a file is not as its entry says.
+type difference struct{ file, mode error }
+
+// differRoom is enough for some ten thousand files that differ.
+const differRoom = 64 << 20 // bytes
+
+func newComparison(dir string, owners bool) *comparison {
+	return &comparison{dir: dir, owners: owners, seed: maphash.MakeSeed(), traits: map[uint64]trait{}, differ: map[string]difference{}, room: differRoom}
+}
+
+// readAll reads an archive to its end.
+func (c *comparison) readAll(all io.Reader) error {
+	for r := tar.NewReader(all); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			_, err = io.Copy(io.Discard, all) // the padding
+			return err
+		}
+		if err == nil && h.Typeflag != tar.TypeXGlobalHeader {
+			err = c.take(path.Clean(h.Name), h)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// take compares a file with its entry.
+func (c *comparison) take(name string, h *tar.Header) error {
+	delete(c.differ, name)
+	id := maphash.String(c.seed, name)
+	is := c.traits[id] & above
+	if h.Typeflag == tar.TypeSymlink {
+		is |= symlink
+		if is&above != 0 {
+			c.behind = name
+		}
+	}
+	if h.Typeflag == tar.TypeLink {
+		is |= linked
+		c.traits[maphash.String(c.seed, path.Clean(h.Linkname))] |= linked
+	}
+	c.traits[id] = is
+	if c.behindLink(name) {
+		// Where it is depends on the link, which is looked at by itself.
+		c.behind = name
+		return nil
+	}
+	d := difference{file: sameFile(c.dir, name, h)}
+	if d.file == nil && h.Typeflag != tar.TypeLink {
+		d.mode = sameMode(c.dir, name, h, c.owners)
+	}
+	if d == (difference{}) {
+		return nil
+	}
+	c.differ[name] = d
+	if c.room -= 4*len(name) + 512; c.room < 0 { // the errors have the name, too
+		return damage("too many of its files differ from its archive: %w", errors.Join(d.file, d.mode))
+	}
+	return nil
+}
+
+// behindLink tells of a file that its layer reaches through a symbolic link. It notes
+// what is above the file.
+func (c *comparison) behindLink(name string) (behind bool) {
+	var hash maphash.Hash
+	hash.SetSeed(c.seed)
+	for i := range len(name) {
+		if name[i] == '/' && i > 0 {
+			id := hash.Sum64()
+			behind = behind || c.traits[id]&symlink != 0
+			c.traits[id] |= above
+		}
+		_ = hash.WriteByte(name[i]) // never fails
+	}
+	return behind
+}
+
+// result is what differs.
+func (c *comparison) result() error {
+	for name, d := range c.differ {
+		if c.behindLink(name) {
+			continue
+		}
+		if d.file != nil {
+			return d.file
+		}
+		if c.traits[maphash.String(c.seed, name)]&linked == 0 {
+			return d.mode
+		}
+	}
+	return nil
+}
