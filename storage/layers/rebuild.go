@@ -1,6 +1,7 @@
 package layers
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -98,7 +99,20 @@ func rebuild(store cstorage.Store, layer *cstorage.Layer, to io.Writer) error {
 	if layer.UncompressedSize > 0 {
 		to = &bounded{to, layer.UncompressedSize}
 	}
-	return asm.WriteOutputTarStream(layerFiles(dir), tarsplit.NewJSONUnpacker(description), to)
+	return asm.WriteOutputTarStream(layerFiles(dir), entries{json.NewDecoder(description)}, to)
+}
+
+// entries are those of a description. The library's keep all names in memory, as many and
+// as long as the image has them, to refuse what has one twice: whoever writes descriptions has.
+type entries struct{ *json.Decoder }
+
+// Next implements tarsplit.Unpacker.
+func (e entries) Next() (*tarsplit.Entry, error) {
+	var next tarsplit.Entry
+	if err := e.Decode(&next); err != nil {
+		return nil, err
+	}
+	return &next, nil
 }
 
 // openDescription opens what the store has noted of a layer's archive: beside the records, which
