@@ -59,28 +59,6 @@ func binary(field []byte) (int64, error) {
 	return int64(n), nil
 }
 
-func decimal(text []byte) (int64, error) { return strconv.ParseInt(string(text), 10, 64) }
-
-// sumRight compares a header's checksum with its bytes, signed or not: old programs did either.
-func sumRight(block []byte) bool {
-	const from, to = 148, 156
-	want, err := number(block[from:to])
-	if err != nil || block[from]&0x80 != 0 {
-		return false
-	}
-	sum := func(value func(b byte) int64) int64 {
-		var sum int64
-		for i, b := range block {
-			if i >= from && i < to {
-				b = ' '
-			}
-			sum += value(b)
-		}
-		return sum
-	}
-	return want == sum(func(b byte) int64 { return int64(b) }) || want == sum(func(b byte) int64 { return int64(int8(b)) })
-}
-
 // record is one of a PAX header. Key and value are parts of the header.
 type record struct{ key, value []byte }
 
@@ -89,7 +67,7 @@ type record struct{ key, value []byte }
 func parse(content []byte) (records []record, err error) {
 	for len(content) > 0 {
 		length, rest, found := bytes.Cut(content, []byte(" "))
-		n, err := strconv.Atoi(string(length[:min(len(length), 20)]))
+		n, err := strconv.Atoi(string(length))
 		if !found || err != nil || n > len(content) || n < len(length)+2 || content[n-1] != '\n' {
 			return nil, fmt.Errorf("%w: broken PAX record", ErrInvalid)
 		}

@@ -2,26 +2,26 @@
 // sees what the headers of each entry say before that program does, and can take extended
 // attributes from them. The archive keeps its length.
 //
-// It finds headers where archive/tar does, which unpacks layers. What archive/tar refuses may
-// pass here, but no archive in which both could disagree about where the next header is.
+// Headers are read by archive/tar, which unpacks layers, so that both cannot take them for
+// different things. This package finds where the next ones are; it refuses what archive/tar does.
 package headers
 
 import (
-	"bytes"
+	"archive/tar"
 	"errors"
 	"fmt"
 	"io"
-	"slices"
+	"math"
+	"strconv"
+	"strings"
 )
 
-// Entry is what the headers of one entry say. It is valid until the function that is given it
-// returns.
+// Entry is what archive/tar reads from the headers of one entry. A global PAX header is an
+// entry, too: programs that unpack it make directories for its name. It is valid until the function that is
+// given it returns.
 type Entry struct {
-	Type byte // as in archive/tar
-	// Names are all that the headers call the entry, of which one counts, and Links all that
-	// they call its target.
-	Names, Links [][]byte
-	UIDs, GIDs   []int64 // all that the headers say; one counts
+	*tar.Header
+	Holes int64 // bytes of a sparse file that the archive does not have
 }
 
 // ErrInvalid is the error of an archive that cannot be parsed.
@@ -33,21 +33,12 @@ type Reader struct {
 	check func(*Entry) error
 	drop  func(kind byte, xattr string) bool
 
-	entry  Entry
-	parts  []part // of headers
-	blocks []byte // headers of the entry
+	blocks []byte // headers of the entry, with the map of a sparse file
 	out    []byte // the end of blocks, which has not been passed on
 	left   int64  // bytes of content and padding before the next header
 	ended  bool   // no header follows
 	failed error  // of the headers; comes after out
 	err    error  // of Read
-}
-
-// part is a header with its content, which describes the entry that follows or is the entry's own.
-type part struct {
-	kind byte
-	at   int   // index of the content in blocks
-	size int64 // of the content as the header says, in bytes
 }
 
 // NewReader returns a reader of the decompressed archive from. If check fails for an entry,
@@ -94,143 +85,140 @@ func (r *Reader) read(p []byte) (n int, err error) {
 
 const (
 	blockSize = 512
-	maxMeta   = 1 << 20 // bytes that a header before the entry's own may have; archive/tar takes no more
-	maxBlocks = 8 << 20 // bytes of all headers of an entry
+	maxBlocks = 8 << 20 // bytes of all headers of an entry; archive/tar takes 1 MiB of each
 )
 
-// Types of headers that archive/tar names otherwise or not at all.
+// Types of headers that archive/tar passes over.
 const (
-	typeOld    = 0 // a file, or a directory if its name ends with a slash
-	typePAX    = 'x'
-	typeGlobal = 'g' // no entry follows
-	typeName   = 'L'
-	typeLink   = 'K'
-	typeSparse = 'S' // of old GNU tar
+	typePAX    = tar.TypeXHeader
+	typeGlobal = tar.TypeXGlobalHeader // no entry follows
+	typeName   = tar.TypeGNULongName
+	typeLink   = tar.TypeGNULongLink
 )
 
 // next reads the headers of an entry, shows them and has them passed on. An archive that
 // ends within them is passed on as it is.
 func (r *Reader) next() error {
-	r.parts, r.blocks = r.parts[:0], r.blocks[:0]
-	err := r.gather()
-	if err == nil && !r.ended {
-		err = r.look()
-		if err != nil {
-			return err
-		}
+	r.blocks = r.blocks[:0]
+	from := gatherer{Reader: r}
+	header, err := tar.NewReader(&from).Next() // which reads no byte more
+	switch {
+	case errors.Is(from.err, ErrInvalid):
+		return from.err
+	case from.err != nil && !errors.Is(from.err, io.EOF):
+		r.out = r.blocks
+		return from.err
+	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+		r.ended, r.out = true, r.blocks
+		return nil
+	case err != nil:
+		return fmt.Errorf("%w (%w)", ErrInvalid, err)
 	}
-	if errors.Is(err, ErrInvalid) {
+	entry := Entry{Header: header}
+	if err := r.look(&entry); err != nil {
 		return err
 	}
+	if r.check != nil {
+		if err := r.check(&entry); err != nil {
+			return err
+		}
+	}
 	r.out = r.blocks
-	if errors.Is(err, io.ErrUnexpectedEOF) {
-		err = io.EOF
-	}
-	return err
-}
-
-// gather reads up to the content of the entry.
-func (r *Reader) gather() error {
-	for {
-		block, err := r.more(blockSize)
-		if err != nil {
-			return err
-		}
-		if bytes.Equal(block, zeros[:]) {
-			r.ended = true
-			return nil
-		}
-		if !sumRight(block) {
-			return fmt.Errorf("%w: wrong checksum", ErrInvalid)
-		}
-		size, err := number(block[124:136])
-		if err != nil || size < 0 {
-			return fmt.Errorf("%w: size %q", ErrInvalid, block[124:136])
-		}
-		p := part{block[156], len(r.blocks), size}
-		r.parts = append(r.parts, p)
-		switch p.kind {
-		case typePAX, typeGlobal, typeName, typeLink:
-			if size > maxMeta {
-				return fmt.Errorf("%w: it has %d bytes", ErrInvalid, size)
-			}
-			if _, err := r.more(size + padding(size)); err != nil || p.kind == typeGlobal {
-				return err
-			}
-		case typeSparse:
-			return r.sparseMaps(block[482] != 0)
-		default:
-			return nil
-		}
-	}
-}
-
-var zeros [blockSize]byte
-
-// sparseMaps reads the blocks in which the map of a sparse file goes on.
-func (r *Reader) sparseMaps(more bool) error {
-	for more {
-		block, err := r.more(blockSize)
-		if err != nil {
-			return err
-		}
-		more = block[504] != 0
-	}
 	return nil
 }
 
-// more reads so many bytes into blocks, and returns them until it is called again.
-func (r *Reader) more(size int64) ([]byte, error) {
-	had := len(r.blocks)
-	if int64(had)+size > maxBlocks {
-		return nil, fmt.Errorf("%w: the headers of an entry have more than %d bytes", ErrInvalid, maxBlocks)
-	}
-	r.blocks = slices.Grow(r.blocks, int(size))[:had+int(size)]
-	n, err := io.ReadFull(r.from, r.blocks[had:])
-	r.blocks = r.blocks[:had+n]
-	return r.blocks[had:], err
+// gatherer keeps what is read of headers in blocks.
+type gatherer struct {
+	*Reader
+	err error
 }
 
-// look shows the entry that has been gathered.
-func (r *Reader) look() error {
-	own := r.parts[len(r.parts)-1]
-	r.entry.reset(own.kind)
+// Read implements io.Reader.
+func (g *gatherer) Read(p []byte) (int, error) {
+	if len(g.blocks)+len(p) > maxBlocks {
+		g.err = fmt.Errorf("%w: the headers of an entry have more than %d bytes", ErrInvalid, maxBlocks)
+		return 0, g.err
+	}
+	var n int
+	n, g.err = g.from.Read(p)
+	g.blocks = append(g.blocks, p[:n]...)
+	return n, g.err
+}
+
+// look finds where the entry in blocks ends, and drops attributes.
+func (r *Reader) look(e *Entry) error {
 	var records []record // the last header's alone
-	for _, p := range r.parts[:len(r.parts)-1] {
-		content := r.blocks[p.at : p.at+int(p.size)]
-		switch p.kind {
-		case typePAX:
-			var err error
+	for at := 0; ; {
+		if at+blockSize > len(r.blocks) {
+			return fmt.Errorf("%w: an entry without a header", ErrInvalid)
+		}
+		block := r.blocks[at : at+blockSize]
+		at += blockSize
+		kind := block[156]
+		switch kind {
+		case typePAX, typeGlobal, typeName, typeLink:
+		default:
+			if err := r.discard(e, records); err != nil {
+				return err
+			}
+			return r.content(e, block, at)
+		}
+		size, err := number(block[124:136])
+		if err != nil || size < 0 || size > int64(len(r.blocks)-at) {
+			return fmt.Errorf("%w: size %q", ErrInvalid, block[124:136])
+		}
+		content := r.blocks[at : at+int(size)]
+		at += int(size + padding(size))
+		if kind == typePAX || kind == typeGlobal {
 			if records, err = parse(content); err != nil {
 				return err
 			}
-		case typeName:
-			r.entry.Names = append(r.entry.Names, text(content))
-		case typeLink:
-			r.entry.Links = append(r.entry.Links, text(content))
+		}
+		if kind == typeGlobal {
+			return r.global(e, records, at)
 		}
 	}
-	if own.kind == typeGlobal {
-		return nil // which archive/tar applies to no entry
+}
+
+// global is for a PAX header of all that follows, which ends at that index. archive/tar ignores
+// one with a value that is wrong, and tar-split does not.
+func (r *Reader) global(e *Entry, records []record, end int) error {
+	if e.Typeflag != typeGlobal || len(records) > 0 && len(e.PAXRecords) == 0 {
+		return fmt.Errorf("%w: a global PAX header with a wrong value", ErrInvalid)
 	}
-	r.entry.add(r.blocks[own.at-blockSize : own.at])
-	size := own.size
-	for _, record := range records {
-		if err := r.entry.record(record, own.size, &size); err != nil {
-			return err
-		}
-		if name, is := bytes.CutPrefix(record.key, []byte(xattrPrefix)); is && r.drop != nil && r.drop(own.kind, string(name)) {
-			copy(record.key, droppedPrefix)
-		}
+	return r.until(int64(end))
+}
+
+// content is for an entry whose own header is block, which ends at that index.
+func (r *Reader) content(e *Entry, block []byte, at int) error {
+	if block[156] == tar.TypeGNUSparse {
+		at = len(r.blocks) // more of its map came before the content
 	}
-	if own.kind == typeOld && size > 0 && slices.ContainsFunc(r.entry.Names, func(n []byte) bool { return bytes.HasSuffix(n, []byte("/")) }) {
-		return fmt.Errorf("%w: a directory with content", ErrInvalid)
+	size, err := stored(e.Header, block)
+	if err != nil || size < 0 || size > math.MaxInt64-maxBlocks-blockSize {
+		return fmt.Errorf("%w: size %q", ErrInvalid, block[124:136])
 	}
-	if !headerOnly(own.kind) {
-		r.left = size + padding(size)
+	if !headerOnly(e.Typeflag) {
+		e.Holes = max(e.Size-size, 0)
 	}
-	if r.check != nil {
-		return r.check(&r.entry)
+	return r.until(int64(at) + size + padding(size))
+}
+
+// stored is how many bytes an entry has in the archive. Size is another number if it is sparse.
+func stored(h *tar.Header, block []byte) (int64, error) {
+	if headerOnly(h.Typeflag) {
+		return 0, nil
+	}
+	if said := h.PAXRecords["size"]; said != "" {
+		return strconv.ParseInt(said, 10, 64)
+	}
+	return number(block[124:136])
+}
+
+// until says where the next header is, counted from the beginning of blocks.
+func (r *Reader) until(end int64) error {
+	if r.left = end - int64(len(r.blocks)); r.left < 0 {
+		return fmt.Errorf("%w: a map of a sparse file that is longer than its content", ErrInvalid)
 	}
 	return nil
 }
@@ -240,55 +228,22 @@ const (
 	droppedPrefix = "CRIUS.dropped"
 )
 
-func (e *Entry) reset(kind byte) {
-	e.Type = kind
-	e.Names, e.Links, e.UIDs, e.GIDs = e.Names[:0], e.Links[:0], e.UIDs[:0], e.GIDs[:0]
-}
-
-// add notes what an entry's own header says. Numbers that are none archive/tar refuses.
-func (e *Entry) add(block []byte) {
-	name := text(block[:100])
-	if prefix := text(block[345:500]); len(prefix) > 0 { // unless the format has none
-		name = slices.Concat(prefix, []byte("/"), name)
+// discard renames attributes, in the archive and in what was read of it.
+func (r *Reader) discard(e *Entry, records []record) error {
+	unwanted := func(key string) bool {
+		name, is := strings.CutPrefix(key, xattrPrefix)
+		return is && r.drop != nil && r.drop(e.Typeflag, name)
 	}
-	e.Names = append(e.Names, name)
-	e.Links = append(e.Links, text(block[157:257]))
-	for _, owner := range []struct {
-		ids   *[]int64
-		field []byte
-	}{{&e.UIDs, block[108:116]}, {&e.GIDs, block[116:124]}} {
-		if id, err := number(owner.field); err == nil {
-			*owner.ids = append(*owner.ids, id)
+	for _, record := range records {
+		if key := string(record.key); unwanted(key) {
+			copy(record.key, droppedPrefix)
+			delete(e.PAXRecords, key)
 		}
 	}
-}
-
-// record notes what a record of a PAX header says. The entry's own header says that it has
-// own bytes.
-func (e *Entry) record(r record, own int64, size *int64) error {
-	switch string(r.key) {
-	case "path", "GNU.sparse.name":
-		e.Names = append(e.Names, r.value)
-	case "linkpath":
-		e.Links = append(e.Links, r.value)
-	case "uid", "gid":
-		ids := &e.UIDs
-		if r.key[0] == 'g' {
-			ids = &e.GIDs
+	for key := range e.PAXRecords {
+		if unwanted(key) {
+			return fmt.Errorf("%w: PAX record %.100q", ErrInvalid, key)
 		}
-		if id, err := decimal(r.value); err == nil {
-			*ids = append(*ids, id)
-		}
-	case "size":
-		if len(r.value) == 0 {
-			*size = own // whatever records before this one say
-			return nil
-		}
-		said, err := decimal(r.value)
-		if err != nil || said < 0 {
-			return fmt.Errorf("%w: size %q", ErrInvalid, r.value[:min(len(r.value), 32)])
-		}
-		*size = said
 	}
 	return nil
 }

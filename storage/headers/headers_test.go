@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+
+	tarsplit "github.com/vbatts/tar-split/archive/tar"
 )
 
 // archive writes entries with contents.
@@ -44,6 +46,48 @@ func attributes(pairs ...string) map[string]string {
 	return records
 }
 
+// header is one with content, of a regular archive.
+func header(name string, kind byte, content string) []byte {
+	all := make([]byte, blockSize, 2*blockSize+len(content))
+	copy(all, name)
+	copy(all[100:], "0000755\x000000000\x000000000\x00")
+	copy(all[124:], fmt.Sprintf("%011o\x0000000000000\x00", len(content)))
+	all[156] = kind
+	copy(all[257:], "ustar\x0000")
+	seal(all)
+	all = append(all, content...)
+	return append(all, make([]byte, padding(int64(len(content))))...)
+}
+
+// crafted is an archive of entries that archive/tar would not write.
+func crafted(entries ...[]byte) []byte {
+	return append(slices.Concat(entries...), make([]byte, 2*blockSize)...)
+}
+
+// pax is a record.
+func pax(key, value string) string {
+	length := len(key) + len(value) + 3
+	for digits := 1; ; digits++ {
+		if text := fmt.Sprint(length + digits); len(text) == digits {
+			return text + " " + key + "=" + value + "\n"
+		}
+	}
+}
+
+// sparse is the records of a file that is a hole.
+func sparse(size int64) string {
+	return pax("GNU.sparse.major", "0") + pax("GNU.sparse.minor", "1") + pax("GNU.sparse.numblocks", "0") + pax("GNU.sparse.size", fmt.Sprint(size))
+}
+
+// hidden has records behind one with a length of 21 digits, of which the first 20 say that a
+// record follows in which the others are.
+func hidden(records string) string {
+	const whole = 310
+	first := "000000000000000000310 k=abcdef\n"
+	second := fmt.Sprintf("%d j=", whole+len(records)-len(first))
+	return first + second + strings.Repeat("z", whole-1-len(first)-len(second)) + "\n" + records
+}
+
 // samples are archives of each format.
 func samples(t testing.TB) [][]byte {
 	long := strings.Repeat("directory/", 30) + "file"
@@ -53,36 +97,55 @@ func samples(t testing.TB) [][]byte {
 			&tar.Header{Name: "\xff\xfe", Typeflag: tar.TypeSymlink, Linkname: long}),
 		archive(t, tar.FormatGNU, &tar.Header{Name: long, Size: 3, Uid: 1 << 30}, &tar.Header{Name: "l", Typeflag: tar.TypeLink, Linkname: long}),
 		archive(t, tar.FormatPAX, &tar.Header{Typeflag: tar.TypeXGlobalHeader, Name: "g", PAXRecords: attributes("trusted.a", "b")}, &tar.Header{Name: "a", Size: 513}),
+		crafted(header("p", typePAX, hidden(pax("path", "other")+pax(xattrPrefix+"trusted.a", "b")+pax("uid", "7"))), header("f", '0', "")),
+		crafted(header("p", typePAX, pax("uid", "7")), header("g", typeGlobal, pax("path", "g/lobal/path")), header("f", '0', "")),
+		crafted(header("p", typePAX, sparse(1000)), header("f", '0', "")),
+		crafted(header("p", typePAX, pax("GNU.sparse.major", "1")+pax("GNU.sparse.minor", "0")+pax("GNU.sparse.realsize", "1000")), header("f", '0', "1\n0\n3\n"+strings.Repeat("\x00", 506)+"abc")),
 		nil, make([]byte, 100), make([]byte, 512), make([]byte, 4096), []byte(strings.Repeat("no tar", 300)),
 	}
 }
 
+// shown is what archive/tar says of an entry, as far as it counts.
+func shown(h *tar.Header) string {
+	return fmt.Sprintf("%q %q %q %d %d %d", h.Typeflag, h.Name, h.Linkname, h.Uid, h.Gid, h.Size)
+}
+
 // same fails the test if archive/tar finds other entries in an archive that was passed on than
-// in the original, apart from attributes that were dropped.
+// in the original, apart from attributes that were dropped, or others than were shown. So it
+// does if tar-split finds others, which keeps layers.
 func same(t *testing.T, original []byte) {
 	t.Helper()
-	names := 0
-	r := NewReader(iotest.OneByteReader(bytes.NewReader(original)), func(*Entry) error { names++; return nil },
+	var seen []string
+	r := NewReader(iotest.OneByteReader(bytes.NewReader(original)), func(e *Entry) error { seen = append(seen, shown(e.Header)); return nil },
 		func(_ byte, xattr string) bool { return strings.HasPrefix(xattr, "trusted.") })
 	passed, err := io.ReadAll(r)
 	if err == nil && len(passed) != len(original) {
 		t.Fatalf("%d bytes became %d", len(original), len(passed))
 	}
-	want, got := tar.NewReader(bytes.NewReader(original)), tar.NewReader(bytes.NewReader(passed))
+	want, got, split := tar.NewReader(bytes.NewReader(original)), tar.NewReader(bytes.NewReader(passed)), tarsplit.NewReader(bytes.NewReader(passed))
+	split.RawAccounting = true
 	for {
 		a, aErr := want.Next()
 		b, bErr := got.Next()
+		c, cErr := split.Next()
 		if err != nil && bErr != nil {
 			return // was refused here
 		}
-		if (aErr == nil) != (bErr == nil) {
-			t.Fatalf("archive/tar: %v, and behind the reader: %v", aErr, bErr)
+		if (aErr == nil) != (bErr == nil) || (aErr == nil) != (cErr == nil) {
+			t.Fatalf("archive/tar: %v, and behind the reader: %v, and tar-split: %v", aErr, bErr, cErr)
+		}
+		if errors.Is(aErr, io.EOF) && err == nil && len(seen) > 0 {
+			t.Fatalf("%q were shown, and are none", seen)
 		}
 		if aErr != nil {
 			return
 		}
-		if a.Typeflag != tar.TypeXGlobalHeader {
-			names--
+		if len(seen) == 0 || seen[0] != shown(a) || seen[0] != shown(b) {
+			t.Fatalf("%s and %s, and %q were shown", shown(a), shown(b), seen)
+		}
+		seen = seen[1:]
+		if a.Name != c.Name || a.Linkname != c.Linkname || a.Size != c.Size || a.Uid != c.Uid || a.Gid != c.Gid || a.Typeflag != c.Typeflag {
+			t.Fatalf("%+v is for tar-split %+v", a, c)
 		}
 		for key := range b.PAXRecords {
 			if strings.HasPrefix(key, xattrPrefix+"trusted.") && b.Typeflag != tar.TypeXGlobalHeader {
@@ -93,13 +156,14 @@ func same(t *testing.T, original []byte) {
 		maps.DeleteFunc(b.PAXRecords, func(key, _ string) bool {
 			return strings.HasPrefix(key, xattrPrefix+"trusted.") || strings.HasPrefix(key, droppedPrefix+"trusted.")
 		})
-		if a.Name != b.Name || a.Size != b.Size || a.Uid != b.Uid || a.Linkname != b.Linkname || !maps.Equal(a.PAXRecords, b.PAXRecords) {
+		if !maps.Equal(a.PAXRecords, b.PAXRecords) {
 			t.Fatalf("%+v became %+v", a, b)
 		}
 		x, xErr := io.ReadAll(io.LimitReader(want, 1<<20))
 		y, yErr := io.ReadAll(io.LimitReader(got, 1<<20))
-		if err == nil && ((xErr == nil) != (yErr == nil) || !bytes.Equal(x, y)) {
-			t.Fatalf("%q: content differs: %v, %v", a.Name, xErr, yErr)
+		z, zErr := io.ReadAll(io.LimitReader(split, 1<<20))
+		if err == nil && ((xErr == nil) != (yErr == nil) || (xErr == nil) != (zErr == nil) || !bytes.Equal(x, y) || !bytes.Equal(x, z)) {
+			t.Fatalf("%q: content differs: %v, %v, %v", a.Name, xErr, yErr, zErr)
 		}
 	}
 }
@@ -150,7 +214,7 @@ func TestEntriesAreShown(t *testing.T) {
 	t.Parallel()
 	var said []string
 	see := func(e *Entry) error {
-		said = append(said, fmt.Sprintf("%c %q %q %d %d", e.Type, e.Names, e.Links, e.UIDs, e.GIDs))
+		said = append(said, shown(e.Header))
 		return nil
 	}
 	for _, s := range samples(t)[:4] {
@@ -159,12 +223,12 @@ func TestEntriesAreShown(t *testing.T) {
 		}
 	}
 	all := strings.Join(said, "\n")
-	for _, want := range []string{`0 ["a"] [""] [0] [0]`, `5 ["d/"]`, "1073741824", "directory/directory/directory", `\xff\xfe`, "1 ["} {
+	for _, want := range []string{`'0' "a" "" 0 0 1`, `'5' "d/"`, "1073741824", "directory/directory/directory", `\xff\xfe`, "'1'", `'g' "g"`} {
 		if !strings.Contains(all, want) {
 			t.Errorf("%s is missing in:\n%s", want, all)
 		}
 	}
-	if len(said) != 8 {
+	if len(said) != 9 {
 		t.Errorf("%d entries:\n%s", len(said), all)
 	}
 }
@@ -175,7 +239,7 @@ func TestRefusedEntryDoesNotPass(t *testing.T) {
 	refusal := errors.New("refused")
 	s := archive(t, tar.FormatPAX, &tar.Header{Name: "a", Size: 600}, &tar.Header{Name: "b", Size: 600})
 	r := NewReader(bytes.NewReader(s), func(e *Entry) error {
-		if slices.ContainsFunc(e.Names, func(n []byte) bool { return string(n) == "b" }) {
+		if e.Name == "b" {
 			return refusal
 		}
 		return nil
@@ -201,4 +265,72 @@ func TestArchivesOfOtherPrograms(t *testing.T) {
 		}
 		same(t, out)
 	}
+}
+
+// A record can hide nothing from what archive/tar reads.
+func TestLengthsWithLeadingZeros(t *testing.T) {
+	t.Parallel()
+	archive := crafted(header("p", typePAX, hidden(pax("path", "other")+pax("linkpath", "target")+pax("uid", "7")+pax(xattrPrefix+"trusted.a", "b"))), header("f", '5', ""))
+	var seen []string
+	r := NewReader(bytes.NewReader(archive), func(e *Entry) error { seen = append(seen, shown(e.Header)); return nil },
+		func(_ byte, xattr string) bool { return xattr == "trusted.a" })
+	passed, err := io.ReadAll(r)
+	if err != nil || len(seen) != 1 || seen[0] != `'5' "other" "target" 7 0 0` || bytes.Contains(passed, []byte(xattrPrefix)) {
+		t.Errorf("%q, %v", seen, err)
+	}
+}
+
+func TestGlobalHeadersAreShown(t *testing.T) {
+	t.Parallel()
+	for records, want := range map[string]string{pax("path", "a/.wh.b"): "a/.wh.b", pax("comment", "c"): "g", "": "g", pax("path", "b") + pax("uid", "x"): ""} {
+		var names []string
+		archive := crafted(header("g", typeGlobal, records), header("f", '0', ""))
+		_, err := io.ReadAll(NewReader(bytes.NewReader(archive), func(e *Entry) error { names = append(names, e.Name); return nil }, nil))
+		if want == "" && errors.Is(err, ErrInvalid) {
+			continue
+		}
+		if err != nil || !slices.Equal(names, []string{want, "f"}) {
+			t.Errorf("%q: %q, %v", records, names, err)
+		}
+	}
+}
+
+func TestHolesOfSparseFiles(t *testing.T) {
+	t.Parallel()
+	old := header("f", 'S', "abc")
+	copy(old[257:], "ustar  \x00")                    // of GNU
+	copy(old[386:], "00000000000\x0000000000003\x00") // of its map
+	copy(old[483:], "00000001750\x00")                // its size, 1000
+	seal(old[:blockSize])
+	version1 := pax("GNU.sparse.major", "1") + pax("GNU.sparse.minor", "0") + pax("GNU.sparse.realsize", "1000")
+	for name, test := range map[string]struct {
+		entry []byte
+		want  int64
+	}{
+		"PAX 0.1":   {slices.Concat(header("p", typePAX, sparse(1000)), header("f", '0', "")), 1000},
+		"PAX 1.0":   {slices.Concat(header("p", typePAX, version1), header("f", '0', "1\n0\n3\n"+strings.Repeat("\x00", 506)+"abc")), 1000 - 515},
+		"old":       {old, 997},
+		"none":      {header("f", '0', "abc"), 0},
+		"directory": {header("d", '5', "")[:blockSize], 0},
+	} {
+		var holes []int64
+		_, err := io.ReadAll(NewReader(bytes.NewReader(crafted(test.entry, header("e", '0', ""))), func(e *Entry) error { holes = append(holes, e.Holes); return nil }, nil))
+		if err != nil || !slices.Equal(holes, []int64{test.want, 0}) {
+			t.Errorf("%s: %d, %v", name, holes, err)
+		}
+	}
+}
+
+// archive/tar takes an old directory for one without content, whatever size its header says.
+func TestOldDirectoryWithSize(t *testing.T) {
+	t.Parallel()
+	directory := header("dir/", 0, "")
+	copy(directory[124:], "00000010000\x00")
+	seal(directory)
+	var names []string
+	s := crafted(directory, header("f", '0', ""))
+	if _, err := io.ReadAll(NewReader(bytes.NewReader(s), func(e *Entry) error { names = append(names, e.Name); return nil }, nil)); err != nil || len(names) != 2 {
+		t.Errorf("%q, %v", names, err)
+	}
+	same(t, s)
 }

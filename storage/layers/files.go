@@ -1,11 +1,13 @@
 package layers
 
 import (
+	"archive/tar"
 	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"strings"
 
 	cstorage "go.podman.io/storage"
 	"go.podman.io/storage/pkg/archive"
@@ -15,21 +17,37 @@ import (
 )
 
 // What layers may have. Each number is far above that of any image that is known: the largest
-// have half a million files, no path of a hundred directories, and some thousand owners.
+// have some million files, no path of a hundred directories, and some thousand owners.
 const (
-	maxFiles  = 1_000_000 // entries of all layers of an image
-	maxDepth  = 256       // directories of a path: the time of each system call grows with them
-	maxOwners = 65_536    // uids, and gids, of a layer; a user namespace of a pod has as many
+	maxFiles       = 4_000_000 // entries of all layers of an image, and directories that their names imply
+	maxDirectories = 1_000_000 // that are entries: the program that unpacks a layer remembers each to its end
+	maxDepth       = 256       // directories of a path: the time of each system call grows with them
+	maxOwners      = 65_536    // uids, and gids, of a layer; a user namespace of a pod has as many
+)
+
+// What sparse files of an image's layers may have in sum that the layers have not. It becomes
+// zeros on the disk. gzip could not have packed more zeros into the layers.
+const (
+	holesPerByte = 1032
+	smallHoles   = 256 << 20 // bytes, which are taken in any case
 )
 
 // BoundFiles returns a store for the layers of one image, added one after the other. PutLayer
-// refuses, with fault.Invalid, more files, deeper directories and more owners than any image
-// needs, before there are more.
+// refuses, with fault.Invalid, more files, deeper directories, more owners and more bytes of
+// sparse files than any image needs, before there are more.
 func BoundFiles(store cstorage.Store) cstorage.Store { return &fileStore{Store: store} }
 
 type fileStore struct {
 	cstorage.Store
-	files int // of the layers that were added
+	totals // of the layers that were added
+}
+
+// totals is what layers of an image have in sum.
+type totals struct {
+	files       int
+	directories int   // of files
+	holes       int64 // bytes of sparse files that are not in the layers
+	blobs       int64 // bytes of layers as they came
 }
 
 // PutLayer implements cstorage.Store.
@@ -37,7 +55,7 @@ func (s *fileStore) PutLayer(id, parent string, names []string, mountLabel strin
 	if diff == nil {
 		return s.Store.PutLayer(id, parent, names, mountLabel, writeable, options, diff)
 	}
-	c, err := newCounted(diff, s.files)
+	c, err := newCounted(diff, s.totals)
 	if err != nil {
 		return nil, -1, err
 	}
@@ -52,7 +70,12 @@ func (s *fileStore) PutLayer(id, parent string, names []string, mountLabel strin
 		return nil, -1, c.refused
 	}
 	if err == nil {
-		s.files = c.files
+		blob, err := c.size()
+		if err != nil {
+			return nil, -1, err
+		}
+		s.totals = c.totals
+		s.blobs += blob
 	}
 	return layer, size, err
 }
@@ -61,17 +84,18 @@ func (s *fileStore) PutLayer(id, parent string, names []string, mountLabel strin
 type counted struct {
 	*headers.Reader
 	diff       io.Reader // the layer as it comes
-	before     int       // files of the image without it
+	before     totals    // of the image without it
 	archive    io.ReadCloser
-	blob       int64 // bytes that were read of it before they were decompressed
-	files      int   // of the image, up to here
+	blob       int64  // bytes that were read of it before they were decompressed
+	totals            // of the image, up to here, but for the bytes of this layer
+	last       string // name of the entry before
 	uids, gids map[uint32]struct{}
 	refused    error
 }
 
-// newCounted begins to read the layer of an image that has so many files without it.
-func newCounted(diff io.Reader, files int) (*counted, error) {
-	c := &counted{diff: diff, before: files, files: files, uids: map[uint32]struct{}{}, gids: map[uint32]struct{}{}}
+// newCounted begins to read the layer of an image that has so much without it.
+func newCounted(diff io.Reader, before totals) (*counted, error) {
+	c := &counted{diff: diff, before: before, totals: before, uids: map[uint32]struct{}{}, gids: map[uint32]struct{}{}}
 	var err error
 	if c.archive, err = archive.DecompressStream(io.TeeReader(diff, (*counter)(&c.blob))); err != nil {
 		return nil, err
@@ -137,29 +161,73 @@ func (c *counted) check(e *headers.Entry) error {
 }
 
 func (c *counted) count(e *headers.Entry) error {
-	if c.files++; c.files > maxFiles {
-		return fmt.Errorf("with it the image has more than %d files and directories; split the image: %w", maxFiles, fault.Invalid)
+	if e.Typeflag == tar.TypeDir {
+		c.directories++
 	}
-	for _, paths := range [][][]byte{e.Names, e.Links} {
-		for _, path := range paths {
-			if depth(path) > maxDepth {
-				return fmt.Errorf("it has a path of more than %d directories, %.100q...; rebuild the image without it: %w", maxDepth, path, fault.Invalid)
-			}
+	c.files += 1 + implied(c.last, e.Name)
+	c.last = e.Name
+	if c.files > maxFiles || c.directories > maxDirectories {
+		return fmt.Errorf("with it the image has more than %d files and directories, or %d directories; split the image: %w", maxFiles, maxDirectories, fault.Invalid)
+	}
+	for _, path := range []string{e.Name, e.Linkname} {
+		if depth(path) > maxDepth {
+			return fmt.Errorf("it has a path of more than %d directories, %.100q...; rebuild the image without it: %w", maxDepth, path, fault.Invalid)
 		}
 	}
-	if !few(c.uids, e.UIDs) || !few(c.gids, e.GIDs) {
+	if !few(c.uids, e.Uid) || !few(c.gids, e.Gid) {
 		return fmt.Errorf("its files have more than %d owners or groups; rebuild the image with fewer: %w", maxOwners, fault.Invalid)
 	}
+	return c.punch(e.Holes)
+}
+
+// punch counts bytes of a sparse file that the layer does not have.
+func (c *counted) punch(holes int64) error {
+	if holes > smallHoles-c.holes {
+		blob, err := c.size()
+		if err != nil {
+			return err
+		}
+		if most := max(smallHoles, (c.blobs+blob)*holesPerByte); holes > most-c.holes {
+			return fmt.Errorf("with it the holes of the image's sparse files have more than %d bytes; rebuild the image with fewer: %w", most, fault.Invalid)
+		}
+	}
+	c.holes += holes
 	return nil
 }
 
-// depth is how many directories are above the last part of a path.
-func depth(path []byte) int { return bytes.Count(bytes.Trim(path, "/"), []byte("/")) }
-
-// few adds ids, and reports whether they are few.
-func few(all map[uint32]struct{}, ids []int64) bool {
-	for _, id := range ids {
-		all[uint32(id)] = struct{}{}
+// size is how many bytes the layer has as it comes, which may take until it has come.
+func (c *counted) size() (int64, error) {
+	switch d := c.diff.(type) {
+	case *content:
+		return d.layer.blob.whole()
+	case *os.File: // of the library's copies
+		st, err := d.Stat()
+		if err != nil {
+			return 0, err
+		}
+		return st.Size(), nil
 	}
+	return 0, nil
+}
+
+// depth is how many directories are above the last part of a path.
+func depth(path string) int { return strings.Count(strings.Trim(path, "/"), "/") }
+
+// implied is how many directories above an entry are not those above, or that of, the entry
+// before. If they are not there, they are made.
+func implied(before, name string) int {
+	before, name = strings.Trim(before, "/")+"/", strings.Trim(name, "/")
+	shared := 0
+	for i := 0; i < min(len(name), len(before)) && name[i] == before[i]; i++ {
+		if name[i] == '/' {
+			shared++
+		}
+	}
+	return depth(name) - shared
+}
+
+// few adds an id, and reports whether they are few.
+func few(all map[uint32]struct{}, id int) bool {
+	all[uint32(id)] = struct{}{}
 	return len(all) <= maxOwners
 }

@@ -35,12 +35,15 @@ func (s *boundedStore) PutLayer(id, parent string, names []string, mountLabel st
 	if err != nil {
 		return layer, size, err
 	}
-	content := layer.UncompressedDigest
+	content, bytes := layer.UncompressedDigest, layer.UncompressedSize
+	if c, is := diff.(*counted); is {
+		bytes += c.holes - c.before.holes // which the library does not count
+	}
 	if _, again := s.sizes[content]; again {
-		s.repeated += layer.UncompressedSize
+		s.repeated += bytes
 	} else {
-		s.first += layer.UncompressedSize
-		s.sizes[content] = layer.UncompressedSize
+		s.first += bytes
+		s.sizes[content] = bytes
 	}
 	return layer, size, nil
 }

@@ -112,6 +112,16 @@ func (s *spool) wait() error {
 	return s.err
 }
 
+// whole is how many bytes have been written, when all have.
+func (s *spool) whole() (int64, error) {
+	if err := s.wait(); err != nil {
+		return 0, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.size, nil
+}
+
 // spoolReader reads a spool from its beginning.
 type spoolReader struct {
 	*spool

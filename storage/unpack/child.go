@@ -76,10 +76,11 @@ func unpackChild() error {
 // Unwanted reports whether an entry of a layer, of that type, does not get that extended
 // attribute. By trusted.* overlayfs lets a directory show another, or a file the content of
 // another, wherever that is in the layers. Attributes of users are for files and directories
-// only; the kernel would refuse them.
+// only; the kernel would refuse them. A hard link may be to one of the others, and the file that
+// it is to has its own.
 func Unwanted(kind byte, name string) bool {
-	const firstSpecial, lastSpecial, directory = '2', '6', '5' // symbolic links, devices and pipes
-	if strings.HasPrefix(name, "user.") && kind >= firstSpecial && kind <= lastSpecial && kind != directory {
+	const link, last, directory = '1', '6', '5' // links, devices and pipes
+	if strings.HasPrefix(name, "user.") && kind >= link && kind <= last && kind != directory {
 		return true
 	}
 	return strings.HasPrefix(name, "trusted.")
