@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -26,7 +27,15 @@ const (
 	joinEnv = "CGROUP_TEST_JOIN" // cgroup that the process is to join
 	modeEnv = "CGROUP_TEST_MODE" // layout that the process is to make for itself
 	deepEnv = "CGROUP_TEST_DEEP" // cgroup that the process is to go through with few descriptors
+	loseEnv = "CGROUP_TEST_LOSE" // cgroup that the process is to join before it ends its main thread
 )
+
+// Only the main thread can end itself, and only here the program is certain to run on it.
+func init() { //nolint:gochecknoinits // see above
+	if os.Getenv(loseEnv) != "" {
+		runtime.LockOSThread()
+	}
+}
 
 // The test program is also what the tests put into cgroups: it joins, says so,
 // and becomes a shell command.
@@ -45,6 +54,14 @@ func TestMain(m *testing.M) {
 			fmt.Println(err)
 		}
 		os.Exit(1)
+	}
+	if cgroup := os.Getenv(loseEnv); cgroup != "" {
+		if err := Join(cgroup); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		fmt.Println("joined")
+		_, _, _ = unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0)
 	}
 	if cgroup := os.Getenv(deepEnv); cgroup != "" {
 		if err := goDeep(cgroup); err != nil {
@@ -153,6 +170,13 @@ func start(t testing.TB, cgroup, script string, names ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", append([]string{script}, names...)...)
 	cmd.Env = append(os.Environ(), joinEnv+"="+cgroup)
+	run(t, cgroup, cmd)
+	return cmd
+}
+
+// run starts a command that joins cgroup.
+func run(t testing.TB, cgroup string, cmd *exec.Cmd) {
+	t.Helper()
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -169,7 +193,6 @@ func start(t testing.TB, cgroup, script string, names ...string) *exec.Cmd {
 	if !lines.Scan() || lines.Text() != "joined" {
 		t.Fatalf("child said %q", lines.Text())
 	}
-	return cmd
 }
 
 func kill(t testing.TB, cgroup string) {

@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"bytes"
 	"context"
 	"os"
 	"slices"
@@ -141,9 +142,31 @@ func Membership(cgroup string) (func(pid int) bool, error) {
 	return func(pid int) bool { return holds(all, cgroup, pid) }, nil
 }
 
+// holds asks any thread that is left of a process without its main thread, which v1 hierarchies
+// show in the root. Of others the main thread decides: where Start lends a thread of crius to a
+// cgroup, crius itself is not in it.
 func holds(all []hierarchy, cgroup string, pid int) bool {
-	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
-	return err == nil && belongs(memberships(string(text)), all, cgroup)
+	process := "/proc/" + strconv.Itoa(pid)
+	has := func(task string) bool {
+		text, err := os.ReadFile(task + "/cgroup")
+		return err == nil && belongs(memberships(string(text)), all, cgroup)
+	}
+	if has(process) {
+		return true
+	}
+	if !withoutLeader(process) {
+		return false
+	}
+	threads, _ := os.ReadDir(process + "/task")
+	return slices.ContainsFunc(threads, func(e os.DirEntry) bool { return has(process + "/task/" + e.Name()) })
+}
+
+// withoutLeader tells whether the main thread of a process has ended: it is a zombie until all
+// others have, and the process has been reaped.
+func withoutLeader(process string) bool {
+	stat, _ := os.ReadFile(process + "/stat")
+	end := bytes.LastIndexByte(stat, ')') // of the name, which may have others
+	return end >= 0 && bytes.HasPrefix(stat[end:], []byte(") Z"))
 }
 
 // belongs tells whether a process with these memberships is in cgroup.

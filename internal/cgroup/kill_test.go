@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -52,6 +53,26 @@ func TestKillTree(t *testing.T) {
 		remove(t, cgroup)
 	}
 	kill(t, cgroup) // gone
+}
+
+// A program may end its main thread and go on in others. The kernel then shows the process as a
+// zombie in the root of v1 hierarchies, and lists it in its cgroup nevertheless.
+func TestKillProcessWithoutMainThread(t *testing.T) {
+	t.Parallel()
+	cgroup := scratch(t)
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), loseEnv+"="+cgroup+"/c")
+	run(t, cgroup, cmd)
+	wait.For(t, "the main thread to end", func() bool { return withoutLeader("/proc/" + strconv.Itoa(cmd.Process.Pid)) })
+	isMember, err := Membership(cgroup)
+	if err != nil || !isMember(cmd.Process.Pid) {
+		t.Errorf("it is not in its cgroup (%v)", err)
+	}
+	if isMember, err := Membership(cgroup + "/other"); err != nil || isMember(cmd.Process.Pid) {
+		t.Errorf("it is in another cgroup (%v)", err)
+	}
+	kill(t, cgroup)
+	remove(t, cgroup)
 }
 
 // Processes that fork as fast as they can must not outrun the killer.
