@@ -30,14 +30,20 @@ func (c *container) join(other *container) {
 	c.linux()["namespaces"] = []any{pid, namespace("mount"), namespace("ipc"), namespace("uts")}
 }
 
-// all are the processes of the container that are alive, wherever its cgroup has them.
-func (c *container) all() (alive []int) {
+// listed are the processes in the container's cgroup.
+func (c *container) listed() []int {
 	c.Helper()
 	pids, err := cgroup.Procs(c.cgroup)
 	if err != nil {
 		c.Fatal(err)
 	}
-	return slices.DeleteFunc(pids, func(pid int) bool {
+	return pids
+}
+
+// all are those of them whose main thread is alive.
+func (c *container) all() (alive []int) {
+	c.Helper()
+	return slices.DeleteFunc(c.listed(), func(pid int) bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		_, state, _ := strings.Cut(string(stat), ") ")
 		return err != nil || strings.HasPrefix(state, "Z")
@@ -80,6 +86,46 @@ func TestNothingOutlivesTheFirstProcess(t *testing.T) {
 					c.checkGone(client, e)
 				})
 			}
+		}
+	})
+}
+
+// inItsOwnMounts gives the monitor a mount namespace in which script has changed something.
+func (c *container) inItsOwnMounts(script string) {
+	c.Helper()
+	wrapped := filepath.Join(c.Dir, "monitor")
+	text := fmt.Sprintf("#!/bin/sh\nexec unshare --mount --propagation private sh -c '%s && exec %s \"$@\"' sh \"$@\"\n", script, c.Monitor)
+	must(os.WriteFile(wrapped, []byte(text), 0o700))
+	c.Monitor = wrapped
+}
+
+// The kernel lists every process in its cgroup: also one whose main thread has ended, which /proc
+// shows as a zombie in the root of cgroup v1 hierarchies, and those that /proc hides from a
+// monitor with few capabilities. Where cgroup v2 is in view it kills the cgroup as a whole.
+func TestProcessesThatProcDoesNotShowEndWithTheContainer(t *testing.T) {
+	const v1 = "if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi"
+	everyRuntime(t, func(t *testing.T, runtime string) {
+		for name, script := range map[string]string{
+			"main thread has ended": v1,
+			"hidepid":               v1 + " && mount -t proc -o hidepid=2,gid=4242 proc /proc",
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				c := newContainer(t, runtime, "brood", "headless", "deaf")
+				c.Stdin = true
+				c.ociProcess()["user"] = map[string]any{"uid": 1234, "gid": 1234}
+				c.hostPID()
+				c.inItsOwnMounts(script)
+				client := c.run()
+				c.awaitLog("brooding")
+				c.awaitLog("deaf")
+				wait.For(t, "a main thread to end", func() bool { return len(c.listed()) == 3 && len(c.all()) == 2 })
+				must(client.CloseStdin(limit(t)))
+				e := exit(t, client)
+				if left := c.listed(); len(left) > 0 || e.Code != 7 || e.Message != "" {
+					t.Errorf("exit %+v, alive: %v", e, left)
+				}
+			})
 		}
 	})
 }

@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"slices"
 	"syscall"
 
 	"github.com/crius-run/crius/conmon/wire"
@@ -72,15 +73,15 @@ func (g *group) begin() {
 // it is frozen meanwhile: what forks faster than it is killed does not any more.
 func (g *group) strike() {
 	g.each((*hierarchy).kill)
-	if !g.shared || !g.occupied() {
+	if !g.shared {
 		g.emptying = false
 		return
 	}
-	if g.strikes > 0 {
+	if g.strikes > 0 && len(g.members()) > 0 {
 		g.each((*hierarchy).freeze)
 	}
 	if g.emptying = g.killEach() > 0; g.emptying {
-		g.thaw()
+		g.each((*hierarchy).thaw)
 	}
 	const most = 7
 	g.strikes++
@@ -107,16 +108,14 @@ func (g *group) left() string {
 		return ""
 	}
 	const most = 8
-	text, n := "", 0
-	g.members(func(pid int) {
-		if n++; n <= most {
-			text += " " + itoa(pid)
-		}
-	})
-	if n > most {
-		text += " and " + itoa(n-most) + " more"
+	text, pids := "", g.members()
+	for _, pid := range pids[:min(len(pids), most)] {
+		text += " " + itoa(pid)
 	}
-	if n == 0 {
+	if more := len(pids) - most; more > 0 {
+		text += " and " + itoa(more) + " more"
+	}
+	if len(pids) == 0 {
 		return ""
 	}
 	return "processes of the container are still alive after SIGKILL:" + text
@@ -124,78 +123,41 @@ func (g *group) left() string {
 
 // killEach kills all that are alive, in whatever hierarchy, and returns how many there were.
 func (g *group) killEach() (alive int) {
-	g.members(func(pid int) {
-		alive++
-		process, err := pidfdOpen(pid)
-		if err != nil {
-			return
-		}
-		if g.has(pid) { // and not another one that has got the number
+	pids := g.members()
+	const most = 128 // of pidfds at a time
+	for rest := pids; len(rest) > 0; rest = rest[min(len(rest), most):] {
+		g.killListed(rest[:min(len(rest), most)])
+	}
+	return len(pids)
+}
+
+// killListed kills those that are still listed when a pidfd of each is open: another process
+// may have got the number of one that has ended.
+func (g *group) killListed(pids []int) {
+	held := make([]int, len(pids))
+	for i, pid := range pids {
+		held[i], _ = pidfdOpen(pid)
+	}
+	listed := g.members()
+	for i, process := range held {
+		if _, found := slices.BinarySearch(listed, pids[i]); found {
 			pidfdKill(process)
 		}
 		syscall.Close(process)
-	})
-	return alive
-}
-
-// thaw lets the killed die, whoever has frozen them, in the cgroup or below it.
-func (g *group) thaw() {
-	g.each((*hierarchy).thaw)
-	g.members(func(pid int) {
-		var buf [8192]byte
-		if table, err := wire.ReadFile(buf[:], "/proc/", itoa(pid), "/cgroup"); err == nil {
-			(&group{id: g.id, table: view(table)}).each((*hierarchy).thaw)
-		}
-	})
-}
-
-// members calls do for each process of the container that is alive. The cgroup itself does
-// not list them all: those below it are in lists of their own, and a process may be
-// in it in one hierarchy alone.
-func (g *group) members(do func(pid int)) {
-	pids, _ := numbersIn("/proc")
-	self := syscall.Getpid()
-	for _, pid := range pids {
-		if pid != self && g.has(pid) {
-			do(pid)
-		}
 	}
 }
 
-// has reports whether a process is the container's, and alive.
-func (g *group) has(pid int) bool {
-	var buf [8192]byte
-	table, err := wire.ReadFile(buf[:], "/proc/", itoa(pid), "/cgroup")
-	if err != nil || upTo(table, g.id) == 0 {
-		return false
-	}
-	stat, err := wire.ReadFile(buf[:512], "/proc/", itoa(pid), "/stat")
-	end := len(stat) - 1
-	for end >= 0 && stat[end] != ')' {
-		end--
-	}
-	return err == nil && end >= 0 && end+2 < len(stat) && stat[end+2] != 'Z' && stat[end+2] != 'X'
-}
-
-// occupied reports whether there may be anybody, at the price of a few small files.
-func (g *group) occupied() (yes bool) {
+// members are the processes of the container that are alive, ascending. The kernel lists them,
+// also those whose main thread has ended, which /proc shows as zombies in the root, and those
+// that /proc hides (hidepid). A process may be in the cgroup in one hierarchy alone.
+func (g *group) members() (pids []int) {
 	g.each(func(h *hierarchy) {
-		var buf [256]byte
-		for _, file := range [...]string{"/cgroup.procs", "/pids.current", "/cgroup.events"} {
-			text, err := h.read(buf[:], file)
-			switch {
-			case err != nil || len(text) == 0:
-			case file == "/cgroup.procs":
-				yes = true
-			case file == "/pids.current":
-				yes = yes || string(text) != "0\n"
-			default:
-				n, known := keyed(text, "populated")
-				yes = yes || n > 0 && known
-			}
-		}
+		h.walk(func(dir int) {
+			pids = appendNumbers(pids, dir, "cgroup.procs")
+		})
 	})
-	return yes
+	slices.Sort(pids)
+	return slices.Compact(pids)
 }
 
 // each calls do for each hierarchy in which the container has a cgroup of its own.
@@ -209,7 +171,7 @@ func (g *group) each(do func(*hierarchy)) {
 		if !ok || own == 0 {
 			continue
 		}
-		h := hierarchy{path: view(path[:own]), inner: view(path[own:]), v2: len(names) == 0, freezer: listed(names, "freezer")}
+		h := hierarchy{path: view(path[:own]), v2: len(names) == 0, freezer: listed(names, "freezer")}
 		h.root = "/sys/fs/cgroup/" + string(names)
 		if named := "name="; len(names) > len(named) && string(names[:len(named)]) == named {
 			h.root = "/sys/fs/cgroup/" + string(names[len(named):])
@@ -248,7 +210,6 @@ func upTo(path []byte, id string) int {
 // hierarchy is one in which the container has a cgroup of its own.
 type hierarchy struct {
 	root, path  string
-	inner       string // below path, where the process is that this is about; empty: there
 	v2, freezer bool
 }
 
@@ -288,18 +249,83 @@ func (h *hierarchy) freeze() {
 	}
 }
 
+// thaw lets the killed die, whoever has frozen them, in the cgroup or below it.
 func (h *hierarchy) thaw() {
-	if !h.freezer {
-		return
+	if h.freezer {
+		h.walk(func(dir int) { writeAt(dir, "freezer.state", "THAWED") })
 	}
-	for at := h.inner; ; at = wire.Parent(at) {
-		if at == "/" || at == "." {
-			at = ""
+}
+
+// walk calls do with the directory of the cgroup, and of each below it.
+func (h *hierarchy) walk(do func(dir int)) {
+	if dir, err := wire.Open(syscall.O_RDONLY|syscall.O_DIRECTORY, 0, h.root, h.path); err == nil {
+		walk(dir, do)
+	}
+}
+
+// walk closes dir. It goes by directories, since paths may be longer than the kernel takes.
+func walk(dir int, do func(dir int)) {
+	do(dir)
+	for _, name := range below(dir) {
+		if child, err := openAt(dir, name, syscall.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW); err == nil {
+			walk(child, do)
 		}
-		h.write(at+"/freezer.state", "THAWED")
-		if at == "" {
-			return
+	}
+	syscall.Close(dir)
+}
+
+// below are the names in a directory of cgroups; none if there are only files in it, which
+// its link count says.
+func below(dir int) (names []string) {
+	var st syscall.Stat_t
+	if err := syscall.Fstat(dir, &st); err == nil && st.Nlink == 2 {
+		return nil
+	}
+	var buf [2048]byte
+	for {
+		n, err := syscall.ReadDirent(dir, buf[:])
+		if err != nil || n <= 0 {
+			return names
 		}
+		_, _, names = syscall.ParseDirent(buf[:n], -1, names)
+	}
+}
+
+// appendNumbers appends those in the lines of a file.
+func appendNumbers(numbers []int, dir int, name string) []int {
+	fd, err := openAt(dir, name, syscall.O_RDONLY)
+	if err != nil {
+		return numbers
+	}
+	defer syscall.Close(fd)
+	var buf [4096]byte
+	number, inside := 0, false
+	for {
+		n, err := syscall.Read(fd, buf[:])
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil || n <= 0 {
+			return numbers
+		}
+		for _, c := range buf[:n] {
+			if c >= '0' && c <= '9' {
+				number, inside = 10*number+int(c-'0'), true
+			} else if inside {
+				numbers, number, inside = append(numbers, number), 0, false
+			}
+		}
+	}
+}
+
+func openAt(dir int, name string, flags int) (int, error) {
+	return syscall.Openat(dir, name, flags|syscall.O_CLOEXEC, 0)
+}
+
+func writeAt(dir int, name, text string) {
+	if fd, err := openAt(dir, name, syscall.O_WRONLY); err == nil {
+		_, _ = syscall.Write(fd, []byte(text))
+		syscall.Close(fd)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -18,29 +19,30 @@ import (
 
 func main() {
 	verbs := map[string]func(args []string){
-		"exit":   exit,   // CODE MICROSECONDS
-		"sleep":  sleep,  //
-		"echo":   echo,   // WORDS...
-		"number": number, // LINES STDERR-EVERY [stay]: numbered lines; stays until its input ends
-		"bytes":  bytes,  // SIZE: no newline
-		"copy":   copyIn, // stdin to stdout
-		"tty":    tty,    // tells what its terminal is, then echoes lines
-		"fds":    fds,    // lists open descriptors
-		"eat":    eat,    // MIBIBYTES of memory
-		"feed":   feed,   // the same in a child
-		"orphan": orphan, // ends with its input, outlived by a child that writes later
-		"brood":  brood,  // KINDS...: ends with its input, after it has started children of these kinds
-		"deaf":   deaf,   // ignores signals
-		"daemon": daemon, // leaves a deaf child with a session of its own
-		"bomb":   bomb,   // starts itself again and again
-		"stat":   stat,   // FILE: in a child
-		"litter": litter, // COUNT: leaves that many orphans, then sleeps
-		"trap":   trap,   // exits with 42 on SIGTERM
-		"tick":   tick,   // MILLISECONDS: a numbered line that often
-		"prompt": prompt, // asks, without ending the line, until its input ends
-		"flood":  flood,  // SIZE TOTAL: lines of one size
-		"burst":  burst,  // TOTAL: writes that much when its input ends, then sleeps
-		"letgo":  letgo,  // closes its terminal, opens it again on SIGUSR1
+		"exit":     exit,     // CODE MICROSECONDS
+		"sleep":    sleep,    //
+		"echo":     echo,     // WORDS...
+		"number":   number,   // LINES STDERR-EVERY [stay]: numbered lines; stays until its input ends
+		"bytes":    bytes,    // SIZE: no newline
+		"copy":     copyIn,   // stdin to stdout
+		"tty":      tty,      // tells what its terminal is, then echoes lines
+		"fds":      fds,      // lists open descriptors
+		"eat":      eat,      // MIBIBYTES of memory
+		"feed":     feed,     // the same in a child
+		"orphan":   orphan,   // ends with its input, outlived by a child that writes later
+		"brood":    brood,    // KINDS...: ends with its input, after it has started children of these kinds
+		"deaf":     deaf,     // ignores signals
+		"daemon":   daemon,   // leaves a deaf child with a session of its own
+		"headless": headless, // ends its main thread, and ignores signals in others
+		"bomb":     bomb,     // starts itself again and again
+		"stat":     stat,     // FILE: in a child
+		"litter":   litter,   // COUNT: leaves that many orphans, then sleeps
+		"trap":     trap,     // exits with 42 on SIGTERM
+		"tick":     tick,     // MILLISECONDS: a numbered line that often
+		"prompt":   prompt,   // asks, without ending the line, until its input ends
+		"flood":    flood,    // SIZE TOTAL: lines of one size
+		"burst":    burst,    // TOTAL: writes that much when its input ends, then sleeps
+		"letgo":    letgo,    // closes its terminal, opens it again on SIGUSR1
 	}
 	if len(os.Args) < 2 || verbs[os.Args[1]] == nil {
 		fmt.Fprintln(os.Stderr, "usage: probe VERB ...")
@@ -204,6 +206,25 @@ func daemon([]string) {
 	c := exec.Command("/proc/self/exe", "deaf")
 	c.Stdout, c.Stderr, c.SysProcAttr = os.Stdout, os.Stderr, &syscall.SysProcAttr{Setsid: true}
 	must(c.Start())
+}
+
+// Only the main thread can end itself, and only here the program is certain to run on it.
+func init() { //nolint:gochecknoinits // see above
+	if len(os.Args) > 1 && os.Args[1] == "headless" {
+		runtime.LockOSThread()
+	}
+}
+
+func headless([]string) {
+	signal.Ignore(syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT)
+	up := make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		close(up)
+		sleep(nil)
+	}()
+	<-up
+	_, _, _ = syscall.Syscall(syscall.SYS_EXIT, 0, 0, 0)
 }
 
 func bomb([]string) {
