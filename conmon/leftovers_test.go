@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -201,29 +202,30 @@ func freeze(t *testing.T, group string) {
 	}
 }
 
-// A process that the kernel cannot kill now does not hold up the exit for ever, which names
-// it.
-func TestExitNamesWhatCannotBeKilled(t *testing.T) {
-	t.Parallel()
+// unkillable runs a container with a process that the kernel cannot kill before release.
+func unkillable(t *testing.T) (c *container, client *conmon.Client, release func()) {
+	t.Helper()
 	f, err := hangfs.Mount(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	released := false
-	release := func() {
-		if !released {
-			released = true
-			must(f.Release())
-		}
-	}
+	release = sync.OnceFunc(func() { must(f.Release()) })
 	t.Cleanup(release)
-	c := newContainer(t, "crun", "brood", "stat,/tmp/file")
+	c = newContainer(t, "crun", "brood", "stat,/tmp/file")
 	t.Cleanup(release) // before the container is destroyed
 	c.Stdin = true
 	c.config["mounts"] = append(c.config["mounts"].([]any), map[string]any{"destination": "/tmp", "type": "bind", "source": f.Dir, "options": []string{"rbind"}})
 	c.hostPID()
-	client := c.run()
+	client = c.run()
 	wait.For(t, "a process to hang", func() bool { return f.Waiting() > 0 })
+	return c, client, release
+}
+
+// A process that the kernel cannot kill now does not hold up the exit for ever, which names
+// it.
+func TestExitNamesWhatCannotBeKilled(t *testing.T) {
+	t.Parallel()
+	c, client, release := unkillable(t)
 	must(client.CloseStdin(limit(t)))
 	e := exit(t, client)
 	left := c.all()
@@ -239,4 +241,20 @@ func TestExitNamesWhatCannotBeKilled(t *testing.T) {
 	}
 	release()
 	wait.For(t, "its end", func() bool { return len(c.all()) == 0 })
+}
+
+// A monitor that is released does not leave before it has recorded what cannot be killed.
+func TestReleaseRecordsWhatCannotBeKilled(t *testing.T) {
+	t.Parallel()
+	c, client, _ := unkillable(t)
+	must(client.Release(limit(t)))
+	gone(t, c.processes().Monitor)
+	left := c.all()
+	e, err := conmon.ReadExit(c.ExitFile)
+	if err != nil || e.Code != 137 || len(left) != 1 || !strings.Contains(e.Message, fmt.Sprintf("still alive after SIGKILL: %d", left[0])) {
+		t.Errorf("exit %+v, %v, alive: %v", e, err, left)
+	}
+	if told, err := client.Exit(); told != e {
+		t.Errorf("told: %+v, %v", told, err)
+	}
 }

@@ -193,7 +193,7 @@ func (m *monitor) proceed(quiet bool) {
 			m.record()
 		}
 		drained := m.stdout.ended() && m.stderr.ended() && m.log.empty()
-		if m.told && m.recorded && drained && m.log.journal.settled() || m.released {
+		if m.told && m.recorded && drained && m.log.journal.settled() || m.told && m.released {
 			if !m.opt.Helpers || m.remote.reapedHelpers() {
 				m.log.journal.giveUp()
 				m.log.count(m.tell)
