@@ -46,9 +46,9 @@ func (p *program) debugCommand() *cobra.Command {
 			"the logs of crius and of the kernel, mounts, processes, firewall rules, and the names of the files in its directories. " +
 			"It contains no files of containers, no records, no environment and no command lines, which may hold secrets. Of the kernel's log it has the times, " +
 			"known words and numbers of messages, since many quote what containers choose, and of processes in other mount namespaces no names. " +
-			"Some names that containers choose remain: commands and paths in errors of crius and of runtimes (crius.log), file systems that are mounted through Bidirectional mounts " +
-			"(mounts.txt, disks.txt), and what privileged containers and those with the node's network call interfaces, firewall rules and " +
-			"processes of the node (network.txt, firewall.txt, processes.txt). Review the archive before you share it.\n\n" +
+			"Some names that containers choose remain: in crius's own log, commands and paths in errors of crius and of runtimes; in the lists of mounts and disks, " +
+			"what is mounted through Bidirectional mounts; and in the lists of interfaces, firewall rules and processes, what privileged containers " +
+			"and those with the node's network have made on the node. Review the archive before you share it.\n\n" +
 			"FILE is made with mode 0600 and must not exist; - is the standard output. The default is crius-debug-TIME.tar.gz in the current directory. " +
 			"What could not be collected is listed in errors.txt in the archive.",
 		Args: cli.Usage(cobra.MaximumNArgs(1)),
