@@ -187,20 +187,11 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 		return s.pulled(ctx, id)
 	}
 	defer src.End()
-	if err := errors.Join(source.CheckRecord(s.store, src), crowded(s.store, src)); err != nil {
-		return nil, err
-	}
-	added, err := s.records.reserve(s.store, src)
+	added, err := s.bound(src)
 	if err != nil {
 		return nil, err
 	}
 	defer added()
-	src.LargeWindows = s.largeWindows
-	room, err := layerRoom(s.store)
-	if err != nil {
-		return nil, err
-	}
-	src.AllowExpansion(room)
 	if err := s.dropLost(ctx); err != nil {
 		return nil, err
 	}
@@ -222,6 +213,21 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	}
 	slog.InfoContext(ctx, "image pulled", "image", image.ID, "name", name.String(), "took", time.Since(start))
 	return image, nil
+}
+
+// bound refuses an image that would take too much of the store, and bounds what its layers take
+// as they come. Call release when the pull has ended.
+func (s *Store) bound(src *source.Image) (release func(), err error) {
+	if err := errors.Join(source.CheckRecord(s.store, src), crowded(s.store, src)); err != nil {
+		return nil, err
+	}
+	room, err := layerRoom(s.store)
+	if err != nil {
+		return nil, err
+	}
+	src.AllowExpansion(room)
+	src.LargeWindows = s.largeWindows
+	return s.records.reserve(s.store, src)
 }
 
 // settle makes the name of the pull mean the image alone, and brings the image to the disk.
