@@ -116,3 +116,46 @@ func TestOldDirectoryWithSize(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Links lead where names do not say: what they make counts, and how long it takes to follow them.
+func TestLinksThatLeadTooFarAreRefused(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	deep := strings.Repeat("a/", 250)
+	down := []image.File{image.Dir(deep), image.Symlink("s0", deep)}
+	for i := range 3 {
+		down = append(down, image.Dir(fmt.Sprint("s", i, "/", deep)), image.Symlink(fmt.Sprint("s", i+1), fmt.Sprint("s", i, "/", deep)))
+	}
+	var loops []image.File
+	there := strings.Repeat("a/", 120)
+	loops = append(loops, image.Dir(there), image.Symlink("l", there+strings.Repeat("../", 120)))
+	for i := range 200 {
+		loops = append(loops, image.Text(fmt.Sprint(strings.Repeat("l/", 200), i, "/f"), ""))
+	}
+	var dangling []image.File
+	for i := range 5 {
+		dangling = append(dangling, image.Symlink(fmt.Sprint("l", i), fmt.Sprint("d", i, "/", deep)), image.Text(fmt.Sprint("l", i, "/f"), ""))
+	}
+	late := []image.File{image.Dir("l/d"), image.Dir(there), image.Symlink("l", there), image.Dir("d")} // for which directories are found again
+	r := serve(t, "app", "", motd(t, "x"))
+	for what, files := range map[string][]image.File{"takes the place": late, "behind links": down, "too many links": loops, "does not have": dangling} {
+		r.Push("app", "bad", build(t, image.Image{Layers: []image.Layer{layer(t, files...)}}))
+		if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:bad"}); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	n.empty()
+}
+
+// Directories that are links in the same layer, as /lib of merged distributions, are followed.
+func TestEntriesBehindLinks(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, build(t, image.Image{Layers: []image.Layer{layer(t,
+		image.Symlink("lib", "usr/lib"), image.Text("lib/a", "x"), image.Symlink("abs", "/usr/lib/deep/er"), image.Text("abs/b", "x"), image.Text("usr/lib/c", "x"),
+	)}}))
+	for _, name := range []string{"a", "c", "deep/er/b"} {
+		if _, err := os.Lstat(filepath.Join(n.diff(n.chain(img)[0]), "usr/lib", name)); err != nil {
+			t.Error(err)
+		}
+	}
+}

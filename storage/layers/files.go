@@ -17,11 +17,13 @@ import (
 )
 
 // What layers may have. Each number is far above that of any image that is known: the largest
-// have some million files, no path of a hundred directories, and some thousand owners.
+// may have a million or two, no path of a hundred directories, and some thousand owners.
+//
+// MaxDepth is the most directories that a path may have above its last part.
 const (
 	maxFiles       = 4_000_000 // entries of all layers of an image, and directories that their names imply
 	maxDirectories = 1_000_000 // that are entries: the program that unpacks a layer remembers each to its end
-	maxDepth       = 256       // directories of a path: the time of each system call grows with them
+	MaxDepth       = 256       // directories of a path: the time of each system call grows with them
 	maxOwners      = 65_536    // uids, and gids, of a layer; a user namespace of a pod has as many
 )
 
@@ -170,8 +172,8 @@ func (c *counted) count(e *headers.Entry) error {
 		return fmt.Errorf("with it the image has more than %d files and directories, or %d directories; split the image: %w", maxFiles, maxDirectories, fault.Invalid)
 	}
 	for _, path := range []string{e.Name, e.Linkname} {
-		if depth(path) > maxDepth {
-			return fmt.Errorf("it has a path of more than %d directories, %.100q...; rebuild the image without it: %w", maxDepth, path, fault.Invalid)
+		if depth(path) > MaxDepth {
+			return fmt.Errorf("it has a path of more than %d directories, %.100q...; rebuild the image without it: %w", MaxDepth, path, fault.Invalid)
 		}
 	}
 	if !few(c.uids, e.Uid) || !few(c.gids, e.Gid) {

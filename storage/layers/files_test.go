@@ -73,10 +73,10 @@ func TestBoundFiles(t *testing.T) {
 	}{
 		"as many files as may be": {packed(t, 3, plain), maxFiles - 3, ""},
 		"one file more":           {packed(t, 3, plain), maxFiles - 2, "files"},
-		"as deep as may be":       {packed(t, 1, deep(maxDepth)), 0, ""},
-		"one directory more":      {packed(t, 1, deep(maxDepth+1)), 0, "directories"},
+		"as deep as may be":       {packed(t, 1, deep(MaxDepth)), 0, ""},
+		"one directory more":      {packed(t, 1, deep(MaxDepth+1)), 0, "directories"},
 		"a link to there": {packed(t, 1, func(int) tar.Header {
-			return tar.Header{Typeflag: tar.TypeSymlink, Name: "l", Linkname: deep(maxDepth + 1)(0).Name}
+			return tar.Header{Typeflag: tar.TypeSymlink, Name: "l", Linkname: deep(MaxDepth + 1)(0).Name}
 		}), 0, "directories"},
 		"as many owners as may be":   {packed(t, maxOwners, owned), 0, ""},
 		"one owner more":             {packed(t, maxOwners+1, owned), 0, "owners"},

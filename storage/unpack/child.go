@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 
@@ -65,7 +66,8 @@ func unpackChild() error {
 	if err := unix.Close(rootFD); err != nil {
 		return os.NewSyscallError("close", err)
 	}
-	layer := headers.NewReader(bufio.NewReaderSize(os.Stdin, 64<<10), nil, Unwanted)
+	above := parents{root: filepath.Clean(os.Args[1])}
+	layer := headers.NewReader(bufio.NewReaderSize(os.Stdin, 64<<10), above.check, Unwanted)
 	if err := archive.Unpack(layer, os.Args[1], &options); err != nil {
 		return err
 	}
