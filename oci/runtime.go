@@ -42,6 +42,10 @@ type Runtime interface {
 	// Delete kills what is left of the container and removes every trace of it
 	// from the runtime, the monitor and the cgroup tree. It is idempotent.
 	Delete(ctx context.Context, ref Ref) error
+	// EndLeftovers kills what a container whose first process has ended has left in the
+	// sandbox where it lives, of which the runtime alone knows. It does nothing if there is
+	// no sandbox, or the runtime knows nothing of the container any more.
+	EndLeftovers(ctx context.Context, ref Ref) error
 	// Probe returns what the runtime can do, or why it cannot be used now.
 	Probe(ctx context.Context) (*Abilities, error)
 	// StateFiles returns the runtime's own files about containers, also about those

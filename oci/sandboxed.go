@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -128,16 +127,6 @@ func (t *sandboxedTask) Kill(ctx context.Context) error {
 		return err
 	}
 	return t.client.Release(ctx)
-}
-
-// EndLeftovers kills what a container whose first process has ended has left in its sandbox.
-// A container of which the runtime knows nothing any more has left nothing.
-func (t *sandboxedTask) EndLeftovers(ctx context.Context) error {
-	_, err := t.runtime.run(ctx, t.ref, nil, "kill", "--all", t.ref.ID, strconv.Itoa(int(unix.SIGKILL)))
-	if _, refused := errors.AsType[*exec.ExitError](err); refused {
-		return nil
-	}
-	return err
 }
 
 // Attach: the processes in a sandbox whose runtime does not tell them of a new size

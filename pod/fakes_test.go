@@ -391,6 +391,10 @@ func (t *unreachableTask) PID() int {
 	return t.fakeTask.PID()
 }
 
+func (f fakeRuntime) EndLeftovers(ctx context.Context, ref oci.Ref) error {
+	return f.step(ctx, "end leftovers "+ref.ID, func() {})
+}
+
 func (f fakeRuntime) Delete(ctx context.Context, ref oci.Ref) error {
 	return f.step(ctx, "delete", func() {
 		if task := f.tasks[ref.ID]; task != nil {

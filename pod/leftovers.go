@@ -11,6 +11,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/pod/records"
 )
 
 // leftoverTime is how long killed processes of a container are waited for.
@@ -39,24 +40,30 @@ func (c *Container) endLeftovers(exit *conmon.Exit) {
 	}
 }
 
-// endInSandbox does that inside a sandbox, whose runtime alone can. Where the container has a
-// PID namespace of its own there is nothing to do.
+// endInSandbox does that inside a sandbox, whose runtime alone can.
 func (c *Container) endInSandbox() {
-	task, within := c.now().task.(interface {
-		EndLeftovers(ctx context.Context) error
-	})
-	options := c.plan.Config.M.GetLinux().GetSecurityContext().GetNamespaceOptions()
-	if !within || options.GetPid() == cri.NamespaceMode_CONTAINER {
+	if !c.mayLeaveInSandbox() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.engine.background.Closing()), leftoverTime)
-	defer cancel()
-	err := c.engine.deps.Trace.Do(ctx, "end leftover processes", c.id, func(ctx context.Context) error {
-		return trace.Do(ctx, "kill leftover processes", task.EndLeftovers)
-	})
-	if err != nil {
+	ctx := context.WithoutCancel(c.engine.background.Closing())
+	if err := c.engine.deps.Trace.Do(ctx, "end leftover processes", c.id, c.killInSandbox); err != nil {
 		slog.WarnContext(ctx, "cannot kill processes that an exited container may have left in its sandbox", "container", c.id, "err", err)
 	}
+}
+
+// mayLeaveInSandbox is false where the container has a PID namespace of its own, which ends
+// with its first process.
+func (c *Container) mayLeaveInSandbox() bool {
+	options := c.plan.Config.M.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	return c.ref.Sandbox != "" && options.GetPid() != cri.NamespaceMode_CONTAINER
+}
+
+func (c *Container) killInSandbox(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, leftoverTime)
+	defer cancel()
+	return trace.Do(ctx, "kill leftover processes", func(ctx context.Context) error {
+		return c.runtime.EndLeftovers(ctx, c.ref)
+	})
 }
 
 // killLeftovers waits until nothing of the container is alive, which is fault.Timeout after
@@ -77,7 +84,7 @@ func (c *Container) end(ctx context.Context, grace time.Duration) error {
 	if err := c.stop.End(ctx, grace); err != nil {
 		return err
 	}
-	if exit := c.now().exit; exit == nil || exit.Message == "" {
+	if exit := c.now().exit; exit == nil || exit.Message == "" || c.ref.Cgroup == "" {
 		return nil
 	}
 	return c.killLeftovers(ctx)
@@ -93,7 +100,13 @@ func (r *recovery) endLeftovers(ctx context.Context) {
 	var cgroups []string
 	exited := map[string]*Container{}
 	for _, c := range r.engine.containers.All() {
-		if c.now().exit != nil && c.ref.Cgroup != "" {
+		if c.now().exit == nil {
+			continue
+		}
+		if s := c.sandbox; c.mayLeaveInSandbox() && s.now().Phase == records.Ready && s.plan.BootID == r.engine.boot {
+			r.end("sandboxed processes of "+c.id, c.killInSandbox, &r.answers)
+		}
+		if c.ref.Cgroup != "" {
 			cgroups = append(cgroups, c.ref.Cgroup)
 			exited[c.ref.Cgroup] = c
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/pod/view"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // A runtime whose pods live in sandboxes gets a container for the pod itself
@@ -122,4 +123,46 @@ func TestSandboxIsRaisedWithItsContainers(t *testing.T) {
 	}
 	b.remove(e, pod)
 	b.nothingLeft()
+}
+
+// What a container has left in the PID namespace of its pod, inside the sandbox, its runtime kills:
+// also if the container has ended while no server was there.
+func TestLeftoversInASandboxAreKilledByTheRuntime(t *testing.T) {
+	for name, down := range map[string]bool{"while the server is up": false, "while it is down": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.node.set(func() { b.node.sandbox = true })
+			e := b.engine()
+			pod := b.run(e, "a")
+			own := b.start(e, pod, "own")
+			cfg := containerConfig("shared")
+			cfg.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{Pid: cri.NamespaceMode_POD}
+			shared, err := e.CreateContainer(t.Context(), pod, cfg, nil)
+			if err == nil {
+				err = e.StartContainer(t.Context(), shared)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if down {
+				b.close(e)
+			}
+			tasks := []*fakeTask{b.task(own), b.task(shared)}
+			b.node.set(func() {
+				for _, task := range tasks {
+					task.die(3)
+				}
+			})
+			if down {
+				e = b.engine()
+			}
+			wait.For(t, "the leftovers to be killed", func() bool { return b.node.count("end leftovers "+shared) == 1 })
+			b.remove(e, pod)
+			if n := b.node.count("end leftovers " + own); n != 0 {
+				t.Errorf("the runtime was asked %d times about a container with a PID namespace of its own", n)
+			}
+			b.nothingLeft()
+		})
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -106,19 +107,39 @@ func TestNothingIsLeftOfAPodThatIsStopped(t *testing.T) {
 	})
 }
 
-// In a PID namespace that goes on, what a container has started ends with it all the same.
+// In a PID namespace that goes on, what a container has started ends with it all the same, also if
+// that is while no server is there.
 func TestProcessesEndWithTheirContainerInASharedNamespace(t *testing.T) {
-	each(t, func(t *testing.T, w *scene.World, handler string) {
+	eachPrivate(t, func(t *testing.T, w *scene.World, handler string) {
 		shared := &cri.NamespaceOption{Pid: cri.NamespaceMode_POD}
 		p := w.Pod(t, handler, func(c *cri.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions = shared })
 		mine := func(c *cri.ContainerConfig) { c.Linux.SecurityContext.NamespaceOptions = shared }
 		witness := p.Start(t, "sleep", mine)
+		alive := func() (found []string) {
+			for pid, line := range witness.Facts(t).Processes {
+				if strings.Contains(line, "1234s") {
+					found = append(found, fmt.Sprint(pid, " ", line))
+				}
+			}
+			return found
+		}
 		c := p.Start(t, "fork 2 sleep 1234s ; echo up ; exit 3", mine)
 		scene.Equal(t, "exit code", c.Wait(t).ExitCode, int32(3))
-		for pid, line := range witness.Facts(t).Processes {
-			if strings.Contains(line, "1234s") {
-				t.Errorf("process %d of an exited container is alive: %s", pid, line)
-			}
+		if left := alive(); len(left) > 0 {
+			t.Errorf("alive after the exit: %v", left)
 		}
+
+		c = p.Start(t, "fork 2 sleep 1234s ; echo up ; await /tmp/end ; exit 3", mine)
+		c.Says(t, "up")
+		c.Last(t, "write /tmp/end now")
+		if err := w.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		exitNoted(t, c)
+		if err := w.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		scene.Equal(t, "exit code", c.Wait(t).ExitCode, int32(3))
+		wait.For(t, "the processes to end", func() bool { return len(alive()) == 0 })
 	})
 }
