@@ -8,6 +8,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/trace"
@@ -199,4 +200,29 @@ func TestNamespacesAreRemovedUntilTheyAreGone(t *testing.T) {
 		b.remove(e, pod)
 		b.nothingLeft()
 	})
+}
+
+// A container of which no cgroup is known can be stopped although its exit has a message.
+func TestStopWithoutKnownCgroup(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	id := b.start(e, pod, "c")
+	c, err := e.containers.Find(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.ref.Cgroup = "" // its record is of an early release
+	task := b.task(id)
+	b.node.set(func() {
+		task.exit = conmon.Exit{Code: 3, Message: "monitor did not report the exit"}
+		close(task.dead)
+	})
+	b.waitState(e, id, cri.ContainerState_CONTAINER_EXITED)
+	if err := e.StopContainer(t.Context(), id, 0); err != nil {
+		t.Error(err)
+	}
+	b.remove(e, pod)
+	b.nothingLeft()
 }
