@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,7 +17,7 @@ import (
 
 // Kill ends every process in the cgroup path and below it, in any hierarchy,
 // with SIGKILL, and returns when none is left. No process escapes by forking:
-// v2 kills the whole tree at once, and on v1 it is frozen while it is killed. A single
+// v2 kills the whole tree at once (before Linux 5.14 it cannot), else it is frozen while it is killed. A single
 // process is killed without that first: if it forks before it dies, the child is in the
 // cgroup before its parent leaves it, and the next round, which freezes, finds it.
 //
@@ -53,8 +54,8 @@ func Kill(ctx context.Context, cgroup string) error {
 	}
 }
 
-// strike kills once what is there, and tells what was. On v1 it freezes the cgroup meanwhile if
-// there are more than unfrozen processes. Freezing the first cgroup of a node, and thawing the
+// strike kills once what is there, and tells what was. Where the kernel cannot kill a cgroup as a
+// whole it freezes it meanwhile if there are more than unfrozen processes. Freezing the first cgroup of a node, and thawing the
 // last, makes the kernel (since 6.1) patch its own code and interrupt every processor: too
 // much for a single process.
 func strike(ctx context.Context, all []hierarchy, cgroup string, unfrozen int) ([]int, error) {
@@ -79,18 +80,20 @@ func strike(ctx context.Context, all []hierarchy, cgroup string, unfrozen int) (
 	return pids, nil
 }
 
-// freeze stops what is in cgroup on v1, for as long as it takes or 50 ms: a
-// process that will not be frozen cannot fork either. It reports whether any cgroup was told to freeze.
+// freeze stops what is in cgroup, on v1 and where v2 cannot kill it as a whole, for as long as it
+// takes or 50 ms: a process that will not be frozen cannot fork either. It reports whether any cgroup
+// was told to freeze.
 func freeze(ctx context.Context, all []hierarchy, cgroup string) (told bool) {
 	ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	for _, h := range all {
-		if !h.has("freezer") || write(h.dir(cgroup)+"/freezer.state", "FROZEN") != nil {
+		f := h.freezer(cgroup)
+		if f == nil || write(h.dir(cgroup)+"/"+f.file, f.freeze) != nil {
 			continue
 		}
 		poll.Until(ctx, time.Millisecond, func() bool {
-			state, err := os.ReadFile(h.dir(cgroup) + "/freezer.state")
-			return err != nil || string(state) == "FROZEN\n"
+			state, err := os.ReadFile(h.dir(cgroup) + "/" + f.state)
+			return err != nil || strings.Contains(string(state), f.frozen)
 		})
 		told = true
 	}
@@ -100,14 +103,32 @@ func freeze(ctx context.Context, all []hierarchy, cgroup string) (told bool) {
 // thaw lets the killed die, also such as were frozen before in a cgroup below.
 func thaw(all []hierarchy, cgroup string) {
 	for _, h := range all {
-		if !h.has("freezer") {
+		f := h.freezer(cgroup)
+		if f == nil {
 			continue
 		}
 		_ = walk(h.dir(cgroup), nil, func(_ int, _ string, dir int) error {
-			_ = writeAt(dir, "freezer.state", "THAWED")
+			_ = writeAt(dir, f.file, f.thaw)
 			return nil
 		})
 	}
+}
+
+// freezer is how a hierarchy freezes a cgroup.
+type freezer struct {
+	file, freeze, thaw string
+	state, frozen      string // the file that tells, and what is in it then
+}
+
+// freezer is nil where the hierarchy cannot freeze the cgroup, or kills it as a whole.
+func (h hierarchy) freezer(cgroup string) *freezer {
+	switch {
+	case h.has("freezer"):
+		return &freezer{"freezer.state", "FROZEN", "THAWED", "freezer.state", "FROZEN\n"}
+	case h.v2() && unix.Access(h.dir(cgroup)+"/cgroup.kill", unix.F_OK) == unix.ENOENT: // before Linux 5.14
+		return &freezer{"cgroup.freeze", "1", "0", "cgroup.events", "frozen 1\n"}
+	}
+	return nil
 }
 
 // signal kills pid if it is in cgroup: the process that had the number when it

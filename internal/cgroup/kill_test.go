@@ -125,6 +125,42 @@ func TestKillFrozen(t *testing.T) {
 	remove(t, cgroup)
 }
 
+// A kernel before 5.14 cannot kill a cgroup v2 as a whole: it is frozen while its processes are
+// killed, or they could fork faster than that.
+func TestFreezeWhereTheCgroupCannotBeKilledAsAWhole(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		names, file         string
+		files               []string
+		was, frozen, thawed string
+	}{
+		"v2":                       {file: "cgroup.freeze", was: "0", frozen: "1", thawed: "0"},
+		"v2 that kills as a whole": {file: "cgroup.freeze", files: []string{"cgroup.kill"}, was: "0", frozen: "0", thawed: "0"},
+		"v1 freezer":               {names: "freezer", file: "freezer.state", was: "THAWED", frozen: "FROZEN", thawed: "THAWED"},
+	} {
+		h := hierarchy{membership{names: c.names}, t.TempDir(), "/"}
+		file := h.point + "/c/" + c.file
+		content := func(when, want string) {
+			if got, err := os.ReadFile(file); err != nil || string(got) != want {
+				t.Errorf("%s: %s: %q, %v, want %q", name, when, got, err, want)
+			}
+		}
+		err := errors.Join(os.Mkdir(h.point+"/c", 0o755), os.WriteFile(file, []byte(c.was), 0o644))
+		for _, other := range c.files {
+			err = errors.Join(err, os.WriteFile(h.point+"/c/"+other, nil, 0o644))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if told := freeze(t.Context(), []hierarchy{h}, "/c"); told != (c.frozen != c.was) {
+			t.Errorf("%s: told: %v", name, told)
+		}
+		content("after freeze", c.frozen)
+		thaw([]hierarchy{h}, "/c")
+		content("after thaw", c.thawed)
+	}
+}
+
 // What cannot be killed is given up when the context ends.
 func TestKillGivesUp(t *testing.T) {
 	t.Parallel()
