@@ -83,6 +83,9 @@ type Spec struct {
 	// standard input that ends when the container's is to. Of a terminal the monitor
 	// knows nothing then. Nor does it take orphans in.
 	Fifos bool
+	// Guest: the pid is that of a stand-in, a virtual machine for one. What is in its cgroup
+	// is not the container's, and is not killed with it.
+	Guest bool
 
 	// RestAfter is how long the monitor has nothing to do before it gives its memory
 	// back, in whole milliseconds; 0: as it likes; NoRest: never.
@@ -203,7 +206,7 @@ func (s Spec) options() (*wire.Options, error) {
 		LogRate: uint64(s.LogRate), LogBurst: uint64(burst), LogMost: uint64(s.LogMost),
 		OwnerUID: uint64(s.OwnerUID), OwnerGID: uint64(s.OwnerGID),
 		RestAfter: uint64(s.RestAfter / time.Millisecond),
-		Terminal:  s.Terminal, Stdin: s.Stdin, StdinOnce: s.StdinOnce, Helpers: s.Helpers, Fifos: s.Fifos,
+		Terminal:  s.Terminal, Stdin: s.Stdin, StdinOnce: s.StdinOnce, Helpers: s.Helpers, Fifos: s.Fifos, Guest: s.Guest,
 		Runtime: append(runtime, s.ID),
 	}
 	if s.Journal != "" && s.LogFile != "" { // nor do they know these

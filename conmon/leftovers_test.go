@@ -202,6 +202,25 @@ func freeze(t *testing.T, group string) {
 	}
 }
 
+// Kata's shim tells the pid of the virtual machine, whose processes, and the shim itself, may be in
+// the cgroup of the pod's own container (sandbox_cgroup_only): the monitor does not kill these.
+func TestMonitorKillsNothingInTheCgroupOfAStandIn(t *testing.T) {
+	everyRuntime(t, func(t *testing.T, runtime string) {
+		c := newContainer(t, runtime, "brood", "deaf")
+		c.Stdin, c.Guest = true, true
+		c.hostPID()
+		client := c.run()
+		c.awaitLog("deaf")
+		must(client.CloseStdin(limit(t)))
+		if e := exit(t, client); e.Code != 7 || e.Message != "" {
+			t.Errorf("exit %+v", e)
+		}
+		if left := c.all(); len(left) != 1 {
+			t.Errorf("alive: %v, want one process", left)
+		}
+	})
+}
+
 // unkillable runs a container with a process that the kernel cannot kill before release.
 func unkillable(t *testing.T) (c *container, client *conmon.Client, release func()) {
 	t.Helper()

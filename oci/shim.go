@@ -136,6 +136,7 @@ func (r *shimmed) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) 
 		Runtime:       r.argv(a, ref, "create", io, options),
 		Wait:          r.argv(a, ref, "wait", io, options),
 		Fifos:         true,
+		Guest:         a.Sandboxed,
 		Stdin:         io.Stdin,
 		StdinOnce:     io.StdinOnce && !io.Terminal,
 	})

@@ -144,7 +144,9 @@ func (m *monitor) watchCgroup(pid int) {
 		// The oldest form of the counter cannot be waited for; it is read at exit.
 		_ = m.poll.add(m.oom.own.fd, syscall.EPOLLPRI|edgeTriggered, starved, 0)
 	}
-	m.group.watch(m.opt.ID, pid, table, m.opt.Helpers)
+	if !m.opt.Guest { // else it has the virtual machine, which the shim ends
+		m.group.watch(m.opt.ID, pid, table, m.opt.Helpers)
+	}
 }
 
 // readPidFile is the pid of the container's init, which a runtime has written. It must be

@@ -27,6 +27,7 @@ type Options struct {
 	StdinOnce bool
 	Helpers   bool // the runtime leaves processes behind that die with the container
 	Fifos     bool // the runtime opens the container's streams by name, in Dir
+	Guest     bool // the pid is that of a stand-in: what is in its cgroup is not the container's
 
 	Start   []string // complete command that starts the container; empty: that is not the monitor's
 	Wait    []string // complete command that tells how it ended; empty: its init is a child of the monitor
@@ -78,13 +79,14 @@ func (o *Options) strings() [7]stringFlag {
 	}
 }
 
-func (o *Options) bools() [5]boolFlag {
+func (o *Options) bools() [6]boolFlag {
 	return [...]boolFlag{
 		{"--terminal", &o.Terminal},
 		{"--stdin", &o.Stdin},
 		{"--stdin-once", &o.StdinOnce},
 		{"--helpers", &o.Helpers},
 		{"--fifos", &o.Fifos},
+		{"--guest", &o.Guest},
 	}
 }
 

@@ -9,10 +9,10 @@ import (
 
 func TestArgs(t *testing.T) {
 	o := Options{
-		ID: "id", Dir: "/run/d", PidFile: "/p", ExitFile: "/e", LogFile: "/l/c/f", LogDir: "/l", LogRate: 1000, LogBurst: 5, LogMost: 7, Journal: "/j", JournalFields: []string{"A=b=c", "D="}, Terminal: true, Stdin: true, StdinOnce: true, Helpers: true,
+		ID: "id", Dir: "/run/d", PidFile: "/p", ExitFile: "/e", LogFile: "/l/c/f", LogDir: "/l", LogRate: 1000, LogBurst: 5, LogMost: 7, Journal: "/j", JournalFields: []string{"A=b=c", "D="}, Terminal: true, Stdin: true, StdinOnce: true, Helpers: true, Guest: true,
 		Start: []string{"/r", "start now"}, Wait: []string{"/r", "--x=y"}, Runtime: []string{"/usr/bin/runc", "create", "--", "id"},
 	}
-	want := "--id=id --dir=/run/d --pid-file=/p --exit-file=/e --log-file=/l/c/f --log-dir=/l --journal=/j --log-rate=1000 --log-burst=5 --log-most=7 --terminal --stdin --stdin-once --helpers " +
+	want := "--id=id --dir=/run/d --pid-file=/p --exit-file=/e --log-file=/l/c/f --log-dir=/l --journal=/j --log-rate=1000 --log-burst=5 --log-most=7 --terminal --stdin --stdin-once --helpers --guest " +
 		"--journal-field=A=b=c --journal-field=D= --start=/r --start=start now --wait=/r --wait=--x=y -- /usr/bin/runc create -- id"
 	if got := strings.Join(o.Args(), " "); got != want {
 		t.Errorf("%s, want\n%s", got, want)
