@@ -80,7 +80,7 @@ func (g *group) strike() {
 	if g.strikes > 0 && len(g.members()) > 0 {
 		g.each((*hierarchy).freeze)
 	}
-	if g.emptying = g.killEach() > 0; g.emptying {
+	if g.emptying = g.killEach() > 0; g.emptying || g.strikes > 0 {
 		g.each((*hierarchy).thaw)
 	}
 	const most = 7
@@ -171,7 +171,7 @@ func (g *group) each(do func(*hierarchy)) {
 		if !ok || own == 0 {
 			continue
 		}
-		h := hierarchy{path: view(path[:own]), v2: len(names) == 0, freezer: listed(names, "freezer")}
+		h := hierarchy{path: view(path[:own]), v2: len(names) == 0, v1Freezer: listed(names, "freezer")}
 		h.root = "/sys/fs/cgroup/" + string(names)
 		if named := "name="; len(names) > len(named) && string(names[:len(named)]) == named {
 			h.root = "/sys/fs/cgroup/" + string(names[len(named):])
@@ -209,8 +209,8 @@ func upTo(path []byte, id string) int {
 
 // hierarchy is one in which the container has a cgroup of its own.
 type hierarchy struct {
-	root, path  string
-	v2, freezer bool
+	root, path    string
+	v2, v1Freezer bool
 }
 
 func (h *hierarchy) read(buf []byte, file string) ([]byte, error) {
@@ -234,16 +234,34 @@ func (h *hierarchy) kill() {
 	}
 }
 
+// freezer is how a hierarchy freezes a cgroup.
+type freezer struct {
+	file, freeze, thaw string
+	state, frozen      string // the file that tells, and what is in it then
+}
+
+// freezer is zero where the hierarchy cannot freeze the cgroup, or kills it as a whole.
+func (h *hierarchy) freezer() (f freezer) {
+	switch {
+	case h.v1Freezer:
+		f = freezer{"/freezer.state", "FROZEN", "THAWED", "/freezer.state", "FROZEN\n"}
+	case h.v2 && syscall.Access(h.root+h.path+"/cgroup.kill", 0) == syscall.ENOENT: // before Linux 5.14
+		f = freezer{"/cgroup.freeze", "1", "0", "/cgroup.events", "frozen 1\n"}
+	}
+	return f
+}
+
 // freeze waits for what is in the cgroup to stop, for a moment: what does not stop cannot
 // fork either.
 func (h *hierarchy) freeze() {
 	const moment = 50
-	if !h.freezer || !h.write("/freezer.state", "FROZEN") {
+	f := h.freezer()
+	if f.file == "" || !h.write(f.file, f.freeze) {
 		return
 	}
 	for until := uptime() + moment; uptime() < until; giveWay() {
 		var buf [64]byte
-		if state, err := h.read(buf[:], "/freezer.state"); err != nil || string(state) == "FROZEN\n" {
+		if state, err := h.read(buf[:], f.state); err != nil || index(state, f.frozen) >= 0 {
 			return
 		}
 	}
@@ -251,8 +269,8 @@ func (h *hierarchy) freeze() {
 
 // thaw lets the killed die, whoever has frozen them, in the cgroup or below it.
 func (h *hierarchy) thaw() {
-	if h.freezer {
-		h.walk(func(dir int) { writeAt(dir, "freezer.state", "THAWED") })
+	if f := h.freezer(); f.file != "" {
+		h.walk(func(dir int) { writeAt(dir, f.file[1:], f.thaw) })
 	}
 }
 
