@@ -87,7 +87,11 @@ func (t *shimTask) begin(ctx context.Context, c Command) (_ *execution, err erro
 		}
 		return nil, t.execFailed(ctx, process, err.Error(), fmt.Errorf("%s exec (to run %.200q): %w", t.runtime.name, c.Args[0], err))
 	}
-	return x.session(ctx, c, pid), nil
+	e := x.session(ctx, c, pid)
+	if closed(t.client.Exited()) {
+		t.killExec(ctx, e) // as cliTask.begin does
+	}
+	return e, nil
 }
 
 // open makes the FIFOs, in a directory that names the command.
