@@ -97,8 +97,8 @@ func TestComparisonIsSmall(t *testing.T) { //nolint:paralleltest // measures the
 	if err := errors.Join(err, c.result()); err != nil {
 		t.Error(err)
 	}
-	if took := int64(heap() - before); took > 200*count {
-		t.Errorf("%d bytes for each of %d entries", took/count, count)
+	if grew := int64(heap() - before); grew > 200*count {
+		t.Errorf("%d bytes for each of %d entries", grew/count, count)
 	}
 	runtime.KeepAlive(c)
 }
