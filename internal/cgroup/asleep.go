@@ -37,7 +37,9 @@ func Uninterruptible(cgroup string) []string {
 
 // Frozen returns the file by which the cgroup, or one above it, has been frozen so that
 // SIGKILL does not end what is in it, and what to write there to thaw it: on v1, since v2
-// kills the frozen. Both are empty if it is not.
+// kills the frozen. Both are empty if it is not, or not entirely: where something sleeps
+// uninterruptibly, which keeps it from being frozen, that is why SIGKILL does not end it,
+// and Kill itself may be freezing the rest.
 func Frozen(cgroup string) (file, thawed string) {
 	cgroup, err := clean(cgroup)
 	if err != nil {
@@ -48,6 +50,9 @@ func Frozen(cgroup string) (file, thawed string) {
 		return "", ""
 	}
 	for _, h := range all {
+		if state, err := os.ReadFile(h.dir(cgroup) + "/freezer.state"); err != nil || string(state) != "FROZEN\n" {
+			continue
+		}
 		for at := cgroup; h.has("freezer") && at != "/"; at = path.Dir(at) {
 			if self, err := os.ReadFile(h.dir(at) + "/freezer.self_freezing"); err == nil && string(self) == "1\n" {
 				return h.dir(at) + "/freezer.state", "THAWED"
@@ -71,8 +76,12 @@ func Asleep(pid int) string {
 		if err != nil || !strings.HasPrefix(state, " D ") {
 			continue
 		}
+		where, err := os.ReadFile(task + "/wchan")
+		if string(where) == "__refrigerator" {
+			continue // frozen (cgroup v1), which also shows as D
+		}
 		text := "process " + strconv.Itoa(pid) + " (" + strings.ToValidUTF8(name, "?") + ")"
-		if where, err := os.ReadFile(task + "/wchan"); err == nil && len(where) > 1 { // "0" where it is not told
+		if err == nil && len(where) > 1 { // "0" where it is not told
 			text += " in " + string(where)
 		}
 		return text
