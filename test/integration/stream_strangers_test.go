@@ -10,12 +10,13 @@ import (
 )
 
 // streamFlood opens connections to the stream server as nobody, 1020 of which stay, and renews
-// the oldest for as long as it lasts.
+// the oldest for as long as it lasts, whatever becomes of a single one.
 const streamFlood = `ulimit -n 4096
+trap '' PIPE
 for ((i = 0; ; i++)); do
 	slot=$((i % 1020))
 	[ -z "${held[slot]:-}" ] || eval "exec ${held[slot]}>&-"
-	exec {fd}<>"/dev/tcp/$0/$1" || exit
+	exec {fd}<>"/dev/tcp/$0/$1" || continue
 	held[slot]=$fd
 	printf 'GET /exec/' >&$fd
 done 2>/dev/null`
