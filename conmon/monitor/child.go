@@ -110,7 +110,7 @@ func (m *monitor) adopt() error {
 		return err
 	}
 	m.watchCgroup(pid)
-	if err := writeProcesses(m, nil); err != nil {
+	if err := m.writeProcesses(nil); err != nil {
 		return err
 	}
 	m.state = running
@@ -195,7 +195,7 @@ func (m *monitor) connectStreams() error {
 	return nil
 }
 
-func writeProcesses(m *monitor, rest *wire.Rest) error {
+func (m *monitor) writeProcesses(rest *wire.Rest) error {
 	var buf [256]byte
 	return wire.WriteFile(m.opt.Dir+"/"+wire.Processes, wire.AppendProcesses(buf[:0], m.self, m.container, rest), false)
 }

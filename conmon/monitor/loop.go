@@ -161,7 +161,7 @@ func (m *monitor) pollTimeout() int {
 		return silence
 	case m.orphans:
 		return undead
-	case mayRest(m):
+	case m.mayRest():
 		return int(max(1, m.patience-(uptime()-m.active)))
 	}
 	return forever
@@ -203,7 +203,7 @@ func (m *monitor) proceed(quiet bool) {
 	}
 	if quiet {
 		trim(&m.log, &m.stdout, &m.stderr)
-		if mayRest(m) && uptime()-m.active >= m.patience {
+		if m.mayRest() && uptime()-m.active >= m.patience {
 			m.rest()
 		}
 	}

@@ -32,7 +32,7 @@ func init() { runtime.LockOSThread() } //nolint:gochecknoinits // see above
 
 // mayRest reports whether the notes have all that there is to know, and nobody but the
 // kernel has to be waited for.
-func mayRest(m *monitor) bool {
+func (m *monitor) mayRest() bool {
 	return m.state == running && m.patience < never && !m.released &&
 		!m.opt.Remote() && !m.opt.Fifos && !m.orphans &&
 		m.stdout.quiet() && m.stderr.quiet() && m.log.empty() && !m.log.limit.owes() && !m.log.journal.owes() &&
@@ -47,20 +47,20 @@ func (m *monitor) rest() {
 	m.patience = min(2*patience, mostPatience)
 	counts := wire.Rest{Logged: m.log.written, Discarded: m.log.limit.total, JournalLost: m.log.journal.total}
 	m.tell(wire.Message{Verb: wire.Rests, Num: [4]uint64{counts.Logged, counts.Discarded, counts.JournalLost}})
-	err := writeNotes(m)
+	err := m.writeNotes()
 	if err == nil {
-		err = writeProcesses(m, &counts)
+		err = m.writeProcesses(&counts)
 	}
 	if err == nil {
 		err = rest.Until(m.poll.fd)
 	}
 	m.patience = never
 	m.complaints.add(wire.Fail("cannot rest", err))
-	wake(m)
+	m.wake()
 }
 
-func wake(m *monitor) {
-	if err := writeProcesses(m, nil); err != nil {
+func (m *monitor) wake() {
+	if err := m.writeProcesses(nil); err != nil {
 		m.complaints.add(err) // who comes will wait for the container's end, or ask
 	}
 	m.tell(wire.Message{Verb: wire.Wakes})
@@ -68,9 +68,9 @@ func wake(m *monitor) {
 
 // resume is where a monitor begins that has rested. Events have been taken and not been
 // looked at.
-func resume(m *monitor, notes []string) error {
+func (m *monitor) resume(notes []string) error {
 	ignoreSignals()
-	if err := readNotes(m, notes); err != nil {
+	if err := m.readNotes(notes); err != nil {
 		return err
 	}
 	m.state = running
@@ -80,12 +80,12 @@ func resume(m *monitor, notes []string) error {
 	m.log.place(m.opt.LogDir, m.opt.LogFile)
 	m.log.journal.place(&m.opt)
 	m.countKills(0)
-	wake(m)
+	m.wake()
 	return nil
 }
 
 // noted calls do with all that has to be known, in always the same order.
-func noted(m *monitor, do func(variable any)) {
+func (m *monitor) noted(do func(variable any)) {
 	do(&m.poll.fd)
 	for _, p := range []*wire.Process{&m.self, &m.container} {
 		do(&p.PID)
@@ -146,9 +146,9 @@ func (j *journal) noted(do func(variable any)) {
 // clearNotes gives back the memory of what has been read.
 func clearNotes() { _ = syscall.Ftruncate(wire.EnvironFD, 0) }
 
-func writeNotes(m *monitor) error {
+func (m *monitor) writeNotes() error {
 	notes := append(make([]byte, 0, 2<<10), atRest+"\x00"...)
-	noted(m, func(variable any) {
+	m.noted(func(variable any) {
 		switch v := variable.(type) {
 		case *int:
 			notes = strconv.AppendInt(notes, int64(*v), 10)
@@ -170,8 +170,8 @@ func writeNotes(m *monitor) error {
 	return wire.Fail("write notes", err)
 }
 
-func readNotes(m *monitor, notes []string) (err error) {
-	noted(m, func(variable any) {
+func (m *monitor) readNotes(notes []string) (err error) {
+	m.noted(func(variable any) {
 		if len(notes) == 0 || err != nil {
 			err = wire.Text("notes of a monitor at rest are incomplete")
 			return

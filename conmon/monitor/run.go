@@ -59,7 +59,7 @@ func goOn(args, notes []string) int {
 	m := newMonitor(opt, nil)
 	clearNotes()
 	if err == nil {
-		err = resume(m, notes)
+		err = m.resume(notes)
 	}
 	if err != nil {
 		return usage(err)
@@ -89,7 +89,7 @@ func (m *monitor) begin() (err error) {
 	if m.self, err = wire.Find(syscall.Getpid()); err != nil {
 		return err
 	}
-	if err := writeProcesses(m, nil); err != nil {
+	if err := m.writeProcesses(nil); err != nil {
 		return err
 	}
 	if !m.opt.Fifos { // those who make the container and stay are the server's orphans
