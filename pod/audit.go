@@ -11,11 +11,9 @@ import (
 
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/pod/audit"
+	"github.com/crius-run/crius/pod/blueprint"
 	"github.com/crius-run/crius/pod/records"
 )
-
-// pinPrefix is what the names of pinned namespaces begin with.
-const pinPrefix = "crius-"
 
 // Audit compares the node with its records.
 func (e *Engine) Audit() *audit.Auditor { return e.audit }
@@ -23,8 +21,8 @@ func (e *Engine) Audit() *audit.Auditor { return e.audit }
 func newAuditor(e *Engine) *audit.Auditor {
 	return audit.New(audit.Sources{
 		StateDir: e.cfg.StateDir, RunDir: e.cfg.RunDir,
-		NamespacesDir: e.cfg.NamespacesDir, PinPrefix: pinPrefix, CgroupPrefix: e.cfg.CgroupPrefix, Mark: e.mark,
-		Boot: e.boot, Node: known{e}, Records: e.records, Cleanups: e.cleanups, Checks: e.background,
+		NamespacesDir: e.cfg.NamespacesDir, PinPrefix: blueprint.PinPrefix, CgroupPrefix: e.cfg.CgroupPrefix, Mark: e.mark,
+		Boot: e.planner.Boot, Node: known{e}, Records: e.records, Cleanups: e.cleanups, Checks: e.background,
 		Images: e.deps.Images, Network: e.deps.Network, Runtimes: e.deps.Runtimes,
 		Repair: func(ctx context.Context, object string, do func(context.Context) error) error {
 			ctx, cancel := undoContext(ctx)
@@ -78,9 +76,9 @@ func (e *Engine) CgroupParents() []string {
 			parents = append(parents, filepath.Dir(name))
 		}
 	}
-	note(e.cfg.cgroupOf(nil, "", "0"))
+	note(e.planner.Cgroup(nil, "", "0"))
 	for _, pod := range e.sandboxes.All() {
-		note(e.cfg.cgroupOf(pod.plan.Config.M, "", "0"))
+		note(e.planner.Cgroup(pod.plan.Config.M, "", "0"))
 	}
 	return parents
 }
@@ -130,7 +128,7 @@ func (e *Engine) Inspect(ctx context.Context) ([]audit.Finding, error) {
 			findings = append(findings, audit.Finding{Object: "container " + id, Wrong: "its pod " + rec.SandboxID + " has no record", Remedy: "remove it"})
 		}
 	}
-	e.deps.Network.Load(records.Attached(pods, e.boot))
+	e.deps.Network.Load(records.Attached(pods, e.planner.Boot))
 	found, err := e.audit.Verify(ctx, false)
 	return append(findings, found...), err
 }

@@ -7,10 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
-	"strings"
-	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -24,93 +21,12 @@ import (
 	"github.com/crius-run/crius/oci/classes"
 	"github.com/crius-run/crius/oci/hooks"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/blueprint"
 	"github.com/crius-run/crius/pod/files"
 	"github.com/crius-run/crius/pod/hostpath"
 	"github.com/crius-run/crius/pod/profile"
-	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/storage"
 )
-
-// planContainer is the first record of a container: all that is known without
-// having made anything.
-func planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, image *storage.Image) (records.ContainerPlan, error) {
-	e := s.engine
-	logPath, err := files.LogPath(s.plan.Config.M, cfg)
-	if err != nil {
-		return records.ContainerPlan{}, err
-	}
-	if err := s.enoughMemory(cfg.GetLinux().GetResources()); err != nil {
-		return records.ContainerPlan{}, err
-	}
-	asked, err := s.asked()
-	if err != nil {
-		return records.ContainerPlan{}, err
-	}
-	imageSignal := ""
-	if image.Config != nil {
-		imageSignal = image.Config.StopSignal
-	}
-	number, signal, err := spec.StopSignal(cfg.GetStopSignal(), imageSignal)
-	if err != nil {
-		return records.ContainerPlan{}, err
-	}
-	cgroupsPath, cgroup, err := e.cfg.cgroupOf(s.plan.Config.M, e.cfg.CgroupPrefix, id)
-	if err != nil {
-		return records.ContainerPlan{}, err
-	}
-	label, err := e.labels.Files(&s.plan, cfg)
-	if err != nil {
-		return records.ContainerPlan{}, err
-	}
-	plan := records.ContainerPlan{
-		SandboxID:   s.id,
-		Handler:     s.plan.Handler,
-		Config:      records.Message[*cri.ContainerConfig]{M: cfg},
-		ImageID:     image.ID,
-		ImageRef:    digestedName(cfg.GetImage(), image),
-		CreatedAt:   time.Now(),
-		BootID:      e.boot,
-		LogPath:     logPath,
-		CgroupsPath: cgroupsPath,
-		Cgroup:      cgroup,
-		MountLabel:  label,
-		Workload:    records.Message[*cri.LinuxContainerResources]{M: asked.Workload(cfg.GetMetadata().GetName(), cfg.GetLinux().GetResources())},
-		StopSignal:  signal,
-		StopNumber:  int(number),
-	}
-	if err := s.planTuning(&plan, asked); err != nil {
-		return records.ContainerPlan{}, err
-	}
-	return plan, nil
-}
-
-// enoughMemory refuses a limit below what the runtime itself needs.
-func (s *Sandbox) enoughMemory(r *cri.LinuxContainerResources) error {
-	least := s.runtime.Handler().MinMemory
-	if limit := r.GetMemoryLimitInBytes(); limit > 0 && limit < least {
-		return fmt.Errorf("memory_limit_in_bytes %d is less than %d, the minimum for runtime handler %s: %w", limit, least, s.plan.Handler, fault.Invalid)
-	}
-	return nil
-}
-
-// digestedName is the image's name with its digest (CRI: image_ref): of the
-// repository that the user named, if it is among the image's.
-func digestedName(asked *cri.ImageSpec, image *storage.Image) string {
-	name := cmp.Or(asked.GetUserSpecifiedImage(), asked.GetImage())
-	repository, _, _ := strings.Cut(name, "@")
-	if colon := strings.LastIndex(repository, ":"); colon > strings.LastIndex(repository, "/") {
-		repository = repository[:colon]
-	}
-	for _, digested := range image.RepoDigests {
-		if strings.HasPrefix(digested, repository+"@") {
-			return digested
-		}
-	}
-	if len(image.RepoDigests) > 0 {
-		return image.RepoDigests[0]
-	}
-	return image.ID
-}
 
 // sources are what a container's spec is made from beside its plan.
 type sources struct {
@@ -144,66 +60,24 @@ func (s *Sandbox) specInput(ctx context.Context, asked annotation.Asked) (spec.I
 		return spec.Input{}, err
 	}
 	handler := s.runtime.Handler()
-	defaults, err := defaultsOf(handler, s.plan.Handler, s.engine.defaults)
+	defaults, err := defaultsOf(handler, s.plan.Handler, s.engine.planner.Defaults)
 	if err != nil {
 		return spec.Input{}, err
 	}
-	defaults.AllowedAnnotations = asked.Allowed
-	paths := s.plan.Namespaces.Paths()
-	facts := spec.Facts{
-		PodID:      s.id,
-		Hostname:   hostname,
-		Namespaces: spec.Namespaces{Net: paths.Net, IPC: paths.IPC, UTS: paths.UTS, User: paths.User},
-		Files: spec.Files{
-			ResolvConf: s.files.ResolvConf(),
-			Hostname:   s.files.Hostname(),
-			Shm:        "/dev/shm",
-		},
-		Host:     s.engine.host,
-		Features: abilities.Features,
-		IDMap:    abilities.IDMap,
-
-		OwnKernel: s.plan.Sandboxed,
-
-		VirtualMachine: s.plan.Sandboxed && handler.Type == "shim",
-		SELinuxLevel:   s.plan.SELinuxLevel,
+	facts := blueprint.PodFacts{
+		ID: s.id, Plan: &s.plan, Files: s.files, Handler: handler, Abilities: abilities,
+		Asked: asked, Defaults: defaults, Hostname: hostname,
 	}
-	if s.plan.Namespaces.IPC {
-		facts.Files.Shm = s.files.Shm()
+	if infra := s.now().infra; infra != nil && s.plan.Sandboxed {
+		facts.InfraPID = infra.PID()
 	}
-	if abilities.RecursiveReadOnly {
-		facts.MountOptions = []string{"rro"}
-	}
-	if infra := s.now().infra; infra != nil && s.plan.Sandboxed && infra.PID() != 0 {
-		// The node's namespace of that process is not what is joined: the runtime goes
-		// by the path being the same for all containers.
-		facts.Namespaces.PID = fmt.Sprintf("/proc/%d/ns/pid", infra.PID())
-	}
-	return spec.Input{
-		Request:  spec.Request{Pod: s.plan.Config.M},
-		Asked:    spec.Asked{Umask: asked.Umask, WritableCgroups: asked.WritableCgroups, InfraCPUs: s.infraCPUs(asked), LogVolume: asked.LogVolume},
-		Facts:    facts,
-		Defaults: defaults,
-	}, nil
-}
-
-// infraCPUs are those of the pod's infra container; empty: all. In one that holds a sandbox
-// all containers run.
-func (s *Sandbox) infraCPUs(asked annotation.Asked) string {
-	if s.plan.Sandboxed {
-		return asked.InfraCPUs()
-	}
-	return cmp.Or(asked.InfraCPUs(), s.engine.cfg.InfraCPUs)
+	return s.engine.planner.Spec(facts), nil
 }
 
 // asked is what the pod asks for by annotations, as far as the configuration allows it
 // now.
 func (s *Sandbox) asked() (annotation.Asked, error) {
-	return annotation.Read(s.plan.Config.M.GetAnnotations(), annotation.Rules{
-		Allowed:   s.runtime.Handler().AllowedAnnotations,
-		Devices:   s.engine.cfg.AllowedDevices,
-		Workloads: s.engine.cfg.Workloads,
-	})
+	return s.engine.planner.Asked(&s.plan, s.runtime.Handler())
 }
 
 // seccompProfile gets the profile that the pod asks for by annotation, for a container whose
@@ -334,19 +208,6 @@ func nameUser(rootfs string, user spec.Identity, home string) error {
 		spec.AddAccount(rootfs, "/etc/passwd", user.PasswdLine(cmp.Or(home, "/"))),
 		spec.AddAccount(rootfs, "/etc/group", user.GroupLine()),
 	)
-}
-
-// io says what the container's streams are.
-func (c *Container) io() oci.IO {
-	cfg := c.plan.Config.M
-	return oci.IO{
-		LogFile:       c.plan.LogPath,
-		LogDir:        filepath.Clean(c.sandbox.plan.Config.M.GetLogDirectory()),
-		JournalFields: oci.JournalFields(c.id, c.sandbox.plan.Config.M.GetMetadata(), cfg.GetMetadata()),
-		Terminal:      cfg.GetTty(),
-		Stdin:         cfg.GetStdin(),
-		StdinOnce:     cfg.GetStdinOnce(),
-	}
 }
 
 // target is another running container of the same pod.

@@ -1,10 +1,7 @@
 package pod
 
 import (
-	"cmp"
 	"path/filepath"
-
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/lsm"
 	"github.com/crius-run/crius/internal/ns"
@@ -12,6 +9,7 @@ import (
 	"github.com/crius-run/crius/oci/classes"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/oci/tuning"
+	"github.com/crius-run/crius/pod/blueprint"
 	"github.com/crius-run/crius/pod/files"
 	"github.com/crius-run/crius/pod/records"
 )
@@ -101,77 +99,19 @@ func DefaultConfig() Config {
 	}
 }
 
-// validatePod refuses what can never work before anything is made.
-func (o *Options) validatePod(cfg *cri.PodSandboxConfig) error {
-	if err := spec.ValidatePod(cfg); err != nil {
-		return err
+// planner returns what plans by these options.
+func (o *Options) planner(boot string, host spec.Host, defaults spec.Defaults) *blueprint.Planner {
+	return &blueprint.Planner{
+		Boot: boot, Host: host, Defaults: defaults,
+		NamespacesDir: o.NamespacesDir,
+		CgroupDriver:  o.CgroupDriver, CgroupParent: o.CgroupParent, CgroupPrefix: o.CgroupPrefix,
+		InfraCPUs:      o.InfraCPUs,
+		AllowedDevices: o.AllowedDevices, Workloads: o.Workloads,
 	}
-	if err := spec.CheckPodSeccomp(cfg.GetLinux().GetSecurityContext()); err != nil {
-		return err
-	}
-	if _, err := files.ResolvConf(cfg.GetDnsConfig()); err != nil {
-		return err
-	}
-	_, err := spec.CgroupsPath(o.CgroupDriver, spec.CgroupPrefix, o.cgroupParent(cfg), "0")
-	return err
-}
-
-func (o *Options) cgroupParent(cfg *cri.PodSandboxConfig) string {
-	if parent := cmp.Or(cfg.GetLinux().GetCgroupParent(), o.CgroupParent); parent != "" {
-		return parent
-	}
-	if o.CgroupDriver == "systemd" {
-		return "system.slice"
-	}
-	return "/crius"
-}
-
-// cgroupOf is where a container of the pod lives: as the runtime wants it
-// named, and below the cgroup mount. An empty prefix is crius's own.
-func (o *Options) cgroupOf(cfg *cri.PodSandboxConfig, prefix, id string) (path, cgroupfs string, err error) {
-	path, err = spec.CgroupsPath(o.CgroupDriver, cmp.Or(prefix, spec.CgroupPrefix), o.cgroupParent(cfg), id)
-	if err != nil {
-		return "", "", err
-	}
-	cgroupfs, err = spec.CgroupfsPath(o.CgroupDriver, path)
-	return path, cgroupfs, err
 }
 
 func (o *Options) filesOf(id string, plan *records.PodPlan) files.Pod {
 	return files.Of(filepath.Join(o.RunDir, "pods", id), plan)
-}
-
-// namespacesOf is what the pod's namespaces are made from; nothing else is
-// needed to remove them. Sysctls are those of pods that do not set them.
-func (c *Config) namespacesOf(id string, cfg *cri.PodSandboxConfig, sysctls map[string]string) ns.Spec {
-	sysctls, _ = spec.Sysctls(sysctls, cfg) // validatePod has refused what it could
-	options := cfg.GetLinux().GetSecurityContext().GetNamespaceOptions()
-	ownNet := options.GetNetwork() != cri.NamespaceMode_NODE
-	s := ns.Spec{
-		Dir:  c.NamespacesDir,
-		Name: pinPrefix + id,
-		Net:  ownNet,
-		// A pod on the node's network has the node's name (CRI:
-		// PodSandboxConfig.hostname).
-		UTS:     ownNet,
-		IPC:     options.GetIpc() != cri.NamespaceMode_NODE,
-		Sysctls: sysctls,
-	}
-	if ownNet {
-		s.Hostname = cfg.GetHostname()
-	}
-	if users := options.GetUsernsOptions(); users != nil && users.GetMode() == cri.NamespaceMode_POD {
-		s.UIDs, s.GIDs = idMaps(users.GetUids()), idMaps(users.GetGids())
-	}
-	return s
-}
-
-func idMaps(mappings []*cri.IDMapping) []ns.IDMap {
-	maps := make([]ns.IDMap, len(mappings))
-	for i, m := range mappings {
-		maps[i] = ns.IDMap{Container: m.GetContainerId(), Host: m.GetHostId(), Size: m.GetLength()}
-	}
-	return maps
 }
 
 // makeNamespaces makes and pins the namespaces that the containers share. No

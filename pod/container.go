@@ -27,6 +27,7 @@ import (
 	"github.com/crius-run/crius/oci/annotation"
 	"github.com/crius-run/crius/oci/limits"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/blueprint"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/stop"
 	"github.com/crius-run/crius/pod/usage"
@@ -167,7 +168,10 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	if len(image.Files) > 0 {
 		return nil, fmt.Errorf("image %s is an OCI artifact, which has files and no program to run; mount it as an image volume: %w", cfg.GetImage().GetImage(), fault.Invalid)
 	}
-	plan, err := planContainer(id, s, cfg, image)
+	plan, err := e.planner.Container(blueprint.ContainerRequest{
+		ID: id, PodID: s.id, Pod: &s.plan, Handler: s.runtime.Handler(), Config: cfg, Image: image, At: time.Now(),
+		Labels: e.labels, Tuner: e.tuner,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -179,7 +183,7 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	if err != nil {
 		return nil, err
 	}
-	state := records.ContainerState{Phase: records.Creating, Resources: records.Message[*cri.LinuxContainerResources]{M: firstLimits(&plan)}}
+	state := records.ContainerState{Phase: records.Creating, Resources: records.Message[*cri.LinuxContainerResources]{M: blueprint.FirstLimits(&plan)}}
 	c := e.newContainer(id, s, records.Container{ContainerPlan: plan, ContainerState: state})
 	if err = c.put(ctx); err == nil {
 		err = panics.Do(ctx, "build container", func() error { return c.build(ctx, src) })
@@ -245,7 +249,9 @@ func (c *Container) build(ctx context.Context, src sources) error {
 	if err := c.claimRoom(oci.SpecSize(ociSpec)); err != nil {
 		return err
 	}
-	create := func(ctx context.Context) (oci.Task, error) { return c.runtime.Create(ctx, c.ref, ociSpec, c.io()) }
+	create := func(ctx context.Context) (oci.Task, error) {
+		return c.runtime.Create(ctx, c.ref, ociSpec, blueprint.IO(c.id, &c.sandbox.plan, &c.plan))
+	}
 	if err := c.createTask(ctx, create); err != nil {
 		return c.engine.paths.Explain(ctx, mounts, err)
 	}
@@ -466,13 +472,13 @@ func (c *Container) changeResources(ctx context.Context, r *cri.LinuxContainerRe
 }
 
 func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, change nri.Change) (err error) {
-	merged := mergeResources(c.now().Resources.M, annotation.Yield(r, c.plan.Workload.M))
+	merged := blueprint.MergeLimits(c.now().Resources.M, annotation.Yield(r, c.plan.Workload.M))
 	var update limits.Update
-	if update.Resources, err = spec.Resources(merged, c.engine.host); err != nil {
+	if update.Resources, err = spec.Resources(merged, c.engine.planner.Host); err != nil {
 		return err
 	}
 	if old := c.view.Load().Resources.GetLinux(); old != nil {
-		if update.Old, err = spec.Resources(old, c.engine.host); err != nil {
+		if update.Old, err = spec.Resources(old, c.engine.planner.Host); err != nil {
 			return err
 		}
 	}
@@ -484,11 +490,11 @@ func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, 
 		return err
 	}
 	merged = spec.Report(merged, set)
-	if err := c.sandbox.enoughMemory(merged); err != nil {
+	if err := blueprint.EnoughMemory(c.runtime.Handler(), c.plan.Handler, merged); err != nil {
 		return err
 	}
 	if score := r.GetOomScoreAdj(); score != 0 {
-		update.OOMScoreAdj = new(spec.OOMScoreAdj(score, c.engine.host))
+		update.OOMScoreAdj = new(spec.OOMScoreAdj(score, c.engine.planner.Host))
 	}
 	task := c.now().task
 	if err := task.Update(ctx, update); err != nil {

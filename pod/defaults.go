@@ -12,6 +12,7 @@ import (
 	"github.com/crius-run/crius/internal/lsm"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/blueprint"
 )
 
 // newDefaults parses the node's policy once.
@@ -62,11 +63,7 @@ func newDefaults(ctx context.Context, cfg Config, hostPaths *conmon.HostPaths) (
 
 // defaultsOf are the node's defaults as a handler changes them.
 func defaultsOf(handler oci.Handler, name string, defaults spec.Defaults) (spec.Defaults, error) {
-	defaults.AllowedContainerAnnotations = handler.AllowedContainerAnnotations
-	defaults.Annotations = handler.DefaultAnnotations
-	defaults.PrivilegedWithoutHostDevices = handler.PrivilegedWithoutHostDevices
-	defaults.AllDevicesAllowed = handler.AllDevicesAllowed
-	defaults.WritableCgroups = handler.CgroupWritable
+	defaults = blueprint.OfHandler(defaults, handler)
 	var err error
 	if handler.SeccompProfile != "" {
 		if defaults.Seccomp, err = spec.LoadProfile(handler.SeccompProfile); err != nil {

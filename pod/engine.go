@@ -31,6 +31,7 @@ import (
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/oci/tuning"
 	"github.com/crius-run/crius/pod/audit"
+	"github.com/crius-run/crius/pod/blueprint"
 	"github.com/crius-run/crius/pod/hostpath"
 	"github.com/crius-run/crius/pod/label"
 	"github.com/crius-run/crius/pod/records"
@@ -42,19 +43,17 @@ import (
 // Engine is the node: all its pods and containers, and the verbs on them. Ids
 // given to its methods may be unique prefixes.
 type Engine struct {
-	cfg      Options
-	deps     Deps
-	host     spec.Host
-	defaults spec.Defaults
-	paths    *hostpath.Paths
-	boot     string
-	mark     string // of our ids
-	status   *status.Node
-	audit    *audit.Auditor
-	meters   *cgroup.Meters
-	labels   *label.Node
-	tuner    *tuning.Tuner
-	classes  *classes.Classes
+	cfg     Options
+	deps    Deps
+	planner *blueprint.Planner
+	paths   *hostpath.Paths
+	mark    string // of our ids
+	status  *status.Node
+	audit   *audit.Auditor
+	meters  *cgroup.Meters
+	labels  *label.Node
+	tuner   *tuning.Tuner
+	classes *classes.Classes
 
 	records     *records.Store
 	sandboxes   *index.Index[records.PodName, *Sandbox]
@@ -138,10 +137,8 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 	e := &Engine{
 		cfg:        cfg,
 		deps:       deps,
-		host:       host,
-		defaults:   defaults,
+		planner:    cfg.planner(boot, host, defaults),
 		paths:      paths,
-		boot:       boot,
 		mark:       ids.Mark(cfg.StateDir),
 		meters:     meters,
 		classes:    groups,

@@ -10,6 +10,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/pod/blueprint"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/test/kit/wait"
@@ -113,7 +114,7 @@ func TestStartWhileEndsHang(t *testing.T) {
 		b.close(e)
 		close(b.task(lost).lost)
 		rewrite(t, e.records.Containers, unfinished, func(r *records.Container) { r.Phase = records.Creating })
-		if err := ns.Remove(ns.Spec{Dir: b.cfg.NamespacesDir, Name: pinPrefix + dead}); err != nil {
+		if err := ns.Remove(ns.Spec{Dir: b.cfg.NamespacesDir, Name: blueprint.PinPrefix + dead}); err != nil {
 			t.Fatal(err)
 		}
 		hang := make(chan struct{})

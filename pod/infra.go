@@ -22,7 +22,7 @@ func (s *Sandbox) infraRef() oci.Ref {
 		ExitFile: filepath.Join(s.files.Dir, "infra-exit.json"),
 	}
 	if cfg := s.plan.Config.M; cfg != nil {
-		ref.CgroupPath, ref.Cgroup, _ = s.engine.cfg.cgroupOf(cfg, s.plan.CgroupPrefix, s.id)
+		ref.CgroupPath, ref.Cgroup, _ = s.engine.planner.Cgroup(cfg, s.plan.CgroupPrefix, s.id)
 	}
 	return ref
 }

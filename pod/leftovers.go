@@ -103,7 +103,7 @@ func (r *recovery) endLeftovers(ctx context.Context) {
 		if c.now().exit == nil {
 			continue
 		}
-		if s := c.sandbox; c.mayLeaveInSandbox() && s.now().Phase == records.Ready && s.plan.BootID == r.engine.boot {
+		if s := c.sandbox; c.mayLeaveInSandbox() && s.now().Phase == records.Ready && s.plan.BootID == r.engine.planner.Boot {
 			r.end("sandboxed processes of "+c.id, c.killInSandbox, &r.answers)
 		}
 		if c.ref.Cgroup != "" {

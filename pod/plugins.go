@@ -11,6 +11,7 @@ import (
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/cdi"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/blueprint"
 	"github.com/crius-run/crius/pod/records"
 )
 
@@ -20,11 +21,11 @@ import (
 
 // askPluginsForUpdate asks plugins whether the pod may get these resources.
 func (s *Sandbox) askPluginsForUpdate(ctx context.Context, overhead, resources *cri.LinuxContainerResources) error {
-	o, err := spec.Resources(overhead, s.engine.host)
+	o, err := spec.Resources(overhead, s.engine.planner.Host)
 	if err != nil {
 		return err
 	}
-	r, err := spec.Resources(resources, s.engine.host)
+	r, err := spec.Resources(resources, s.engine.planner.Host)
 	if err != nil {
 		return err
 	}
@@ -38,11 +39,11 @@ func (c *Container) askPlugins(ctx context.Context, s *nri.Spec) error {
 		return err
 	}
 	if score := s.Process.OOMScoreAdj; score != nil {
-		*score = spec.OOMScoreAdj(int64(*score), c.engine.host)
+		*score = spec.OOMScoreAdj(int64(*score), c.engine.planner.Host)
 	}
 	limits := spec.Report(c.now().Resources.M, set)
 	c.change(func(now *liveContainer) { now.Resources.M = limits })
-	return c.sandbox.enoughMemory(limits)
+	return blueprint.EnoughMemory(c.runtime.Handler(), c.plan.Handler, limits)
 }
 
 // describe returns the pod as plugins see it.
@@ -51,8 +52,8 @@ func (s *Sandbox) describe() *nri.Pod {
 	cfg := records.Pod{PodPlan: s.plan, PodState: now.PodState}.Current()
 	p := &nri.Pod{ID: s.id, Handler: s.plan.Handler, Config: cfg}
 	// Invalid limits were refused when they were requested.
-	p.Overhead, _ = spec.Resources(cfg.GetLinux().GetOverhead(), s.engine.host)
-	p.Resources, _ = spec.Resources(cfg.GetLinux().GetResources(), s.engine.host)
+	p.Overhead, _ = spec.Resources(cfg.GetLinux().GetOverhead(), s.engine.planner.Host)
+	p.Resources, _ = spec.Resources(cfg.GetLinux().GetResources(), s.engine.planner.Host)
 	if now.infra != nil {
 		p.PID = now.infra.PID()
 	}

@@ -195,7 +195,7 @@ func (r *recovery) recoverSandboxes(ctx context.Context) {
 // when the last server ended. Those that have died since are detached later, as
 // any other.
 func (r *recovery) restoreNetwork(ctx context.Context, pods map[string]*records.Pod) {
-	if err := r.engine.deps.Network.Restore(ctx, records.Attached(pods, r.engine.boot)); err != nil {
+	if err := r.engine.deps.Network.Restore(ctx, records.Attached(pods, r.engine.planner.Boot)); err != nil {
 		slog.ErrorContext(ctx, "host ports may not be forwarded to their pods, retrying", "err", err)
 	}
 }
@@ -233,7 +233,7 @@ func (r *recovery) recoverSandbox(ctx context.Context, s *Sandbox) {
 		s.end()
 		r.end(s.id, s.expire, &r.ends)
 	case records.Ready:
-		lost, unseen := audit.Lost(s.record(), s.now().infra, e.boot)
+		lost, unseen := audit.Lost(s.record(), s.now().infra, e.planner.Boot)
 		for _, why := range unseen {
 			slog.WarnContext(ctx, "cannot check part of a pod", "pod", s.id, "err", why)
 		}
@@ -297,7 +297,7 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec records.
 			e.cleanups.AddNow(id, c.recordStart)
 		}
 		c.setExit(exit)
-	} else if rec.BootID != e.boot {
+	} else if rec.BootID != e.planner.Boot {
 		c.reloadDead(ctx, err)
 	} else if refused := rec.Refused(); refused != nil {
 		c.setTask(oci.Unstartable(refused, records.StartErrorCode), false)
@@ -377,7 +377,7 @@ func load(ctx context.Context, runtime oci.Runtime, ref oci.Ref) (oci.Task, erro
 
 // loadInfra is reconnect for the infra container of a pod that may live.
 func (r *recovery) loadInfra(s *Sandbox) {
-	if s.now().Phase != records.Ready || !s.plan.Infra || s.plan.BootID != s.engine.boot {
+	if s.now().Phase != records.Ready || !s.plan.Infra || s.plan.BootID != s.engine.planner.Boot {
 		return
 	}
 	infra := s.runtime.Unreachable(s.infraRef())

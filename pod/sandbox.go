@@ -24,8 +24,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
-	"github.com/crius-run/crius/oci/limits"
-	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/blueprint"
 	"github.com/crius-run/crius/pod/files"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/rundir"
@@ -69,7 +68,7 @@ func (e *Engine) newSandbox(id string, rec records.Pod) (*Sandbox, error) {
 	meters := e.meters.OfPod()
 	var own string
 	var m *usage.Meter
-	if _, infra, err := e.cfg.cgroupOf(rec.Config.M, rec.CgroupPrefix, id); err == nil {
+	if _, infra, err := e.planner.Cgroup(rec.Config.M, rec.CgroupPrefix, id); err == nil {
 		own, m = usage.NewPodMeter(meters, rec.Config.M, infra, rec.Infra, rec.Sandboxed)
 	}
 	s := &Sandbox{
@@ -89,12 +88,6 @@ func (e *Engine) newSandbox(id string, rec records.Pod) (*Sandbox, error) {
 	return s, nil
 }
 
-// needsInfra reports whether the pod needs a container of its own: the first
-// process of a PID namespace that its containers share.
-func needsInfra(cfg *cri.PodSandboxConfig) bool {
-	return cfg.GetLinux().GetSecurityContext().GetNamespaceOptions().GetPid() == cri.NamespaceMode_POD
-}
-
 // RunSandbox runs a pod and returns its id. Asked again with the same request
 // it joins the work, or returns the pod that is running already; the same name
 // with another request is fault.Exists.
@@ -106,10 +99,10 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 	if err != nil {
 		return "", err
 	}
-	if err := e.cfg.validatePod(cfg); err != nil {
+	if err := e.validatePod(cfg); err != nil {
 		return "", err
 	}
-	if e.cfg.namespacesOf("", cfg, nil).UIDs != nil {
+	if e.planner.Namespaces("", cfg).UIDs != nil {
 		if err := e.status.CanMap(handler, abilities); err != nil {
 			return "", err
 		}
@@ -131,12 +124,9 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 		}
 		started := time.Now()
 		err := e.deps.Trace.Do(ctx, "run pod", name.String(), func(ctx context.Context) error {
-			return e.runSandbox(ctx, id, records.PodPlan{
-				Handler:   handler,
-				Config:    records.Message[*cri.PodSandboxConfig]{M: cfg},
-				Infra:     needsInfra(cfg) || abilities.Sandboxed,
-				Sandboxed: abilities.Sandboxed,
-			})
+			return e.runSandbox(ctx, id, e.planner.Pod(id, blueprint.PodRequest{
+				Handler: handler, Config: cfg, Sandboxed: abilities.Sandboxed, At: time.Now(),
+			}))
 		})
 		if err != nil {
 			e.sandboxes.Drop(name, id)
@@ -147,12 +137,19 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 	})
 }
 
+// validatePod refuses what can never work before anything is made.
+func (e *Engine) validatePod(cfg *cri.PodSandboxConfig) error {
+	if err := blueprint.CheckPod(cfg); err != nil {
+		return err
+	}
+	if _, err := files.ResolvConf(cfg.GetDnsConfig()); err != nil {
+		return err
+	}
+	_, _, err := e.planner.Cgroup(cfg, "", "0")
+	return err
+}
+
 func (e *Engine) runSandbox(ctx context.Context, id string, plan records.PodPlan) error {
-	plan.CreatedAt = time.Now()
-	plan.BootID = e.boot
-	plan.Namespaces = e.cfg.namespacesOf(id, plan.Config.M, e.defaults.Sysctls)
-	plan.CgroupPrefix = e.cfg.CgroupPrefix
-	plan.OwnFiles = true
 	level, err := e.labels.Allot(id, plan.Config.M)
 	if err != nil {
 		return err
@@ -406,11 +403,11 @@ func (s *Sandbox) limitSandbox(ctx context.Context, before *cri.PodSandboxConfig
 	}
 	ctx, cancel := undoContext(ctx)
 	defer cancel()
-	old, _, err := s.sandboxLimits(before)
+	old, _, err := s.engine.planner.SandboxLimits(before, s.parentQuota)
 	if err != nil {
 		return err
 	}
-	now, clamped, err := s.sandboxLimits(s.record().Current())
+	now, clamped, err := s.engine.planner.SandboxLimits(s.record().Current(), s.parentQuota)
 	if err != nil {
 		return err
 	}
@@ -422,31 +419,10 @@ func (s *Sandbox) limitSandbox(ctx context.Context, before *cri.PodSandboxConfig
 	return nil
 }
 
-// sandboxLimits are those of the sandbox of a pod with this request. Cgroup v1 has
-// no CPU quota above the parent's, which a kubelet raises after the sandbox's: the
-// quota is clamped to that one until then.
-func (s *Sandbox) sandboxLimits(cfg *cri.PodSandboxConfig) (update limits.Update, clamped bool, err error) {
-	set, err := spec.SandboxResources(cfg, s.engine.host)
-	update.Resources = set
-	if err != nil || set.CPU == nil || set.CPU.Quota == nil {
-		return update, false, err
-	}
-	most, per, err := cgroup.Quota(path.Dir(s.infraRef().Cgroup))
-	if err != nil || most == 0 {
-		return update, false, err
-	}
-	period := int64(defaultPeriod)
-	if set.CPU.Period != nil && *set.CPU.Period != 0 {
-		period = int64(*set.CPU.Period)
-	}
-	if allowed := most * period / per; *set.CPU.Quota > allowed {
-		set.CPU.Quota, clamped = &allowed, true
-	}
-	return update, clamped, nil
+// parentQuota reads the CPU quota of the cgroup above the sandbox's.
+func (s *Sandbox) parentQuota() (quota, period int64, err error) {
+	return cgroup.Quota(path.Dir(s.infraRef().Cgroup))
 }
-
-// defaultPeriod is the kernel's, in microseconds.
-const defaultPeriod = 100_000
 
 // raiseSandbox gives the sandbox the limits that its pod's cgroup did not allow
 // when they were asked for. A kubelet that raises those of a pod updates its

@@ -8,6 +8,7 @@ import (
 	"github.com/crius-run/crius/internal/selinux"
 	"github.com/crius-run/crius/oci/annotation"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/blueprint"
 	"github.com/crius-run/crius/pod/label"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/storage"
@@ -17,10 +18,10 @@ import (
 // for one pod.
 func labelling(b *bench) *Engine {
 	e := b.engine()
-	e.defaults.SELinux = &spec.SELinux{Contexts: selinux.Contexts{
+	e.planner.Defaults.SELinux = &spec.SELinux{Contexts: selinux.Contexts{
 		Process: "system_u:system_r:container_t:s0", File: "system_u:object_r:container_file_t:s0", Categories: 2,
 	}}
-	e.labels = label.New(e.defaults.SELinux, b.cfg.PauseProgram, b.cfg.StateDir)
+	e.labels = label.New(e.planner.Defaults.SELinux, b.cfg.PauseProgram, b.cfg.StateDir)
 	return e
 }
 
@@ -41,7 +42,10 @@ func TestContainerFilesHaveTheLevelOfThePod(t *testing.T) {
 	for asked, want := range map[string]string{"": "s0:c0,c1", "s0:c7": "s0:c7"} {
 		cfg := containerConfig("c")
 		cfg.Linux = &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{SelinuxOptions: &cri.SELinuxOption{Level: asked}}}
-		plan, err := planContainer("ctr", s, cfg, &storage.Image{ID: "image"})
+		plan, err := e.planner.Container(blueprint.ContainerRequest{
+			ID: "ctr", PodID: s.id, Pod: &s.plan, Handler: s.runtime.Handler(), Config: cfg, Image: &storage.Image{ID: "image"},
+			Labels: e.labels, Tuner: e.tuner,
+		})
 		if err != nil || plan.MountLabel != "system_u:object_r:container_file_t:"+want {
 			t.Errorf("asked for %q: %q, %v", asked, plan.MountLabel, err)
 		}

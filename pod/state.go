@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/conmon"
@@ -111,34 +110,6 @@ func (c *Container) change(f func(*liveContainer)) { c.live.Change(f) }
 
 func (c *Container) put(ctx context.Context) error {
 	return c.engine.records.Containers.Put(ctx, c.id, &records.Container{ContainerPlan: c.plan, ContainerState: c.now().ContainerState})
-}
-
-// firstLimits are those with which a container is created.
-func firstLimits(plan *records.ContainerPlan) *cri.LinuxContainerResources {
-	asked := plan.Config.M.GetLinux().GetResources()
-	if plan.Workload.M == nil {
-		return asked
-	}
-	return mergeResources(asked, plan.Workload.M)
-}
-
-// mergeResources are the limits in force with r over them, of which only fields
-// that are set count (CRI: UpdateContainerResourcesRequest).
-func mergeResources(inForce, r *cri.LinuxContainerResources) *cri.LinuxContainerResources {
-	merged := &cri.LinuxContainerResources{}
-	if inForce != nil {
-		merged = proto.CloneOf(inForce) // views refer to the old one
-	}
-	hugepages := merged.HugepageLimits
-	merged.HugepageLimits = nil
-	proto.Merge(merged, r)
-	for _, old := range hugepages {
-		same := func(l *cri.HugepageLimit) bool { return l.GetPageSize() == old.GetPageSize() }
-		if !slices.ContainsFunc(merged.HugepageLimits, same) {
-			merged.HugepageLimits = append(merged.HugepageLimits, old)
-		}
-	}
-	return merged
 }
 
 // setTask is false for a container that is being removed, which has no use for it.

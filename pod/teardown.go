@@ -16,6 +16,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod/blueprint"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/storage"
 )
@@ -243,7 +244,7 @@ func sweepContainer(ctx context.Context, e *Engine, id string) error {
 // sweepSandbox is sweepContainer for a pod. Its network is beyond reach: only
 // the record knew how it was made.
 func sweepSandbox(ctx context.Context, e *Engine, id string) error {
-	plan := records.PodPlan{OwnFiles: true, Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: pinPrefix + id}}
+	plan := records.PodPlan{OwnFiles: true, Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: blueprint.PinPrefix + id}}
 	s := &Sandbox{engine: e, id: id, plan: plan, files: e.cfg.filesOf(id, &plan)}
 	errs := []error{deleteFromAny(ctx, e, s.infraRef()), s.release(ctx)}
 	if err := mount.UnmountBelow(s.files.Dir); err != nil {

@@ -4,11 +4,7 @@ import (
 	"context"
 	"log/slog"
 
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-
 	"github.com/crius-run/crius/internal/trace"
-	"github.com/crius-run/crius/oci"
-	"github.com/crius-run/crius/oci/annotation"
 	"github.com/crius-run/crius/oci/tuning"
 	"github.com/crius-run/crius/pod/records"
 )
@@ -17,36 +13,9 @@ import (
 
 func newTuner(e *Engine) (*tuning.Tuner, error) {
 	return tuning.New(tuning.Options{
-		Config: e.cfg.Tuning, Node: e.cfg.CPUs, StateDir: e.cfg.StateDir, Boot: e.boot,
+		Config: e.cfg.Tuning, Node: e.cfg.CPUs, StateDir: e.cfg.StateDir, Boot: e.planner.Boot,
 		Later: func(name string, work func(context.Context) error) { e.cleanups.AddNow(name, work) },
 	})
-}
-
-// planTuning plans what is done for the container's CPUs. A sandbox has CPUs of its own
-// kernel.
-func (s *Sandbox) planTuning(plan *records.ContainerPlan, asked annotation.Asked) error {
-	name := plan.Config.M.GetMetadata().GetName()
-	var limits *cri.LinuxContainerResources
-	if !s.plan.Sandboxed {
-		var err error
-		plan.Tuning, limits, err = s.engine.tuner.Plan(tuning.Container{
-			Name:         name,
-			CgroupParent: s.plan.Config.M.GetLinux().GetCgroupParent(),
-			Limits:       firstLimits(plan),
-			Wishes:       asked.Tuning,
-			PinExecs:     s.runtime.Handler().ExecCPUAffinity == oci.FirstCPU,
-		})
-		if err != nil {
-			return err
-		}
-	}
-	if plan.Tuning == nil && asked.Tuning.Any() {
-		slog.Info("annotations for CPUs have no effect on a container without CPUs of its own", "pod", s.id, "name", name)
-	}
-	if limits != nil {
-		plan.Workload.M = mergeResources(plan.Workload.M, limits)
-	}
-	return nil
 }
 
 // cpus are those of one container, if it has CPUs of its own.

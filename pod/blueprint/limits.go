@@ -1,0 +1,69 @@
+package blueprint
+
+import (
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/oci/limits"
+	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/records"
+)
+
+// FirstLimits returns the limits with which a container is created.
+func FirstLimits(plan *records.ContainerPlan) *cri.LinuxContainerResources {
+	asked := plan.Config.M.GetLinux().GetResources()
+	if plan.Workload.M == nil {
+		return asked
+	}
+	return MergeLimits(asked, plan.Workload.M)
+}
+
+// MergeLimits returns the limits in force with those of r over them. Fields of r that are not
+// set count for nothing (CRI: UpdateContainerResourcesRequest). It modifies neither.
+func MergeLimits(inForce, r *cri.LinuxContainerResources) *cri.LinuxContainerResources {
+	merged := &cri.LinuxContainerResources{}
+	if inForce != nil {
+		merged = proto.CloneOf(inForce) // views refer to the old one
+	}
+	hugepages := merged.HugepageLimits
+	merged.HugepageLimits = nil
+	proto.Merge(merged, r)
+	for _, old := range hugepages {
+		same := func(l *cri.HugepageLimit) bool { return l.GetPageSize() == old.GetPageSize() }
+		if !slices.ContainsFunc(merged.HugepageLimits, same) {
+			merged.HugepageLimits = append(merged.HugepageLimits, old)
+		}
+	}
+	return merged
+}
+
+// Quota reads a CPU quota and its period, in microseconds; a quota of 0 is none.
+type Quota func() (quota, period int64, err error)
+
+// SandboxLimits returns the limits of the sandbox in which all containers of a pod with this
+// request run. Cgroup v1 allows no CPU quota above that of the cgroup above, parent, which a
+// kubelet raises after the sandbox's: until then the quota is clamped to the parent's.
+func (p *Planner) SandboxLimits(cfg *cri.PodSandboxConfig, parent Quota) (update limits.Update, clamped bool, err error) {
+	set, err := spec.SandboxResources(cfg, p.Host)
+	update.Resources = set
+	if err != nil || set.CPU == nil || set.CPU.Quota == nil {
+		return update, false, err
+	}
+	most, per, err := parent()
+	if err != nil || most == 0 {
+		return update, false, err
+	}
+	period := int64(defaultPeriod)
+	if set.CPU.Period != nil && *set.CPU.Period != 0 {
+		period = int64(*set.CPU.Period)
+	}
+	if allowed := most * period / per; *set.CPU.Quota > allowed {
+		set.CPU.Quota, clamped = &allowed, true
+	}
+	return update, clamped, nil
+}
+
+// defaultPeriod is the kernel's, in microseconds.
+const defaultPeriod = 100_000
