@@ -38,12 +38,12 @@ type known struct{ engine *Engine }
 func (k known) Pods() []*audit.Pod {
 	return mapped(k.engine.sandboxes.All(), func(s *Sandbox) *audit.Pod {
 		return &audit.Pod{
-			ID: s.id, Plan: &s.plan, Files: s.files, Runtime: s.runtime, Infra: s.infraRef(), Network: s.networkPod(), Life: &s.life,
+			ID: s.ID, Plan: &s.plan, Files: s.files, Runtime: s.runtime, Infra: s.infraRef(), Network: s.networkPod(), Life: &s.Life,
 			Now: func() audit.PodNow {
-				now := s.now()
+				now := s.Now()
 				return audit.PodNow{PodState: now.PodState, Infra: now.infra, Ended: s.ending.Err() != nil, Gone: now.gone}
 			},
-			Put: s.put, Stop: s.stop, SettleStop: s.settleStop, Release: s.release,
+			Put: s.Put, Stop: s.stop, SettleStop: s.settleStop, Release: s.release,
 		}
 	})
 }
@@ -51,12 +51,12 @@ func (k known) Pods() []*audit.Pod {
 func (k known) Containers() []*audit.Container {
 	return mapped(k.engine.containers.All(), func(c *Container) *audit.Container {
 		return &audit.Container{
-			ID: c.id, Plan: &c.plan, Sandboxed: c.sandbox.plan.Sandboxed, Runtime: c.runtime, Ref: c.ref, Roots: c.roots.all(), Life: &c.life, Exited: c.exited,
+			ID: c.ID, Plan: &c.plan, Sandboxed: c.sandbox.plan.Sandboxed, Runtime: c.runtime, Ref: c.ref, Roots: c.roots.all(), Life: &c.Life, Exited: c.exited,
 			Now: func() audit.ContainerNow {
-				now := c.now()
+				now := c.Now()
 				return audit.ContainerNow{ContainerState: now.ContainerState, Task: now.task, Unreachable: now.unreachable, Exit: now.exit, Gone: now.gone}
 			},
-			Put: c.put,
+			Put: c.Put,
 		}
 	})
 }
@@ -122,7 +122,7 @@ func (e *Engine) Inspect(ctx context.Context) ([]audit.Finding, error) {
 		switch {
 		case err == nil:
 			c := e.newContainer(id, s, *rec)
-			s.change(func(now *livePod) { now.add(c) })
+			s.Change(func(now *livePod) { now.add(c) })
 			e.containers.Publish(id, c)
 		case pods[rec.SandboxID] == nil:
 			findings = append(findings, audit.Finding{Object: "container " + id, Wrong: "its pod " + rec.SandboxID + " has no record", Remedy: "remove it"})
@@ -157,7 +157,7 @@ func (e *Engine) Wipe(ctx context.Context) ([]audit.Finding, error) {
 			if errs[i] = context.Cause(ctx); errs[i] == nil {
 				ctx, cancel := context.WithTimeout(ctx, undoTime)
 				defer cancel()
-				errs[i] = e.RemoveSandbox(ctx, s.id)
+				errs[i] = e.RemoveSandbox(ctx, s.ID)
 			}
 			return nil
 		})

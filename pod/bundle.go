@@ -65,10 +65,10 @@ func (s *Sandbox) specInput(ctx context.Context, asked annotation.Asked) (spec.I
 		return spec.Input{}, err
 	}
 	facts := blueprint.PodFacts{
-		ID: s.id, Plan: &s.plan, Files: s.files, Handler: handler, Abilities: abilities,
+		ID: s.ID, Plan: &s.plan, Files: s.files, Handler: handler, Abilities: abilities,
 		Asked: asked, Defaults: defaults, Hostname: hostname,
 	}
-	if infra := s.now().infra; infra != nil && s.plan.Sandboxed {
+	if infra := s.Now().infra; infra != nil && s.plan.Sandboxed {
 		facts.InfraPID = infra.PID()
 	}
 	return s.engine.planner.Spec(facts), nil
@@ -111,7 +111,7 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	if err != nil {
 		return in, err
 	}
-	in.Asked.Resources = asked.Resources(cfg.GetMetadata().GetName(), c.now().Resources.M)
+	in.Asked.Resources = asked.Resources(cfg.GetMetadata().GetName(), c.Now().Resources.M)
 	in.Request.Container, in.Request.Image = cfg, image.Config
 	in.Facts.Rootfs, in.Facts.CgroupsPath = c.ref.Rootfs(), c.plan.CgroupsPath
 	if err := hostpath.CheckPropagation(cfg.GetMounts()); err != nil {
@@ -163,7 +163,7 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 // another container, if it does. Until release the path stays valid even if the pid is
 // reused.
 func (c *Container) holdPIDNamespace(in *spec.Input) (release func(), err error) {
-	holder := c.sandbox.now().infra
+	holder := c.sandbox.Now().infra
 	if options := c.plan.Config.M.GetLinux().GetSecurityContext().GetNamespaceOptions(); options.GetPid() == cri.NamespaceMode_TARGET {
 		if holder, err = c.target(options.GetTargetId()); err != nil {
 			return nil, err
@@ -220,12 +220,12 @@ func (c *Container) target(id string) (oci.Task, error) {
 		return nil, fmt.Errorf("runtime handler %s cannot join the PID namespace of one container; use a pod that shares its process namespace: %w", c.plan.Handler, fault.Unimplemented)
 	}
 	if target.sandbox != c.sandbox {
-		return nil, fmt.Errorf("target container %s is in another pod: %w", target.id, fault.Invalid)
+		return nil, fmt.Errorf("target container %s is in another pod: %w", target.ID, fault.Invalid)
 	}
-	if view := target.view.Load(); view.State != cri.ContainerState_CONTAINER_RUNNING || view.PID == 0 {
-		return nil, fmt.Errorf("target container %s is not running: %w", target.id, fault.Precondition)
+	if view := target.View(); view.State != cri.ContainerState_CONTAINER_RUNNING || view.PID == 0 {
+		return nil, fmt.Errorf("target container %s is not running: %w", target.ID, fault.Precondition)
 	}
-	return target.now().task, nil
+	return target.Now().task, nil
 }
 
 // makeSpec makes the container's spec, with what is installed on the node for all

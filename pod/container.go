@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,30 +30,25 @@ import (
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/stop"
 	"github.com/crius-run/crius/pod/usage"
-	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 )
 
 // Container is a container of a pod.
 type Container struct {
+	containerObject // Life is not held by a stop
+
 	engine  *Engine
-	id      string
 	sandbox *Sandbox
 	plan    records.ContainerPlan
-	live    guarded.Value[liveContainer]
 	runtime oci.Runtime
 	ref     oci.Ref
 	roots   roots
 	cpus    cpus
 	meter   *usage.Meter
-	view    atomic.Pointer[view.Container]
 	logged  guarded.Value[conmon.LogCount] // as last counted
 
-	// life is held by the verbs that change the container, but not by its stop.
-	life     sync.Mutex
-	stop     *stop.Stopper
-	progress view.Progress
-	nri      nri.ContainerEvents
+	stop *stop.Stopper
+	nri  nri.ContainerEvents
 
 	exited chan struct{} // closed when the exit is known and published
 
@@ -65,16 +59,14 @@ type Container struct {
 func (e *Engine) newContainer(id string, s *Sandbox, rec records.Container) *Container {
 	ref := e.containerRef(id, rec.ContainerPlan)
 	if s.plan.Sandboxed {
-		ref.Sandbox = s.id
+		ref.Sandbox = s.ID
 	}
 	ref.Claim = s.claimExec
 	ref.UIDs, ref.GIDs = s.plan.Namespaces.UIDs, s.plan.Namespaces.GIDs
 	c := &Container{
 		engine:  e,
-		id:      id,
 		sandbox: s,
 		plan:    rec.ContainerPlan,
-		live:    guarded.Of(liveContainer{ContainerState: rec.ContainerState}),
 		runtime: s.runtime,
 		ref:     ref,
 		roots: roots{
@@ -88,12 +80,14 @@ func (e *Engine) newContainer(id string, s *Sandbox, rec records.Container) *Con
 		meter:  usage.NewMeter(s.meters, rec.Cgroup),
 		exited: make(chan struct{}),
 	}
+	c.ID, c.Kind = id, c.kind()
+	c.Change(func(now *liveContainer) { now.ContainerState = rec.ContainerState })
 	c.nri.Plugins, c.nri.Describe = e.deps.Plugins, c.describe
 	c.stop = &stop.Stopper{
 		ID: id, Ref: ref, Signal: unix.Signal(c.plan.StopNumber), Exited: c.exited, Work: e.background, Sandboxed: s.plan.Sandboxed,
-		Task: func() oci.Task { return c.now().task },
+		Task: func() oci.Task { return c.Now().task },
 		Running: func() bool { // as soon as it may, which is before anybody is told that it does
-			p := c.now().Phase
+			p := c.Now().Phase
 			return p == records.Starting || p == records.Started
 		},
 	}
@@ -120,7 +114,7 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 	if err != nil {
 		return "", err
 	}
-	name := records.NameOfContainer(s.id, cfg.GetMetadata())
+	name := records.NameOfContainer(s.ID, cfg.GetMetadata())
 	key, err := requestOf(name, cfg)
 	if err != nil {
 		return "", err
@@ -149,12 +143,12 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 			e.containers.Drop(name, id)
 			return "", fmt.Errorf("container %s: %w", name, causedBy(ctx, err))
 		}
-		s.change(func(now *livePod) { now.add(c) })
+		s.Change(func(now *livePod) { now.add(c) })
 		s.room.Free(id)
 		e.containers.Publish(id, c)
 		c.nri.Created(ctx)
-		c.tell()
-		slog.InfoContext(ctx, "container created", "container", id, "pod", s.id, "name", name.Name, "image", c.plan.ImageID, "took", time.Since(started))
+		c.Tell()
+		slog.InfoContext(ctx, "container created", "container", id, "pod", s.ID, "name", name.Name, "image", c.plan.ImageID, "took", time.Since(started))
 		return id, nil
 	})
 }
@@ -169,7 +163,7 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 		return nil, fmt.Errorf("image %s is an OCI artifact, which has files and no program to run; mount it as an image volume: %w", cfg.GetImage().GetImage(), fault.Invalid)
 	}
 	plan, err := e.planner.Container(blueprint.ContainerRequest{
-		ID: id, PodID: s.id, Pod: &s.plan, Handler: s.runtime.Handler(), Config: cfg, Image: image, At: time.Now(),
+		ID: id, PodID: s.ID, Pod: &s.plan, Handler: s.runtime.Handler(), Config: cfg, Image: image, At: time.Now(),
 		Labels: e.labels, Tuner: e.tuner,
 	})
 	if err != nil {
@@ -185,7 +179,7 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	}
 	state := records.ContainerState{Phase: records.Creating, Resources: records.Message[*cri.LinuxContainerResources]{M: blueprint.FirstLimits(&plan)}}
 	c := e.newContainer(id, s, records.Container{ContainerPlan: plan, ContainerState: state})
-	if err = c.put(ctx); err == nil {
+	if err = c.Put(ctx); err == nil {
 		err = panics.Do(ctx, "build container", func() error { return c.build(ctx, src) })
 	}
 	if err != nil {
@@ -198,7 +192,7 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 		}
 		return nil, err
 	}
-	c.publish()
+	c.Publish()
 	e.background.Go("watch container", c.watch)
 	return c, nil
 }
@@ -228,7 +222,7 @@ func (c *Container) build(ctx context.Context, src sources) error {
 	}
 	defer release()
 	in.Facts.MountSources = mounted
-	c.change(func(now *liveContainer) { now.User.M = in.Facts.User.CRI() })
+	c.Change(func(now *liveContainer) { now.User.M = in.Facts.User.CRI() })
 	ociSpec, err := c.makeSpec(ctx, in)
 	if err != nil {
 		return err
@@ -250,7 +244,7 @@ func (c *Container) build(ctx context.Context, src sources) error {
 		return err
 	}
 	create := func(ctx context.Context) (oci.Task, error) {
-		return c.runtime.Create(ctx, c.ref, ociSpec, blueprint.IO(c.id, &c.sandbox.plan, &c.plan))
+		return c.runtime.Create(ctx, c.ref, ociSpec, blueprint.IO(c.ID, &c.sandbox.plan, &c.plan))
 	}
 	if err := c.createTask(ctx, create); err != nil {
 		return c.engine.paths.Explain(ctx, mounts, err)
@@ -258,8 +252,8 @@ func (c *Container) build(ctx context.Context, src sources) error {
 	if err := c.nri.Confirm(); err != nil {
 		return err
 	}
-	c.change(func(now *liveContainer) { now.Phase = records.Created })
-	return c.put(ctx)
+	c.Change(func(now *liveContainer) { now.Phase = records.Created })
+	return c.Put(ctx)
 }
 
 // createTask has the runtime create the container. One whose own program the
@@ -282,8 +276,8 @@ func (c *Container) createTask(ctx context.Context, create func(context.Context)
 	if err := trace.Do(ctx, "delete container", deleteTask); err != nil {
 		return errors.Join(program, fmt.Errorf("delete from runtime: %w", err))
 	}
-	slog.InfoContext(ctx, "runtime cannot run the container's program, start will fail", "container", c.id, "err", program)
-	c.change(func(now *liveContainer) { now.StartError, now.StartedAt = program.Error(), time.Time{} })
+	slog.InfoContext(ctx, "runtime cannot run the container's program, start will fail", "container", c.ID, "err", program)
+	c.Change(func(now *liveContainer) { now.StartError, now.StartedAt = program.Error(), time.Time{} })
 	c.setTask(oci.Unstartable(program, records.StartErrorCode), false)
 	return nil
 }
@@ -294,24 +288,24 @@ func (e *Engine) StartContainer(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	return e.run(ctx, verb{"start", c.id}, func(ctx context.Context) error {
-		c.life.Lock()
-		defer c.life.Unlock()
+	return e.run(ctx, verb{"start", c.ID}, func(ctx context.Context) error {
+		c.Life.Lock()
+		defer c.Life.Unlock()
 		if err := c.start(ctx); err != nil {
-			return fmt.Errorf("start container %s: %w", c.id, err)
+			return fmt.Errorf("start container %s: %w", c.ID, err)
 		}
 		return nil
 	})
 }
 
 func (c *Container) start(ctx context.Context) error {
-	if state := c.view.Load().State; state != cri.ContainerState_CONTAINER_CREATED {
+	if state := c.View().State; state != cri.ContainerState_CONTAINER_CREATED {
 		return fmt.Errorf("container is in state %s, only a created container can be started: %w", state, fault.Precondition)
 	}
 	if err := c.mayStart(); err != nil {
 		return err
 	}
-	now := c.now()
+	now := c.Now()
 	if refused := now.Refused(); refused != nil {
 		return c.failStart(ctx, refused)
 	}
@@ -327,30 +321,30 @@ func (c *Container) start(ctx context.Context) error {
 	// did the record does tell, which may be long before that; and before the
 	// runtime returns, for a short life may be over then.
 	started := time.Now()
-	c.change(func(now *liveContainer) { now.Phase, now.StartedAt = records.Starting, started })
-	if err := c.put(ctx); err != nil {
-		c.change(func(now *liveContainer) { now.Phase, now.StartedAt = records.Created, time.Time{} })
+	c.Change(func(now *liveContainer) { now.Phase, now.StartedAt = records.Starting, started })
+	if err := c.Put(ctx); err != nil {
+		c.Change(func(now *liveContainer) { now.Phase, now.StartedAt = records.Created, time.Time{} })
 		c.nri.End(ctx, nil)
 		return err
 	}
-	if err := trace.Do(ctx, "runtime start", c.now().task.Start); err != nil {
+	if err := trace.Do(ctx, "runtime start", c.Now().task.Start); err != nil {
 		return c.failStart(ctx, err)
 	}
-	c.change(func(now *liveContainer) { now.Phase = records.Started })
-	c.publish()
-	c.tell()
-	if err := c.put(ctx); err != nil { // but it runs, and recovery would find that out
-		slog.WarnContext(ctx, "container start not recorded, retrying", "container", c.id, "err", err)
-		c.engine.cleanups.Add(c.id, c.recordStart)
+	c.Change(func(now *liveContainer) { now.Phase = records.Started })
+	c.Publish()
+	c.Tell()
+	if err := c.Put(ctx); err != nil { // but it runs, and recovery would find that out
+		slog.WarnContext(ctx, "container start not recorded, retrying", "container", c.ID, "err", err)
+		c.engine.cleanups.Add(c.ID, c.recordStart)
 	}
-	slog.InfoContext(ctx, "container started", "container", c.id, "pod", c.sandbox.id, "pid", c.now().task.PID())
+	slog.InfoContext(ctx, "container started", "container", c.ID, "pod", c.sandbox.ID, "pid", c.Now().task.PID())
 	c.nri.End(ctx, c.nri.Plugins.ContainerStarted)
 	return nil
 }
 
 // mayStart refuses a start that would only end the container.
 func (c *Container) mayStart() error {
-	now := c.now()
+	now := c.Now()
 	if now.unreachable {
 		return fmt.Errorf("its monitor has not answered since the server started; see crius check: %w", fault.Unavailable)
 	}
@@ -361,14 +355,7 @@ func (c *Container) mayStart() error {
 }
 
 // recordStart records a start that could not be recorded when it happened.
-func (c *Container) recordStart(ctx context.Context) error {
-	c.life.Lock()
-	defer c.life.Unlock()
-	if c.now().Phase == records.Removing {
-		return nil // the removal has taken over
-	}
-	return c.put(ctx)
-}
+func (c *Container) recordStart(ctx context.Context) error { return c.Finish(ctx, c.Put) }
 
 // failStart ends a container whose start failed: it will never be startable.
 func (c *Container) failStart(ctx context.Context, cause error) error {
@@ -377,12 +364,12 @@ func (c *Container) failStart(ctx context.Context, cause error) error {
 	}
 	ctx, cancel := undoContext(ctx)
 	defer cancel()
-	c.change(func(now *liveContainer) { now.StartError, now.StartedAt = cause.Error(), time.Time{} })
-	err := errors.Join(cause, c.put(ctx), c.stop.Kill(ctx))
+	c.Change(func(now *liveContainer) { now.StartError, now.StartedAt = cause.Error(), time.Time{} })
+	err := errors.Join(cause, c.Put(ctx), c.stop.Kill(ctx))
 	c.restoreCPUs() // of a container that was dead before
 	c.nri.End(ctx, nil)
-	c.publish() // it may have been dead before, and said to have ended otherwise
-	c.tell()
+	c.Publish() // it may have been dead before, and said to have ended otherwise
+	c.Tell()
 	return err
 }
 
@@ -396,9 +383,9 @@ func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Durati
 	if err != nil {
 		return doneIfAbsent(err)
 	}
-	err = e.deps.Trace.Do(ctx, "stop", c.id, func(ctx context.Context) error { return c.end(ctx, grace) })
+	err = e.deps.Trace.Do(ctx, "stop", c.ID, func(ctx context.Context) error { return c.end(ctx, grace) })
 	if err != nil {
-		return fmt.Errorf("stop container %s: %w", c.id, err)
+		return fmt.Errorf("stop container %s: %w", c.ID, err)
 	}
 	c.nri.Stopped(ctx)
 	return nil
@@ -411,32 +398,32 @@ func (e *Engine) RemoveContainer(ctx context.Context, id string) error {
 	if err != nil {
 		return doneIfAbsent(err)
 	}
-	return e.run(ctx, verb{"remove", c.id}, c.remove)
+	return e.run(ctx, verb{"remove", c.ID}, c.remove)
 }
 
 func (c *Container) remove(ctx context.Context) error {
-	c.life.Lock()
-	defer c.life.Unlock()
-	if c.now().Phase == records.Removing {
+	c.Life.Lock()
+	defer c.Life.Unlock()
+	if c.Now().Phase == records.Removing {
 		return nil // by a call that was here before us
 	}
 	if err := c.kill(ctx); err != nil {
-		return fmt.Errorf("remove container %s: %w", c.id, err)
+		return fmt.Errorf("remove container %s: %w", c.ID, err)
 	}
-	c.tell() // of its end; watch may not have come to it
+	c.Tell() // of its end; watch may not have come to it
 	c.nri.Stopped(ctx)
 	c.nri.Plugins.RemoveContainer(ctx, c.describe)
 	c.countLog(ctx)
 	if err := c.teardown(ctx); err != nil {
-		slog.WarnContext(ctx, "cleanup after container removal incomplete, retrying", "container", c.id, "err", err)
-		c.sandbox.room.Keep(c.id, c.use())
-		c.engine.cleanups.Add(c.id, c.teardown)
+		slog.WarnContext(ctx, "cleanup after container removal incomplete, retrying", "container", c.ID, "err", err)
+		c.sandbox.room.Keep(c.ID, c.use())
+		c.engine.cleanups.Add(c.ID, c.teardown)
 	}
 	c.retire()
-	c.sandbox.change(func(pod *livePod) { pod.drop(c) })
-	c.change(func(now *liveContainer) { now.gone = true })
-	c.tell()
-	slog.InfoContext(ctx, "container removed", "container", c.id, "pod", c.sandbox.id)
+	c.sandbox.Change(func(pod *livePod) { pod.drop(c) })
+	c.Change(func(now *liveContainer) { now.gone = true })
+	c.Tell()
+	slog.InfoContext(ctx, "container removed", "container", c.ID, "pod", c.sandbox.ID)
 	return nil
 }
 
@@ -456,28 +443,28 @@ func (e *Engine) UpdateContainerResources(ctx context.Context, id string, r *cri
 // changeResources changes the limits in force by r, and then by change.
 func (c *Container) changeResources(ctx context.Context, r *cri.LinuxContainerResources, change nri.Change) error {
 	c.sandbox.raiseSandbox(ctx)
-	c.life.Lock()
-	defer c.life.Unlock()
-	if c.view.Load().State == cri.ContainerState_CONTAINER_EXITED {
-		return fmt.Errorf("container %s has exited: %w", c.id, fault.Precondition)
+	c.Life.Lock()
+	defer c.Life.Unlock()
+	if c.View().State == cri.ContainerState_CONTAINER_EXITED {
+		return fmt.Errorf("container %s has exited: %w", c.ID, fault.Precondition)
 	}
 	// Half an update is worse than a late one: a caller who leaves does not
 	// interrupt it.
 	update := func(ctx context.Context) error { return c.update(ctx, r, change) }
-	err := c.engine.deps.Trace.Do(context.WithoutCancel(ctx), "update container", c.id, update)
+	err := c.engine.deps.Trace.Do(context.WithoutCancel(ctx), "update container", c.ID, update)
 	if err != nil {
-		return fmt.Errorf("update container %s: %w", c.id, err)
+		return fmt.Errorf("update container %s: %w", c.ID, err)
 	}
 	return nil
 }
 
 func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, change nri.Change) (err error) {
-	merged := blueprint.MergeLimits(c.now().Resources.M, annotation.Yield(r, c.plan.Workload.M))
+	merged := blueprint.MergeLimits(c.Now().Resources.M, annotation.Yield(r, c.plan.Workload.M))
 	var update limits.Update
 	if update.Resources, err = spec.Resources(merged, c.engine.planner.Host); err != nil {
 		return err
 	}
-	if old := c.view.Load().Resources.GetLinux(); old != nil {
+	if old := c.View().Resources.GetLinux(); old != nil {
 		if update.Old, err = spec.Resources(old, c.engine.planner.Host); err != nil {
 			return err
 		}
@@ -496,14 +483,14 @@ func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, 
 	if score := r.GetOomScoreAdj(); score != 0 {
 		update.OOMScoreAdj = new(spec.OOMScoreAdj(score, c.engine.planner.Host))
 	}
-	task := c.now().task
+	task := c.Now().task
 	if err := task.Update(ctx, update); err != nil {
 		return overtaken(ctx, task, err)
 	}
-	c.change(func(now *liveContainer) { now.Resources.M = merged })
-	c.publish()
+	c.Change(func(now *liveContainer) { now.Resources.M = merged })
+	c.Publish()
 	updated = c.nri.Plugins.ContainerUpdated
-	return c.put(ctx)
+	return c.Put(ctx)
 }
 
 // overtaken is the error of a verb that needs a container which is alive. If it has exited
@@ -529,11 +516,11 @@ func (e *Engine) ReopenContainerLog(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	if state := c.view.Load().State; state != cri.ContainerState_CONTAINER_RUNNING {
-		return fmt.Errorf("container %s is in state %s; reopening the log requires a running container: %w", c.id, state, fault.Precondition)
+	if state := c.View().State; state != cri.ContainerState_CONTAINER_RUNNING {
+		return fmt.Errorf("container %s is in state %s; reopening the log requires a running container: %w", c.ID, state, fault.Precondition)
 	}
-	return e.deps.Trace.Do(ctx, "reopen log", c.id, func(ctx context.Context) error {
-		err := trace.Do(ctx, "reopen log", c.now().task.ReopenLog)
+	return e.deps.Trace.Do(ctx, "reopen log", c.ID, func(ctx context.Context) error {
+		err := trace.Do(ctx, "reopen log", c.Now().task.ReopenLog)
 		if err == nil {
 			return nil
 		}

@@ -51,7 +51,7 @@ func (e *Engine) Logged(ctx context.Context) conmon.LogCount {
 func (c *Container) countLog(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, countTime)
 	defer cancel()
-	logged := c.now().task.Logged(ctx)
+	logged := c.Now().task.Logged(ctx)
 	c.logged.Change(func(last *conmon.LogCount) { *last = logged })
 }
 
@@ -62,7 +62,7 @@ func (c *Container) retire() {
 	log.mu.Lock()
 	defer log.mu.Unlock()
 	log.removed = log.removed.Plus(c.logged.Now())
-	c.engine.containers.Drop(records.NameOfContainer(c.sandbox.id, c.plan.Config.M.GetMetadata()), c.id)
+	c.engine.containers.Drop(records.NameOfContainer(c.sandbox.ID, c.plan.Config.M.GetMetadata()), c.ID)
 }
 
 // Summary is what there is on the node, and what has happened to it since the
@@ -104,14 +104,14 @@ func (e *Engine) Summary() Summary {
 		}
 	}
 	for _, pod := range e.sandboxes.All() {
-		v := pod.view.Load()
+		v := pod.View()
 		s.Pods[v.State]++
-		count(v.PID, pod.now().unreachable)
+		count(v.PID, pod.Now().unreachable)
 	}
 	for _, c := range e.containers.All() {
-		v := c.view.Load()
+		v := c.View()
 		s.Containers[v.State]++
-		count(v.PID, c.now().unreachable)
+		count(v.PID, c.Now().unreachable)
 	}
 	return s
 }
@@ -123,8 +123,8 @@ func (e *Engine) Usage() *usage.Reader {
 		Meters: e.meters,
 		Sandboxes: func() []usage.Sandbox {
 			return mapped(e.sandboxes.All(), func(s *Sandbox) usage.Sandbox {
-				containers := func() []usage.Container { return mapped(s.now().containers, measured) }
-				return usage.Sandbox{View: s.view.Load(), Meter: s.meter, Cgroup: s.cgroup, Containers: containers}
+				containers := func() []usage.Container { return mapped(s.Now().containers, measured) }
+				return usage.Sandbox{View: s.View(), Meter: s.meter, Cgroup: s.cgroup, Containers: containers}
 			})
 		},
 		Containers: func() []usage.Container { return mapped(e.containers.All(), measured) },
@@ -132,9 +132,9 @@ func (e *Engine) Usage() *usage.Reader {
 }
 
 func measured(c *Container) usage.Container {
-	m := usage.Container{View: c.view.Load(), Meter: c.meter}
+	m := usage.Container{View: c.View(), Meter: c.meter}
 	if c.sandbox.plan.Sandboxed {
-		m.Task = c.now().task
+		m.Task = c.Now().task
 	}
 	return m
 }

@@ -28,7 +28,7 @@
 //
 // A record has two parts (pod/records). The plan is what was decided when the object
 // was made: it never changes and is read freely. The state is what verbs change: it is read as a
-// whole by now, changed in one step by change, and out of reach otherwise.
+// whole by Now, changed in one step by Change, and out of reach otherwise (pod/object).
 //
 // The state of a container (created, running, exited) is never stored. It is
 // computed from the record, the monitor and the exit file. A monitor of an earlier
@@ -55,9 +55,9 @@
 //
 // # Lock order
 //
-// Sandbox.life, then Container.life, then the locks of change and now. A life lock
-// is held for the length of a verb that changes its object (a check, pod/audit, only
-// tries to get it); those of change and now
-// only for a few instructions, never over I/O. StopContainer takes no life lock (pod/stop):
-// whatever hangs, killing is always possible.
+// Life of a Sandbox, then Life of a Container, then the locks of Change and Now
+// (pod/object). A Life is held for the length of a verb that changes its object (a check,
+// pod/audit, only tries to get it); the locks of Change and Now only for a few instructions,
+// never over I/O. StopContainer takes no Life (pod/stop): whatever hangs, killing is always
+// possible.
 package pod

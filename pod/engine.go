@@ -248,12 +248,12 @@ func (e *Engine) Close(ctx context.Context) error {
 	err := errors.Join(e.pulls.Wait(ctx), e.creates.Wait(ctx), e.verbs.Wait(ctx))
 	e.background.End(errClosing)
 	for _, c := range e.containers.All() {
-		if task := c.now().task; task != nil { // of an engine that was only Loaded there is none
+		if task := c.Now().task; task != nil { // of an engine that was only Loaded there is none
 			task.Close()
 		}
 	}
 	for _, s := range e.sandboxes.All() {
-		if infra := s.now().infra; infra != nil {
+		if infra := s.Now().infra; infra != nil {
 			infra.Close()
 		}
 	}
@@ -279,17 +279,17 @@ func (e *Engine) run(ctx context.Context, v verb, work func(context.Context) err
 	return err
 }
 
-// onPod executes a verb's work on a pod with its life held. Unknown ids are no error.
+// onPod executes a verb's work on a pod with its Life held. Unknown ids are no error.
 func (e *Engine) onPod(ctx context.Context, name, id string, work func(*Sandbox, context.Context) error) error {
 	s, err := e.sandboxes.Find(id)
 	if err != nil {
 		return doneIfAbsent(err)
 	}
-	return e.run(ctx, verb{name, s.id}, func(ctx context.Context) error {
-		s.life.Lock()
-		defer s.life.Unlock()
+	return e.run(ctx, verb{name, s.ID}, func(ctx context.Context) error {
+		s.Life.Lock()
+		defer s.Life.Unlock()
 		if err := work(s, ctx); err != nil {
-			return fmt.Errorf("%s %s: %w", name, s.id, err)
+			return fmt.Errorf("%s %s: %w", name, s.ID, err)
 		}
 		return nil
 	})
@@ -319,12 +319,12 @@ func (e *Engine) Sandbox(id string) (*view.Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.view.Load(), nil
+	return s.View(), nil
 }
 
 // Sandboxes is a snapshot of all pods, in no order.
 func (e *Engine) Sandboxes() []*view.Sandbox {
-	return mapped(e.sandboxes.All(), func(s *Sandbox) *view.Sandbox { return s.view.Load() })
+	return mapped(e.sandboxes.All(), func(s *Sandbox) *view.Sandbox { return s.View() })
 }
 
 // Container finds a container.
@@ -333,12 +333,12 @@ func (e *Engine) Container(id string) (*view.Container, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.view.Load(), nil
+	return c.View(), nil
 }
 
 // Containers is a snapshot of all containers, in no order.
 func (e *Engine) Containers() []*view.Container {
-	return mapped(e.containers.All(), func(c *Container) *view.Container { return c.view.Load() })
+	return mapped(e.containers.All(), func(c *Container) *view.Container { return c.View() })
 }
 
 // RuntimeSpec is the config.json of a container's bundle.

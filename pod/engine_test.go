@@ -441,9 +441,9 @@ func TestStopAfterRemoveLeavesNoRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.remove(e, pod)
-	s.life.Lock()
+	s.Life.Lock()
 	err = s.stop(t.Context())
-	s.life.Unlock()
+	s.Life.Unlock()
 	if err != nil {
 		t.Errorf("the late stop: %v", err)
 	}

@@ -16,17 +16,11 @@ func (e *Engine) Listen() (*view.Listener, error) { return e.events.Listen() }
 // StopEvents ends all listening, so that a server that stops need not wait.
 func (e *Engine) StopEvents() { e.events.Close(errClosing) }
 
-// tell makes known what has become of the container since it was called last.
-func (c *Container) tell() {
-	now, skip := c.stage()
-	c.progress.Reach(now, skip, func(kind cri.ContainerEventType) { c.sandbox.emit(c.id, kind) })
-}
-
 // stage is how far the container has come. One whose program has ended before
 // it was known to run is told of when both are known; one that could never be
 // started has skipped a stage.
 func (c *Container) stage() (now, skip view.Stage) {
-	at := c.now()
+	at := c.Now()
 	switch {
 	case at.gone:
 		now = view.Deleted
@@ -43,28 +37,27 @@ func (c *Container) stage() (now, skip view.Stage) {
 	return now, skip
 }
 
-// tell makes known what has become of the pod.
-func (s *Sandbox) tell() {
-	now, at := view.Started, s.now() // a pod is, or is not
-	switch {
+// stage is how far the pod has come: it is, or is not, and has no other stages.
+func (s *Sandbox) stage() (now, skip view.Stage) {
+	switch at := s.Now(); {
 	case at.gone:
-		now = view.Deleted
+		return view.Deleted, view.Unknown
 	case s.ending.Err() != nil || at.Phase != records.Ready:
-		now = view.Stopped
+		return view.Stopped, view.Unknown
 	}
-	s.progress.Reach(now, view.Unknown, func(kind cri.ContainerEventType) { s.emit(s.id, kind) })
+	return view.Started, view.Unknown
 }
 
 // emit makes an event of the pod or one of its containers.
 func (s *Sandbox) emit(id string, kind cri.ContainerEventType) {
 	s.engine.events.Emit(func() *view.Event {
-		return &view.Event{ID: id, Type: kind, At: time.Now(), Sandbox: s.view.Load(), Containers: s.memberViews()}
+		return &view.Event{ID: id, Type: kind, At: time.Now(), Sandbox: s.View(), Containers: s.memberViews()}
 	})
 }
 
 // memberViews are the pod's containers, newest first.
 func (s *Sandbox) memberViews() []*view.Container {
-	views := mapped(s.now().containers, func(c *Container) *view.Container { return c.view.Load() })
+	views := mapped(s.Now().containers, func(c *Container) *view.Container { return c.View() })
 	slices.SortFunc(views, func(a, b *view.Container) int { return b.CreatedAt.Compare(a.CreatedAt) })
 	return views
 }

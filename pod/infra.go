@@ -17,12 +17,12 @@ import (
 // infraRef is the pod's own container. It bears the pod's id.
 func (s *Sandbox) infraRef() oci.Ref {
 	ref := oci.Ref{
-		ID:       s.id,
+		ID:       s.ID,
 		Dir:      filepath.Join(s.files.Dir, "infra"),
 		ExitFile: filepath.Join(s.files.Dir, "infra-exit.json"),
 	}
 	if cfg := s.plan.Config.M; cfg != nil {
-		ref.CgroupPath, ref.Cgroup, _ = s.engine.planner.Cgroup(cfg, s.plan.CgroupPrefix, s.id)
+		ref.CgroupPath, ref.Cgroup, _ = s.engine.planner.Cgroup(cfg, s.plan.CgroupPrefix, s.ID)
 	}
 	return ref
 }
@@ -69,7 +69,7 @@ func (s *Sandbox) startInfra(ctx context.Context) error {
 		return s.runtime.Create(ctx, ref, ociSpec, oci.IO{})
 	})
 	if task != nil {
-		s.change(func(now *livePod) { now.infra, now.unreachable = task, false })
+		s.Change(func(now *livePod) { now.infra, now.unreachable = task, false })
 	}
 	if err != nil {
 		return err
@@ -92,9 +92,9 @@ func (s *Sandbox) watchInfra(task oci.Task) {
 			return
 		case <-task.Exited():
 		}
-		slog.Warn("infra container died, pod not ready", "pod", s.id)
+		slog.Warn("infra container died, pod not ready", "pod", s.ID)
 		s.end()
-		s.publish()
-		s.tell()
+		s.Publish()
+		s.Tell()
 	})
 }

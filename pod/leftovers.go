@@ -28,15 +28,15 @@ func (c *Container) endLeftovers(exit *conmon.Exit) {
 	ctx := context.WithoutCancel(c.engine.background.Closing())
 	left, err := cgroup.Occupied([]string{c.ref.Cgroup})
 	if err != nil {
-		slog.WarnContext(ctx, "cannot look for processes of an exited container", "container", c.id, "err", err)
+		slog.WarnContext(ctx, "cannot look for processes of an exited container", "container", c.ID, "err", err)
 	}
 	if len(left) == 0 {
 		return
 	}
-	err = c.engine.deps.Trace.Do(ctx, "end leftover processes", c.id, c.killLeftovers)
+	err = c.engine.deps.Trace.Do(ctx, "end leftover processes", c.ID, c.killLeftovers)
 	if err != nil {
 		exit.Message = err.Error()
-		slog.ErrorContext(ctx, "container has exited, but not all of its processes", "container", c.id, "err", err)
+		slog.ErrorContext(ctx, "container has exited, but not all of its processes", "container", c.ID, "err", err)
 	}
 }
 
@@ -46,8 +46,8 @@ func (c *Container) endInSandbox() {
 		return
 	}
 	ctx := context.WithoutCancel(c.engine.background.Closing())
-	if err := c.engine.deps.Trace.Do(ctx, "end leftover processes", c.id, c.killInSandbox); err != nil {
-		slog.WarnContext(ctx, "cannot kill processes that an exited container may have left in its sandbox", "container", c.id, "err", err)
+	if err := c.engine.deps.Trace.Do(ctx, "end leftover processes", c.ID, c.killInSandbox); err != nil {
+		slog.WarnContext(ctx, "cannot kill processes that an exited container may have left in its sandbox", "container", c.ID, "err", err)
 	}
 }
 
@@ -84,7 +84,7 @@ func (c *Container) end(ctx context.Context, grace time.Duration) error {
 	if err := c.stop.End(ctx, grace); err != nil {
 		return err
 	}
-	if exit := c.now().exit; exit == nil || exit.Message == "" || c.ref.Cgroup == "" {
+	if exit := c.Now().exit; exit == nil || exit.Message == "" || c.ref.Cgroup == "" {
 		return nil
 	}
 	return c.killLeftovers(ctx)
@@ -100,11 +100,11 @@ func (r *recovery) endLeftovers(ctx context.Context) {
 	var cgroups []string
 	exited := map[string]*Container{}
 	for _, c := range r.engine.containers.All() {
-		if c.now().exit == nil {
+		if c.Now().exit == nil {
 			continue
 		}
-		if s := c.sandbox; c.mayLeaveInSandbox() && s.now().Phase == records.Ready && s.plan.BootID == r.engine.planner.Boot {
-			r.end("sandboxed processes of "+c.id, c.killInSandbox, &r.answers)
+		if s := c.sandbox; c.mayLeaveInSandbox() && s.Now().Phase == records.Ready && s.plan.BootID == r.engine.planner.Boot {
+			r.end("sandboxed processes of "+c.ID, c.killInSandbox, &r.answers)
 		}
 		if c.ref.Cgroup != "" {
 			cgroups = append(cgroups, c.ref.Cgroup)
@@ -117,7 +117,7 @@ func (r *recovery) endLeftovers(ctx context.Context) {
 	}
 	for _, path := range left {
 		c := exited[path]
-		slog.WarnContext(ctx, "exited container has processes, killing them", "container", c.id)
-		r.end("processes of "+c.id, c.killLeftovers, &r.answers)
+		slog.WarnContext(ctx, "exited container has processes, killing them", "container", c.ID)
+		r.end("processes of "+c.ID, c.killLeftovers, &r.answers)
 	}
 }

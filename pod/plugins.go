@@ -41,16 +41,16 @@ func (c *Container) askPlugins(ctx context.Context, s *nri.Spec) error {
 	if score := s.Process.OOMScoreAdj; score != nil {
 		*score = spec.OOMScoreAdj(int64(*score), c.engine.planner.Host)
 	}
-	limits := spec.Report(c.now().Resources.M, set)
-	c.change(func(now *liveContainer) { now.Resources.M = limits })
+	limits := spec.Report(c.Now().Resources.M, set)
+	c.Change(func(now *liveContainer) { now.Resources.M = limits })
 	return blueprint.EnoughMemory(c.runtime.Handler(), c.plan.Handler, limits)
 }
 
 // describe returns the pod as plugins see it.
 func (s *Sandbox) describe() *nri.Pod {
-	now := s.now()
+	now := s.Now()
 	cfg := records.Pod{PodPlan: s.plan, PodState: now.PodState}.Current()
-	p := &nri.Pod{ID: s.id, Handler: s.plan.Handler, Config: cfg}
+	p := &nri.Pod{ID: s.ID, Handler: s.plan.Handler, Config: cfg}
 	// Invalid limits were refused when they were requested.
 	p.Overhead, _ = spec.Resources(cfg.GetLinux().GetOverhead(), s.engine.planner.Host)
 	p.Resources, _ = spec.Resources(cfg.GetLinux().GetResources(), s.engine.planner.Host)
@@ -76,22 +76,22 @@ func (s *Sandbox) describe() *nri.Pod {
 func (c *Container) describe() *nri.Container {
 	s, err := oci.ReadSpec[nri.Spec](c.ref.Dir)
 	if err != nil {
-		slog.Warn("cannot read the spec of a container for NRI plugins", "container", c.id, "err", err)
+		slog.Warn("cannot read the spec of a container for NRI plugins", "container", c.ID, "err", err)
 	}
 	return c.describeWith(s)
 }
 
 func (c *Container) describeWith(s *nri.Spec) *nri.Container {
-	now := c.now()
+	now := c.Now()
 	d := &nri.Container{
-		ID: c.id, Pod: c.sandbox.describe(), Config: c.plan.Config.M, Spec: s,
+		ID: c.ID, Pod: c.sandbox.describe(), Config: c.plan.Config.M, Spec: s,
 		State:     cri.ContainerState_CONTAINER_UNKNOWN, // not created yet
 		CreatedAt: c.plan.CreatedAt, ImageID: c.plan.ImageID,
 	}
 	_, d.ImageDigest, _ = strings.Cut(c.plan.ImageRef, "@")
 	d.CDIDevices, _ = cdi.Devices(c.plan.Config.M)
 	if now.task != nil {
-		v := c.viewOf(&now)
+		v := c.show(&now)
 		d.State, d.PID, d.StartedAt, d.FinishedAt = v.State, v.PID, v.StartedAt, v.FinishedAt
 		d.ExitCode, d.Reason, d.Message = v.ExitCode, v.Reason, v.Message
 	}
@@ -105,7 +105,7 @@ type PluginNode struct{ Engine *Engine }
 func (n PluginNode) Pods() []*nri.Pod {
 	var pods []*nri.Pod
 	for _, s := range n.Engine.sandboxes.All() {
-		if s.now().Phase != records.Removing {
+		if s.Now().Phase != records.Removing {
 			pods = append(pods, s.describe())
 		}
 	}
@@ -116,7 +116,7 @@ func (n PluginNode) Pods() []*nri.Pod {
 func (n PluginNode) Containers() []*nri.Container {
 	var containers []*nri.Container
 	for _, c := range n.Engine.containers.All() {
-		if state := c.view.Load().State; state == cri.ContainerState_CONTAINER_CREATED || state == cri.ContainerState_CONTAINER_RUNNING {
+		if state := c.View().State; state == cri.ContainerState_CONTAINER_CREATED || state == cri.ContainerState_CONTAINER_RUNNING {
 			containers = append(containers, c.describe())
 		}
 	}

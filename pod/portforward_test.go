@@ -24,7 +24,7 @@ func TestPortForwardToPodThatHasEnded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ready := s.view.Load()
+	ready := s.View()
 	if ready.NetNS == "" {
 		t.Fatal("the pod has no network namespace of its own")
 	}

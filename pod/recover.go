@@ -184,7 +184,7 @@ func (r *recovery) recoverSandboxes(ctx context.Context) {
 	g.SetLimit(recoverWidth)
 	for _, s := range r.sandboxes {
 		g.Go(func() error {
-			panics.Run(ctx, "recover pod "+s.id, func() { r.recoverSandbox(ctx, s) })
+			panics.Run(ctx, "recover pod "+s.ID, func() { r.recoverSandbox(ctx, s) })
 			return nil
 		})
 	}
@@ -223,39 +223,39 @@ func (r *recovery) end(id string, cleanup retry.Work, ends *waiting) {
 // not ready. Its containers have been recovered.
 func (r *recovery) recoverSandbox(ctx context.Context, s *Sandbox) {
 	e := r.engine
-	switch s.now().Phase {
+	switch s.Now().Phase {
 	case records.Creating, records.Removing:
 		s.end()
-		slog.WarnContext(ctx, "unfinished pod, removing it", "pod", s.id)
-		r.end(s.id, s.dismantle, &r.ends)
+		slog.WarnContext(ctx, "unfinished pod, removing it", "pod", s.ID)
+		r.end(s.ID, s.dismantle, &r.ends)
 		return
 	case records.Stopping:
 		s.end()
-		r.end(s.id, s.expire, &r.ends)
+		r.end(s.ID, s.expire, &r.ends)
 	case records.Ready:
-		lost, unseen := audit.Lost(s.record(), s.now().infra, e.planner.Boot)
+		lost, unseen := audit.Lost(s.record(), s.Now().infra, e.planner.Boot)
 		for _, why := range unseen {
-			slog.WarnContext(ctx, "cannot check part of a pod", "pod", s.id, "err", why)
+			slog.WarnContext(ctx, "cannot check part of a pod", "pod", s.ID, "err", why)
 		}
 		if len(lost) > 0 {
-			slog.WarnContext(ctx, "pod has lost a namespace or process it needs, stopping it", "pod", s.id, "err", errors.Join(lost...))
+			slog.WarnContext(ctx, "pod has lost a namespace or process it needs, stopping it", "pod", s.ID, "err", errors.Join(lost...))
 			s.end()
-			r.end(s.id, s.expire, &r.ends)
+			r.end(s.ID, s.expire, &r.ends)
 		}
 	case records.Stopped:
-		if s.now().HasNetwork() {
-			e.cleanups.Add(s.id, s.finishStop)
+		if s.Now().HasNetwork() {
+			e.cleanups.Add(s.ID, s.finishStop)
 		}
 	}
-	e.sandboxes.Reserve(records.NameOfPod(s.plan.Config.M.GetMetadata()), s.id)
-	s.publish()
-	e.sandboxes.Publish(s.id, s)
-	s.tell()
+	e.sandboxes.Reserve(records.NameOfPod(s.plan.Config.M.GetMetadata()), s.ID)
+	s.Publish()
+	e.sandboxes.Publish(s.ID, s)
+	s.Tell()
 }
 
 // dismantle is the teardown of a pod that nobody knows any more.
 func (s *Sandbox) dismantle(ctx context.Context) error {
-	for _, c := range s.now().containers {
+	for _, c := range s.Now().containers {
 		if err := c.remove(ctx); err != nil {
 			return err
 		}
@@ -265,8 +265,8 @@ func (s *Sandbox) dismantle(ctx context.Context) error {
 
 // expire is the stop of a pod that is dead already.
 func (s *Sandbox) expire(ctx context.Context) error {
-	s.life.Lock()
-	defer s.life.Unlock()
+	s.Life.Lock()
+	defer s.Life.Unlock()
 	return s.stop(ctx)
 }
 
@@ -280,7 +280,7 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec records.
 			return // with its pod, until the handler is back
 		}
 		slog.WarnContext(ctx, "container without a pod, removing it", "container", id, "pod", rec.SandboxID)
-		s = &Sandbox{engine: e, id: rec.SandboxID, runtime: runtime, meters: e.meters, files: e.cfg.filesOf(rec.SandboxID, &records.PodPlan{})}
+		s = &Sandbox{podObject: podObject{ID: rec.SandboxID}, engine: e, runtime: runtime, meters: e.meters, files: e.cfg.filesOf(rec.SandboxID, &records.PodPlan{})}
 		r.end(id, e.newContainer(id, s, rec).teardown, &r.answers)
 		return
 	}
@@ -292,7 +292,7 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec records.
 	}
 	if exit, err := conmon.ReadExit(c.ref.ExitFile); err == nil {
 		c.setTask(oci.Dead(exit), false) // its monitor may still wait for the end of its output
-		if c.now().Phase == records.Starting {
+		if c.Now().Phase == records.Starting {
 			c.settleAs(records.Started)
 			e.cleanups.AddNow(id, c.recordStart)
 		}
@@ -301,19 +301,19 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec records.
 		c.reloadDead(ctx, err)
 	} else if refused := rec.Refused(); refused != nil {
 		c.setTask(oci.Unstartable(refused, records.StartErrorCode), false)
-		c.publish()
+		c.Publish()
 		e.background.Go("watch container", c.watch)
 	} else {
 		c.setTask(c.runtime.Unreachable(c.ref), true)
-		c.publish()
+		c.Publish()
 		known := make(chan struct{})
 		r.answers.add(known)
 		e.background.Go("reconnect container "+id, func() { c.reconnect(known) })
 	}
-	e.containers.Reserve(records.NameOfContainer(s.id, rec.Config.M.GetMetadata()), id)
-	s.change(func(now *livePod) { now.add(c) })
+	e.containers.Reserve(records.NameOfContainer(s.ID, rec.Config.M.GetMetadata()), id)
+	s.Change(func(now *livePod) { now.add(c) })
 	e.containers.Publish(id, c)
-	c.tell()
+	c.Tell()
 }
 
 // reconnect finds out how a container is, of which only its monitor can tell. One
@@ -332,11 +332,11 @@ func (c *Container) reconnect(known chan<- struct{}) {
 		return
 	}
 	if again != nil {
-		c.engine.cleanups.Add("exec processes of "+c.id, unless(c.exited, again))
+		c.engine.cleanups.Add("exec processes of "+c.ID, unless(c.exited, again))
 	}
 	c.settleStart(ctx)
 	cancel() // watch takes as long as the container lives
-	c.publish()
+	c.Publish()
 	if oci.Exited(task) {
 		// Readers must not see it alive for even a moment: the kubelet has
 		// been told of the exit, perhaps.
@@ -345,7 +345,7 @@ func (c *Container) reconnect(known chan<- struct{}) {
 		return
 	}
 	close(known)
-	c.tell()
+	c.Tell()
 	c.watch()
 }
 
@@ -377,14 +377,14 @@ func load(ctx context.Context, runtime oci.Runtime, ref oci.Ref) (oci.Task, erro
 
 // loadInfra is reconnect for the infra container of a pod that may live.
 func (r *recovery) loadInfra(s *Sandbox) {
-	if s.now().Phase != records.Ready || !s.plan.Infra || s.plan.BootID != s.engine.planner.Boot {
+	if s.Now().Phase != records.Ready || !s.plan.Infra || s.plan.BootID != s.engine.planner.Boot {
 		return
 	}
 	infra := s.runtime.Unreachable(s.infraRef())
-	s.change(func(now *livePod) { now.infra, now.unreachable = infra, true })
+	s.Change(func(now *livePod) { now.infra, now.unreachable = infra, true })
 	known := make(chan struct{})
 	r.answers.add(known)
-	s.engine.background.Go("reconnect infra container of pod "+s.id, func() {
+	s.engine.background.Go("reconnect infra container of pod "+s.ID, func() {
 		ctx, cancel := context.WithCancel(s.engine.background.Closing())
 		defer cancel()
 		task, err := load(ctx, s.runtime, s.infraRef())
@@ -406,10 +406,10 @@ func (r *recovery) loadInfra(s *Sandbox) {
 // happened. While the runtime is at it nobody knows: the container counts as
 // created, and can be stopped.
 func (c *Container) settleStart(ctx context.Context) {
-	if c.now().Phase != records.Starting {
+	if c.Now().Phase != records.Starting {
 		return
 	}
-	task := c.now().task
+	task := c.Now().task
 	for wait := retryMin; ; wait = min(2*wait, retryMax) {
 		started, err := task.Started(ctx)
 		if ctx.Err() != nil {
@@ -425,7 +425,7 @@ func (c *Container) settleStart(ctx context.Context) {
 			c.settleAs(records.Started)
 			break
 		}
-		slog.WarnContext(ctx, "container start state not known yet, retrying", "container", c.id, "err", err)
+		slog.WarnContext(ctx, "container start state not known yet, retrying", "container", c.ID, "err", err)
 		select {
 		case <-task.Exited():
 		case <-ctx.Done():
@@ -433,12 +433,12 @@ func (c *Container) settleStart(ctx context.Context) {
 		case <-time.After(wait):
 		}
 	}
-	c.engine.cleanups.AddNow(c.id, c.recordStart)
+	c.engine.cleanups.AddNow(c.ID, c.recordStart)
 }
 
 // settleAs leaves a phase alone that is another one by now.
 func (c *Container) settleAs(p records.Phase) {
-	c.change(func(now *liveContainer) {
+	c.Change(func(now *liveContainer) {
 		if now.Phase != records.Starting {
 			return
 		}
@@ -454,7 +454,7 @@ func (c *Container) reloadDead(ctx context.Context, unknown error) {
 	exit := conmon.Exit{Code: codeUnknown, FinishedAt: time.Now(), Message: "the node was rebooted while the container was running"}
 	if !errors.Is(unknown, fault.NotFound) { // a disk that lies about what it keeps: no reason to forget the container
 		exit.Message = "the node was rebooted, and the record of the container's exit was damaged: " + unknown.Error()
-		slog.ErrorContext(ctx, "cannot read a container's exit record, exit code unknown", "container", c.id, "err", unknown)
+		slog.ErrorContext(ctx, "cannot read a container's exit record, exit code unknown", "container", c.ID, "err", unknown)
 	}
 	c.recordExit(ctx, exit)
 	c.setTask(oci.Dead(exit), false)

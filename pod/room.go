@@ -25,8 +25,8 @@ func (c *Container) claimRoom(specSize int) error {
 		Files:    2 * int64(specSize+bundleRest), // some runtimes keep a copy
 		Requests: int64(proto.Size(c.plan.Config.M)),
 	}
-	if err := s.claim(c.id, need); err != nil {
-		return fmt.Errorf("pod %s (%s) has no room for the container: %w", s.id, records.NameOfPod(s.plan.Config.M.GetMetadata()), err)
+	if err := s.claim(c.ID, need); err != nil {
+		return fmt.Errorf("pod %s (%s) has no room for the container: %w", s.ID, records.NameOfPod(s.plan.Config.M.GetMetadata()), err)
 	}
 	return nil
 }
@@ -35,7 +35,7 @@ func (c *Container) claimRoom(specSize int) error {
 func (s *Sandbox) claimExec(bytes int) (free func(), err error) {
 	id := rand.Text()
 	if err := s.claim(id, rundir.Use{Files: int64(bytes)}); err != nil {
-		return nil, fmt.Errorf("pod %s (%s) has no room for the command: %w", s.id, records.NameOfPod(s.plan.Config.M.GetMetadata()), err)
+		return nil, fmt.Errorf("pod %s (%s) has no room for the command: %w", s.ID, records.NameOfPod(s.plan.Config.M.GetMetadata()), err)
 	}
 	return func() { s.room.Free(id) }, nil
 }
@@ -46,8 +46,8 @@ func (s *Sandbox) claim(id string, need rundir.Use) error {
 	if err == nil {
 		return nil
 	}
-	for _, c := range s.now().containers {
-		if c.now().exit != nil {
+	for _, c := range s.Now().containers {
+		if c.Now().exit != nil {
 			c.shorten()
 		}
 	}
@@ -56,8 +56,8 @@ func (s *Sandbox) claim(id string, need rundir.Use) error {
 
 // use measures what the pod has.
 func (s *Sandbox) use() rundir.Use {
-	used := rundir.Use{Files: rundir.Size(s.files.Dir, filepath.Join(s.runtime.Handler().Root, s.id))}
-	for _, c := range s.now().containers {
+	used := rundir.Use{Files: rundir.Size(s.files.Dir, filepath.Join(s.runtime.Handler().Root, s.ID))}
+	for _, c := range s.Now().containers {
 		one := c.use()
 		used.Files += one.Files
 		used.Requests += one.Requests
@@ -67,7 +67,7 @@ func (s *Sandbox) use() rundir.Use {
 
 func (c *Container) use() rundir.Use {
 	return rundir.Use{
-		Files:    rundir.Size(c.ref.Dir, filepath.Join(c.runtime.Handler().Root, c.id)),
+		Files:    rundir.Size(c.ref.Dir, filepath.Join(c.runtime.Handler().Root, c.ID)),
 		Requests: int64(proto.Size(c.plan.Config.M)),
 	}
 }
@@ -76,11 +76,11 @@ func (c *Container) use() rundir.Use {
 func (c *Container) shorten() {
 	c.shortening.Lock()
 	defer c.shortening.Unlock()
-	if c.now().Phase == records.Removing { // its files are going
+	if c.Now().Phase == records.Removing { // its files are going
 		return
 	}
 	if err := trace.Call(c.engine.background.Closing(), "shorten bundle", c.shortenBundle); err != nil {
-		slog.Warn("cannot shorten the bundle of an exited container", "container", c.id, "err", err)
+		slog.Warn("cannot shorten the bundle of an exited container", "container", c.ID, "err", err)
 	}
 }
 
@@ -90,5 +90,5 @@ func (c *Container) shortenBundle() error {
 	if c.sandbox.plan.Sandboxed || handler.Type != "oci" {
 		return nil // these read it when they delete the container
 	}
-	return errors.Join(oci.ShortenSpec(c.ref.Dir), oci.ShortenSpec(filepath.Join(handler.Root, c.id)))
+	return errors.Join(oci.ShortenSpec(c.ref.Dir), oci.ShortenSpec(filepath.Join(handler.Root, c.ID)))
 }

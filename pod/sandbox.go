@@ -17,7 +17,6 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/guarded"
 	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/panics"
@@ -29,29 +28,24 @@ import (
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/rundir"
 	"github.com/crius-run/crius/pod/usage"
-	"github.com/crius-run/crius/pod/view"
 )
 
 // Sandbox is a pod.
 type Sandbox struct {
+	podObject
+
 	engine  *Engine
-	id      string
 	plan    records.PodPlan
-	live    guarded.Value[livePod]
 	files   files.Pod
 	runtime oci.Runtime
 	meters  *cgroup.Meters // of its containers
 	meter   *usage.Meter   // nil: only the containers use anything
 	cgroup  string         // the pod's own, or the one of its infra container
-	view    atomic.Pointer[view.Sandbox]
 	// clamped: the sandbox may not have got all that an update has given to the pod.
 	clamped atomic.Bool
 
-	// life is held by the verb that changes the pod.
-	life     sync.Mutex
-	progress view.Progress
-	room     rundir.Room
-	nri      nri.PodEvents // guarded by life
+	room rundir.Room
+	nri  nri.PodEvents // guarded by Life
 
 	// ending ends, within a change, when the pod does: no container is created from
 	// then on, and the creations under way are called off.
@@ -73,15 +67,15 @@ func (e *Engine) newSandbox(id string, rec records.Pod) (*Sandbox, error) {
 	}
 	s := &Sandbox{
 		engine:  e,
-		id:      id,
 		files:   e.cfg.filesOf(id, &rec.PodPlan),
 		runtime: runtime,
 		meters:  meters,
 		meter:   m,
 		cgroup:  own,
 		plan:    rec.PodPlan,
-		live:    guarded.Of(livePod{PodState: rec.PodState}),
 	}
+	s.ID, s.Kind = id, s.kind()
+	s.Change(func(now *livePod) { now.PodState = rec.PodState })
 	s.nri = nri.PodEvents{Plugins: e.deps.Plugins, Describe: s.describe}
 	s.ending, s.callOff = context.WithCancelCause(context.WithoutCancel(e.background.Closing()))
 	s.clamped.Store(rec.Overhead.M != nil || rec.Resources.M != nil) // as far as the next server knows
@@ -116,7 +110,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 		id := ids.New(e.mark)
 		if owner, ok := e.sandboxes.Reserve(name, id); !ok {
 			s, err := e.sandboxes.Find(owner) // whose work is done, if this is a retry
-			if err == nil && s.view.Load().State == cri.PodSandboxState_SANDBOX_READY &&
+			if err == nil && s.View().State == cri.PodSandboxState_SANDBOX_READY &&
 				s.plan.Handler == handler && proto.Equal(s.plan.Config.M, cfg) { // as it was asked for, whatever updates have changed
 				return owner, nil
 			}
@@ -166,7 +160,7 @@ func (e *Engine) runSandbox(ctx context.Context, id string, plan records.PodPlan
 		e.labels.Levels.Free(id)
 		return err
 	}
-	if err = s.put(ctx); err == nil {
+	if err = s.Put(ctx); err == nil {
 		err = panics.Do(ctx, "build pod", func() error { return s.build(ctx) })
 	}
 	if err != nil {
@@ -179,10 +173,10 @@ func (e *Engine) runSandbox(ctx context.Context, id string, plan records.PodPlan
 		}
 		return err
 	}
-	s.publish()
+	s.Publish()
 	e.sandboxes.Publish(id, s)
 	s.nri.Shown()
-	s.tell()
+	s.Tell()
 	return nil
 }
 
@@ -192,7 +186,7 @@ func (s *Sandbox) admitAsked(ctx context.Context) error {
 	asked, err := s.asked()
 	if err == nil && len(asked.Ignored) > 0 {
 		slog.WarnContext(ctx, "annotations have no effect: allowed_annotations of the handler does not name them, or crius does not support them",
-			"pod", s.id, "handler", s.plan.Handler, "annotations", asked.Ignored)
+			"pod", s.ID, "handler", s.plan.Handler, "annotations", asked.Ignored)
 	}
 	return err
 }
@@ -202,7 +196,7 @@ func (s *Sandbox) planNetwork() error {
 	if err != nil {
 		return err
 	}
-	s.change(func(now *livePod) { now.Network = attachment })
+	s.Change(func(now *livePod) { now.Network = attachment })
 	return nil
 }
 
@@ -213,7 +207,7 @@ func (s *Sandbox) build(ctx context.Context) error {
 	defer func() { _ = record.Wait() }() // attach has returned its error
 	if s.plan.Namespaces.Net {
 		record.Go(func() error {
-			return trace.Call(ctx, "sync record", func() error { return s.engine.records.Pods.SyncOne(s.id) })
+			return trace.Call(ctx, "sync record", func() error { return s.Sync() })
 		})
 	}
 	for _, step := range []struct {
@@ -238,8 +232,8 @@ func (s *Sandbox) build(ctx context.Context) error {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
 	}
-	s.change(func(now *livePod) { now.Phase = records.Ready })
-	return s.put(ctx)
+	s.Change(func(now *livePod) { now.Phase = records.Ready })
+	return s.Put(ctx)
 }
 
 // labelled calls a step that makes files with their SELinux context.
@@ -271,15 +265,15 @@ func (s *Sandbox) attach(ctx context.Context, onDisk func() error) error {
 	if err := onDisk(); err != nil {
 		return err
 	}
-	pod, plan := s.networkPod(), s.now().Network
+	pod, plan := s.networkPod(), s.Now().Network
 	done, err := s.engine.deps.Network.Attach(ctx, pod, plan)
 	if err != nil {
 		return err
 	}
-	s.change(func(now *livePod) { now.Network = done })
+	s.Change(func(now *livePod) { now.Network = done })
 	if len(done.HostPorts) > 0 {
 		// The rules are made of the record.
-		if err := s.put(ctx); err != nil {
+		if err := s.Put(ctx); err != nil {
 			return err
 		}
 		if err := s.engine.deps.Network.Expose(ctx, pod, done); err != nil {
@@ -297,35 +291,35 @@ func (e *Engine) StopSandbox(ctx context.Context, id string) error {
 	return e.onPod(ctx, "stop pod", id, (*Sandbox).stop)
 }
 
-// stop wants life held. A pod whose removal has begun is the removal's: its record
+// stop wants Life held. A pod whose removal has begun is the removal's: its record
 // must not be written again.
 func (s *Sandbox) stop(ctx context.Context) error {
-	if p := s.now().Phase; p == records.Removing || p == records.Stopped && !s.now().HasNetwork() {
+	if p := s.Now().Phase; p == records.Removing || p == records.Stopped && !s.Now().HasNetwork() {
 		return nil
 	}
 	started := time.Now()
 	s.end()
-	s.publish()
+	s.Publish()
 	if err := s.killMembers(ctx); err != nil {
 		return err
 	}
 	// From here on the pod cannot come back, whoever dies: its address may be
 	// another pod's soon.
-	s.change(func(now *livePod) { now.Phase = records.Stopping })
-	s.note(ctx)
-	for _, c := range s.now().containers {
+	s.Change(func(now *livePod) { now.Phase = records.Stopping })
+	s.Note(ctx)
+	for _, c := range s.Now().containers {
 		c.nri.Stopped(ctx)
 	}
 	s.nri.Stopped(ctx)
 	if err := s.release(ctx); err != nil {
 		return err
 	}
-	s.change(func(now *livePod) { now.Phase = records.Stopped })
-	noted := s.note(ctx)
-	s.tell()
-	slog.InfoContext(ctx, "pod stopped", "pod", s.id, "took", time.Since(started))
-	if s.now().HasNetwork() || !noted {
-		s.engine.cleanups.Add(s.id, s.finishStop)
+	s.Change(func(now *livePod) { now.Phase = records.Stopped })
+	noted := s.Note(ctx)
+	s.Tell()
+	slog.InfoContext(ctx, "pod stopped", "pod", s.ID, "took", time.Since(started))
+	if s.Now().HasNetwork() || !noted {
+		s.engine.cleanups.Add(s.ID, s.finishStop)
 	}
 	return nil
 }
@@ -337,28 +331,28 @@ func (e *Engine) RemoveSandbox(ctx context.Context, id string) error {
 }
 
 func (s *Sandbox) remove(ctx context.Context) error {
-	if s.now().Phase == records.Removing {
+	if s.Now().Phase == records.Removing {
 		return nil // by a call that was here before us
 	}
 	if err := s.stop(ctx); err != nil {
 		return err
 	}
 	var errs []error
-	for _, c := range s.now().containers {
+	for _, c := range s.Now().containers {
 		errs = append(errs, c.remove(ctx))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	s.change(func(now *livePod) { now.Phase = records.Removing }) // before: a plugin that connects now is not told of this
+	s.Change(func(now *livePod) { now.Phase = records.Removing }) // before: a plugin that connects now is not told of this
 	s.nri.Plugins.RemovePod(ctx, s.describe)
 	if err := s.teardown(ctx); err != nil {
-		slog.WarnContext(ctx, "cleanup after pod removal incomplete, retrying", "pod", s.id, "err", err)
-		s.engine.cleanups.Add(s.id, s.teardown)
+		slog.WarnContext(ctx, "cleanup after pod removal incomplete, retrying", "pod", s.ID, "err", err)
+		s.engine.cleanups.Add(s.ID, s.teardown)
 	}
-	s.engine.sandboxes.Drop(records.NameOfPod(s.plan.Config.M.GetMetadata()), s.id)
-	s.change(func(now *livePod) { now.gone = true })
-	s.tell()
+	s.engine.sandboxes.Drop(records.NameOfPod(s.plan.Config.M.GetMetadata()), s.ID)
+	s.Change(func(now *livePod) { now.gone = true })
+	s.Tell()
 	return nil
 }
 
@@ -371,33 +365,33 @@ func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead
 	if err != nil {
 		return err
 	}
-	s.life.Lock()
-	defer s.life.Unlock()
-	if s.view.Load().State != cri.PodSandboxState_SANDBOX_READY {
-		return fmt.Errorf("pod %s is not ready: %w", s.id, fault.Precondition)
+	s.Life.Lock()
+	defer s.Life.Unlock()
+	if s.View().State != cri.PodSandboxState_SANDBOX_READY {
+		return fmt.Errorf("pod %s is not ready: %w", s.ID, fault.Precondition)
 	}
 	ctx = context.WithoutCancel(ctx) // as of a container
 	if err := s.askPluginsForUpdate(ctx, overhead, resources); err != nil {
-		return fmt.Errorf("update pod %s: %w", s.id, err)
+		return fmt.Errorf("update pod %s: %w", s.ID, err)
 	}
-	before := s.view.Load().Config
-	s.change(func(now *livePod) { now.Give(overhead, resources) })
+	before := s.View().Config
+	s.Change(func(now *livePod) { now.Give(overhead, resources) })
 	if err := s.limitSandbox(ctx, before); err != nil {
-		s.change(func(now *livePod) { now.Give(before.GetLinux().GetOverhead(), before.GetLinux().GetResources()) })
-		return fmt.Errorf("update pod %s: %w", s.id, err)
+		s.Change(func(now *livePod) { now.Give(before.GetLinux().GetOverhead(), before.GetLinux().GetResources()) })
+		return fmt.Errorf("update pod %s: %w", s.ID, err)
 	}
-	if err := e.deps.Trace.Do(ctx, "update pod", s.id, s.put); err != nil {
-		return fmt.Errorf("update pod %s: %w", s.id, err)
+	if err := e.deps.Trace.Do(ctx, "update pod", s.ID, s.Put); err != nil {
+		return fmt.Errorf("update pod %s: %w", s.ID, err)
 	}
-	s.publish()
+	s.Publish()
 	e.deps.Plugins.PodUpdated(ctx, s.describe)
 	return nil
 }
 
 // limitSandbox gives the sandbox in which all containers live the pod's limits, as
-// far as the pod's cgroup allows: raiseSandbox does the rest. It wants life held.
+// far as the pod's cgroup allows: raiseSandbox does the rest. It wants Life held.
 func (s *Sandbox) limitSandbox(ctx context.Context, before *cri.PodSandboxConfig) error {
-	infra := s.now().infra
+	infra := s.Now().infra
 	if !s.plan.Sandboxed || infra == nil {
 		return nil
 	}
@@ -431,20 +425,20 @@ func (s *Sandbox) raiseSandbox(ctx context.Context) {
 	if !s.clamped.Load() {
 		return
 	}
-	s.life.Lock()
-	defer s.life.Unlock()
-	if s.now().Phase != records.Ready {
+	s.Life.Lock()
+	defer s.Life.Unlock()
+	if s.Now().Phase != records.Ready {
 		return
 	}
 	if err := s.limitSandbox(ctx, s.record().Current()); err != nil {
-		slog.WarnContext(ctx, "sandbox limits not raised, retrying at the next container update", "pod", s.id, "err", err)
+		slog.WarnContext(ctx, "sandbox limits not raised, retrying at the next container update", "pod", s.ID, "err", err)
 	}
 }
 
 // end refuses new containers, calls off those being created and waits until
 // they are gone.
 func (s *Sandbox) end() {
-	s.change(func(*livePod) { s.callOff(errPodEnding) })
+	s.Change(func(*livePod) { s.callOff(errPodEnding) })
 	s.creating.Wait()
 }
 
@@ -454,13 +448,13 @@ var errPodEnding = fmt.Errorf("the pod is being stopped: %w", fault.Precondition
 // done when the container is a member or gone.
 func (s *Sandbox) admit(ctx context.Context) (_ context.Context, done func(), _ error) {
 	admitted := false
-	s.change(func(now *livePod) {
+	s.Change(func(now *livePod) {
 		if admitted = s.ending.Err() == nil && now.Phase == records.Ready; admitted {
 			s.creating.Add(1)
 		}
 	})
 	if !admitted {
-		return nil, nil, fmt.Errorf("pod %s is not ready: %w", s.id, fault.Precondition)
+		return nil, nil, fmt.Errorf("pod %s is not ready: %w", s.ID, fault.Precondition)
 	}
 	ctx, cancel := until(ctx, s.ending)
 	return ctx, func() {
@@ -471,7 +465,7 @@ func (s *Sandbox) admit(ctx context.Context) (_ context.Context, done func(), _ 
 
 // killMembers kills all containers side by side and waits for their end.
 func (s *Sandbox) killMembers(ctx context.Context) error {
-	members := s.now().containers
+	members := s.Now().containers
 	errs := make([]error, len(members))
 	var wg panics.Group
 	for i, c := range members {

@@ -43,7 +43,7 @@ func TestContainerFilesHaveTheLevelOfThePod(t *testing.T) {
 		cfg := containerConfig("c")
 		cfg.Linux = &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{SelinuxOptions: &cri.SELinuxOption{Level: asked}}}
 		plan, err := e.planner.Container(blueprint.ContainerRequest{
-			ID: "ctr", PodID: s.id, Pod: &s.plan, Handler: s.runtime.Handler(), Config: cfg, Image: &storage.Image{ID: "image"},
+			ID: "ctr", PodID: s.ID, Pod: &s.plan, Handler: s.runtime.Handler(), Config: cfg, Image: &storage.Image{ID: "image"},
 			Labels: e.labels, Tuner: e.tuner,
 		})
 		if err != nil || plan.MountLabel != "system_u:object_r:container_file_t:"+want {

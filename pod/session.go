@@ -30,12 +30,12 @@ func (e *Engine) ExecSync(ctx context.Context, id string, cmd []string, timeout 
 		return nil, err
 	}
 	var result *oci.ExecResult
-	err = e.deps.Trace.Do(ctx, "exec", c.id, func(ctx context.Context) (err error) {
-		result, err = c.now().task.Exec(ctx, cmd, timeout)
+	err = e.deps.Trace.Do(ctx, "exec", c.ID, func(ctx context.Context) (err error) {
+		result, err = c.Now().task.Exec(ctx, cmd, timeout)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("exec in container %s: %w", c.id, overtaken(ctx, c.now().task, err))
+		return nil, fmt.Errorf("exec in container %s: %w", c.ID, overtaken(ctx, c.Now().task, err))
 	}
 	return result, nil
 }
@@ -51,16 +51,16 @@ func (e *Engine) Exec(ctx context.Context, id string, cmd oci.Command, client Cl
 	// The operation is over when the command runs: how long it does is its user's
 	// business.
 	var s *stdio.Session
-	err = e.deps.Trace.Do(ctx, "exec", c.id, func(ctx context.Context) (err error) {
-		s, err = c.now().task.Open(ctx, cmd)
+	err = e.deps.Trace.Do(ctx, "exec", c.ID, func(ctx context.Context) (err error) {
+		s, err = c.Now().task.Open(ctx, cmd)
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("exec in container %s: %w", c.id, err)
+		return 0, fmt.Errorf("exec in container %s: %w", c.ID, err)
 	}
 	defer s.Close()
 	if err := session.Exec(ctx, s, client, c.exited); err != nil {
-		return 0, fmt.Errorf("exec in container %s: %w", c.id, err)
+		return 0, fmt.Errorf("exec in container %s: %w", c.ID, err)
 	}
 	return s.ExitCode()
 }
@@ -76,16 +76,16 @@ func (e *Engine) Attach(ctx context.Context, id string, client Client) error {
 	if err != nil {
 		return err
 	}
-	s, err := c.now().task.Attach(ctx, conmon.Streams{
+	s, err := c.Now().task.Attach(ctx, conmon.Streams{
 		Stdin: client.Stdin != nil, Stdout: client.Stdout != nil, Stderr: client.Stderr != nil,
 	})
 	if err != nil {
-		return fmt.Errorf("container %s: %w", c.id, err)
+		return fmt.Errorf("container %s: %w", c.ID, err)
 	}
 	defer s.Close()
 	cfg := c.plan.Config.M
 	if err := session.Attach(ctx, s, client, c.exited, cfg.GetStdinOnce() && !cfg.GetTty()); err != nil {
-		return fmt.Errorf("attach to container %s: %w", c.id, err)
+		return fmt.Errorf("attach to container %s: %w", c.ID, err)
 	}
 	return nil
 }
@@ -95,8 +95,8 @@ func (e *Engine) runningContainer(id, what string) (*Container, error) {
 	if err != nil {
 		return nil, err
 	}
-	if state := c.view.Load().State; state != cri.ContainerState_CONTAINER_RUNNING {
-		return nil, fmt.Errorf("container %s is in state %s; %s requires a running container: %w", c.id, state, what, fault.Precondition)
+	if state := c.View().State; state != cri.ContainerState_CONTAINER_RUNNING {
+		return nil, fmt.Errorf("container %s is in state %s; %s requires a running container: %w", c.ID, state, what, fault.Precondition)
 	}
 	return c, nil
 }
@@ -109,19 +109,19 @@ func (e *Engine) PortForward(ctx context.Context, id string, port uint16, stream
 	if err != nil {
 		return err
 	}
-	v := s.view.Load()
+	v := s.View()
 	if v.State != cri.PodSandboxState_SANDBOX_READY {
-		return fmt.Errorf("pod %s is not ready: %w", s.id, fault.Precondition)
+		return fmt.Errorf("pod %s is not ready: %w", s.ID, fault.Precondition)
 	}
 	ctx, cancel := until(ctx, s.ending)
 	defer cancel()
 	conn, err := s.dial(ctx, v, port)
 	if err != nil {
-		return fmt.Errorf("pod %s: %w", s.id, causedBy(ctx, err))
+		return fmt.Errorf("pod %s: %w", s.ID, causedBy(ctx, err))
 	}
 	defer conn.Close()
 	if err := session.Forward(ctx, conn, stream); err != nil {
-		return fmt.Errorf("pod %s, port %d: %w", s.id, port, err)
+		return fmt.Errorf("pod %s, port %d: %w", s.ID, port, err)
 	}
 	return nil
 }
@@ -129,7 +129,7 @@ func (e *Engine) PortForward(ctx context.Context, id string, port uint16, stream
 // dial connects to a port inside the pod, as it was when it was ready: a later view may
 // have no network namespace, which means the node's.
 func (s *Sandbox) dial(ctx context.Context, ready *view.Sandbox, port uint16) (oci.Stream, error) {
-	if infra := s.now().infra; infra != nil && s.plan.Sandboxed {
+	if infra := s.Now().infra; infra != nil && s.plan.Sandboxed {
 		conn, err := infra.Forward(ctx, port)
 		if !errors.Is(err, fault.Unimplemented) {
 			return conn, err

@@ -14,6 +14,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod/object"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/view"
 )
@@ -36,24 +37,30 @@ func (p *livePod) drop(c *Container) {
 	p.containers = slices.DeleteFunc(slices.Clone(p.containers), func(other *Container) bool { return other == c })
 }
 
-// now is the pod at this moment.
-func (s *Sandbox) now() livePod { return s.live.Now() }
+// podObject is what a pod has in common with a container.
+type podObject = object.Object[livePod, records.Pod, view.Sandbox]
 
-// change changes the pod in one step; f must not block.
-func (s *Sandbox) change(f func(*livePod)) { s.live.Change(f) }
+func (s *Sandbox) kind() object.Kind[livePod, records.Pod, view.Sandbox] {
+	return object.Kind[livePod, records.Pod, view.Sandbox]{
+		Records: s.engine.records.Pods,
+		Record:  func(now *livePod) *records.Pod { return &records.Pod{PodPlan: s.plan, PodState: now.PodState} },
+		Show:    s.show,
+		Stage:   s.stage,
+		Emit:    func(kind cri.ContainerEventType) { s.emit(s.ID, kind) },
+		Unrecorded: func(ctx context.Context, err error) {
+			slog.WarnContext(ctx, "pod removal not recorded, continuing", "pod", s.ID, "err", err)
+		},
+	}
+}
 
 // record is what is on record of the pod, or will be.
 func (s *Sandbox) record() records.Pod {
-	return records.Pod{PodPlan: s.plan, PodState: s.now().PodState}
-}
-
-func (s *Sandbox) put(ctx context.Context) error {
-	return s.engine.records.Pods.Put(ctx, s.id, new(s.record()))
+	return records.Pod{PodPlan: s.plan, PodState: s.Now().PodState}
 }
 
 // takeInfra is false if the pod does not need the task any more.
 func (s *Sandbox) takeInfra(t oci.Task) (taken bool) {
-	s.change(func(now *livePod) {
+	s.Change(func(now *livePod) {
 		if taken = s.ending.Err() == nil; taken {
 			now.infra, now.unreachable = t, false
 		}
@@ -61,34 +68,33 @@ func (s *Sandbox) takeInfra(t oci.Task) (taken bool) {
 	return taken
 }
 
-// publish shows readers the pod as it is now.
-func (s *Sandbox) publish() {
-	s.change(func(now *livePod) {
-		v := &view.Sandbox{
-			ID:        s.id,
-			Handler:   s.plan.Handler,
-			Config:    records.Pod{PodPlan: s.plan, PodState: now.PodState}.Current(),
-			State:     cri.PodSandboxState_SANDBOX_NOTREADY,
-			CreatedAt: s.plan.CreatedAt,
-			Memo:      new(view.Memo),
-		}
-		if now.Phase == records.Ready && s.ending.Err() == nil {
-			v.State = cri.PodSandboxState_SANDBOX_READY
-			if s.plan.Namespaces.Net {
-				v.NetNS = s.plan.Namespaces.Paths().Net
-			}
-			if now.Network != nil {
-				v.IPs = now.Network.IPs
-				v.Interface = now.Network.Interface
-			}
-			if now.infra != nil {
-				v.PID = now.infra.PID()
-			}
-		} else {
-			s.meter.Close()
-		}
-		s.view.Store(v) // before anybody changes the pod again
-	})
+// show returns the pod as readers see it. The meter of a pod that is not ready any more is
+// closed with that.
+func (s *Sandbox) show(now *livePod) *view.Sandbox {
+	v := &view.Sandbox{
+		ID:        s.ID,
+		Handler:   s.plan.Handler,
+		Config:    records.Pod{PodPlan: s.plan, PodState: now.PodState}.Current(),
+		State:     cri.PodSandboxState_SANDBOX_NOTREADY,
+		CreatedAt: s.plan.CreatedAt,
+		Memo:      new(view.Memo),
+	}
+	if now.Phase != records.Ready || s.ending.Err() != nil {
+		s.meter.Close()
+		return v
+	}
+	v.State = cri.PodSandboxState_SANDBOX_READY
+	if s.plan.Namespaces.Net {
+		v.NetNS = s.plan.Namespaces.Paths().Net
+	}
+	if now.Network != nil {
+		v.IPs = now.Network.IPs
+		v.Interface = now.Network.Interface
+	}
+	if now.infra != nil {
+		v.PID = now.infra.PID()
+	}
+	return v
 }
 
 // liveContainer is what changes of a container.
@@ -102,19 +108,27 @@ type liveContainer struct {
 	gone        bool // removed
 }
 
-// now is the container at this moment.
-func (c *Container) now() liveContainer { return c.live.Now() }
+// containerObject is what a container has in common with a pod.
+type containerObject = object.Object[liveContainer, records.Container, view.Container]
 
-// change changes the container in one step; f must not block.
-func (c *Container) change(f func(*liveContainer)) { c.live.Change(f) }
-
-func (c *Container) put(ctx context.Context) error {
-	return c.engine.records.Containers.Put(ctx, c.id, &records.Container{ContainerPlan: c.plan, ContainerState: c.now().ContainerState})
+func (c *Container) kind() object.Kind[liveContainer, records.Container, view.Container] {
+	return object.Kind[liveContainer, records.Container, view.Container]{
+		Records: c.engine.records.Containers,
+		Record: func(now *liveContainer) *records.Container {
+			return &records.Container{ContainerPlan: c.plan, ContainerState: now.ContainerState}
+		},
+		Show:  c.show,
+		Stage: c.stage,
+		Emit:  func(kind cri.ContainerEventType) { c.sandbox.emit(c.ID, kind) },
+		Unrecorded: func(ctx context.Context, err error) {
+			slog.WarnContext(ctx, "container removal not recorded, continuing", "container", c.ID, "err", err)
+		},
+	}
 }
 
 // setTask is false for a container that is being removed, which has no use for it.
 func (c *Container) setTask(task oci.Task, unreachable bool) (taken bool) {
-	c.change(func(now *liveContainer) {
+	c.Change(func(now *liveContainer) {
 		if taken = now.Phase != records.Removing; taken {
 			now.task, now.unreachable = task, unreachable
 		}
@@ -122,14 +136,10 @@ func (c *Container) setTask(task oci.Task, unreachable bool) (taken bool) {
 	return taken
 }
 
-// publish shows readers the container as it is now.
-func (c *Container) publish() {
-	c.change(func(now *liveContainer) { c.view.Store(c.viewOf(now)) }) // before anybody changes it again
-}
-
-func (c *Container) viewOf(now *liveContainer) *view.Container {
+// show returns the container as readers see it.
+func (c *Container) show(now *liveContainer) *view.Container {
 	v := &view.Container{
-		ID:         c.id,
+		ID:         c.ID,
 		SandboxID:  c.plan.SandboxID,
 		Handler:    c.plan.Handler,
 		Config:     c.plan.Config.M,
@@ -166,7 +176,7 @@ func (c *Container) viewOf(now *liveContainer) *view.Container {
 }
 
 // watch waits for the end of the container and makes it known.
-func (c *Container) watch() { c.engine.background.Insist("watch container "+c.id, c.awaitExit) }
+func (c *Container) watch() { c.engine.background.Insist("watch container "+c.ID, c.awaitExit) }
 
 func (c *Container) awaitExit() {
 	select {
@@ -175,15 +185,15 @@ func (c *Container) awaitExit() {
 	default:
 	}
 	select {
-	case <-c.now().task.Exited():
+	case <-c.Now().task.Exited():
 	case <-c.engine.background.Closing().Done():
 		return
 	}
-	exit, err := c.now().task.Exit()
+	exit, err := c.Now().task.Exit()
 	switch {
 	case err != nil:
 		exit = c.lost(err)
-	case oci.NeverStarted(c.now().task):
+	case oci.NeverStarted(c.Now().task):
 		c.recordExit(context.WithoutCancel(c.engine.background.Closing()), exit)
 	}
 	c.endLeftovers(&exit)
@@ -194,20 +204,20 @@ func (c *Container) awaitExit() {
 		c.keep()
 	}
 	c.showExit(exit)
-	c.tell() // before whoever waits for this goes on, and ends or removes the pod
+	c.Tell() // before whoever waits for this goes on, and ends or removes the pod
 	close(c.exited)
 	defer c.shorten() // last: plugins are told of all that it had
 	defer c.nri.Stopped(c.engine.background.Closing())
-	slog.Info("container exited", "container", c.id, "pod", c.sandbox.id, "code", exit.Code, "oomkills", exit.OOMKills)
+	slog.Info("container exited", "container", c.ID, "pod", c.sandbox.ID, "code", exit.Code, "oomkills", exit.OOMKills)
 }
 
 // keep has the records on the disk before anybody hears of an end that nobody
 // asked for: a job that has succeeded must not be run again because a power cut
 // took all that tells of it. Only what lived for a moment is not there by then.
 func (c *Container) keep() {
-	err := errors.Join(c.engine.records.Pods.SyncOne(c.sandbox.id), c.engine.records.Containers.SyncOne(c.id))
+	err := errors.Join(c.sandbox.Sync(), c.Sync())
 	if err != nil {
-		slog.Warn("cannot sync the records of an exited container", "container", c.id, "err", err)
+		slog.Warn("cannot sync the records of an exited container", "container", c.ID, "err", err)
 	}
 }
 
@@ -215,14 +225,14 @@ func (c *Container) keep() {
 func (c *Container) setExit(exit conmon.Exit) {
 	c.showExit(exit)
 	close(c.exited)
-	c.engine.background.Go("shorten bundle "+c.id, c.shorten) // of an earlier release it may be long
+	c.engine.background.Go("shorten bundle "+c.ID, c.shorten) // of an earlier release it may be long
 }
 
 // showExit is for readers.
 func (c *Container) showExit(exit conmon.Exit) {
 	c.restoreCPUs() // before the next container gets its CPUs
-	c.change(func(now *liveContainer) { now.exit = &exit })
-	c.publish()
+	c.Change(func(now *liveContainer) { now.exit = &exit })
+	c.Publish()
 	c.meter.Close()
 }
 
@@ -243,10 +253,10 @@ func (c *Container) lost(cause error) conmon.Exit {
 	}
 	exit := conmon.Exit{Code: codeKilled, FinishedAt: time.Now(), Message: fmt.Sprintf("killed because the container's monitor was lost (%v)", cause)}
 	c.engine.counters.monitorsLost.Add(1)
-	slog.ErrorContext(ctx, "monitor lost, killing its container", "container", c.id, "err", cause)
-	_ = c.engine.deps.Trace.Do(ctx, "end lost container", c.id, func(ctx context.Context) error {
-		if err := trace.Do(ctx, "send SIGKILL", c.now().task.Kill); err != nil {
-			slog.ErrorContext(ctx, "container whose monitor was lost not dead after SIGKILL", "container", c.id, "err", err)
+	slog.ErrorContext(ctx, "monitor lost, killing its container", "container", c.ID, "err", cause)
+	_ = c.engine.deps.Trace.Do(ctx, "end lost container", c.ID, func(ctx context.Context) error {
+		if err := trace.Do(ctx, "send SIGKILL", c.Now().task.Kill); err != nil {
+			slog.ErrorContext(ctx, "container whose monitor was lost not dead after SIGKILL", "container", c.ID, "err", err)
 		}
 		c.recordExit(ctx, exit)
 		return nil
@@ -269,9 +279,9 @@ func (c *Container) recordExit(ctx context.Context, exit conmon.Exit) {
 	if err == nil {
 		return
 	}
-	slog.ErrorContext(ctx, "container exit not recorded, retrying", "container", c.id, "err", err)
-	c.engine.cleanups.Add("exit of "+c.id, func(context.Context) error {
-		if c.now().Phase == records.Removing {
+	slog.ErrorContext(ctx, "container exit not recorded, retrying", "container", c.ID, "err", err)
+	c.engine.cleanups.Add("exit of "+c.ID, func(context.Context) error {
+		if c.Now().Phase == records.Removing {
 			return nil
 		}
 		return record()

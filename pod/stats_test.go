@@ -20,8 +20,8 @@ func TestStatsWaitForNobody(t *testing.T) {
 	b.node.set(func() { b.node.layers = map[string]storage.FsUsage{id: layer} })
 	s, _ := e.sandboxes.Find(pod)
 	c, _ := e.containers.Find(id)
-	s.life.Lock()
-	c.life.Lock()
+	s.Life.Lock()
+	c.Life.Lock()
 	told := make(chan *usage.SandboxStats, 1)
 	go func() {
 		all := e.Usage().SandboxStats(t.Context(), func(v *view.Sandbox) bool { return v.ID == pod })
@@ -37,8 +37,8 @@ func TestStatsWaitForNobody(t *testing.T) {
 	if got := stats.Containers[0].Layer; got == nil || *got != layer {
 		t.Errorf("writable layer is %+v", got)
 	}
-	c.life.Unlock()
-	s.life.Unlock()
+	c.Life.Unlock()
+	s.Life.Unlock()
 	if all := e.Usage().ContainerStats(t.Context(), func(v *view.Container) bool { return v.SandboxID != pod }); len(all) != 0 {
 		t.Errorf("stats of %d containers that nobody wanted", len(all))
 	}

@@ -28,9 +28,9 @@ import (
 // teardown removes every trace of the container, the record last.
 func (c *Container) teardown(ctx context.Context) error {
 	c.shortening.Lock()
-	c.change(func(now *liveContainer) { now.Phase = records.Removing })
+	c.Change(func(now *liveContainer) { now.Phase = records.Removing })
 	c.shortening.Unlock()
-	c.note(ctx)
+	c.Note(ctx)
 	var errs []error
 	deleteTask := func(ctx context.Context) error { return c.runtime.Delete(ctx, c.ref) }
 	if err := trace.Do(ctx, "delete container", deleteTask); err != nil {
@@ -39,7 +39,7 @@ func (c *Container) teardown(ctx context.Context) error {
 	if err := c.cpus.restore(ctx); err != nil {
 		c.cpus.restoreLater(ctx, c.engine, err)
 	}
-	if task := c.now().task; task != nil {
+	if task := c.Now().task; task != nil {
 		task.Close() // not before: it is the task that buries the monitor
 	}
 	if err := trace.Do(ctx, "remove root file system", c.roots.remove); err != nil {
@@ -52,8 +52,8 @@ func (c *Container) teardown(ctx context.Context) error {
 	if err := removeRunDir(ctx, c.ref.Dir); err != nil {
 		return err
 	}
-	c.sandbox.room.Free(c.id)
-	return c.engine.records.Containers.Delete(ctx, c.id)
+	c.sandbox.room.Free(c.ID)
+	return c.Forget(ctx)
 }
 
 // errNetworkOwed is what teardown of a pod says when all is gone but the
@@ -63,21 +63,21 @@ var errNetworkOwed = errors.New("network not released")
 // teardown removes every trace of the pod, the record last. The members must
 // be gone.
 func (s *Sandbox) teardown(ctx context.Context) error {
-	s.change(func(now *livePod) { now.Phase = records.Removing })
-	s.note(ctx)
+	s.Change(func(now *livePod) { now.Phase = records.Removing })
+	s.Note(ctx)
 	if err := s.release(ctx); err != nil {
 		return err
 	}
 	if err := removeRunDir(ctx, s.files.Dir); err != nil {
 		return err
 	}
-	if s.now().HasNetwork() {
-		return fmt.Errorf("pod %s: %w: %w", s.id, errNetworkOwed, s.now().detachErr)
+	if s.Now().HasNetwork() {
+		return fmt.Errorf("pod %s: %w: %w", s.ID, errNetworkOwed, s.Now().detachErr)
 	}
-	if err := s.engine.records.Pods.Delete(ctx, s.id); err != nil {
+	if err := s.Forget(ctx); err != nil {
 		return err
 	}
-	s.engine.labels.Levels.Free(s.id)
+	s.engine.labels.Levels.Free(s.ID)
 	return nil
 }
 
@@ -88,12 +88,12 @@ func (s *Sandbox) release(ctx context.Context) error {
 	var errs []error
 	if s.plan.Infra {
 		ref := s.infraRef()
-		ref.Last = s.now().Phase == records.Removing
+		ref.Last = s.Now().Phase == records.Removing
 		err := trace.Do(ctx, "delete container", func(ctx context.Context) error { return s.runtime.Delete(ctx, ref) })
 		if err != nil {
 			errs = append(errs, fmt.Errorf("delete infra container: %w", err))
 		}
-		if infra := s.now().infra; infra != nil {
+		if infra := s.Now().infra; infra != nil {
 			infra.Close()
 		}
 	}
@@ -103,11 +103,11 @@ func (s *Sandbox) release(ctx context.Context) error {
 		}
 	}
 	if err := trace.Do(ctx, "detach network", s.detach); err != nil {
-		slog.WarnContext(ctx, "pod network not removed, retrying", "pod", s.id, "err", err)
+		slog.WarnContext(ctx, "pod network not removed, retrying", "pod", s.ID, "err", err)
 	}
 	// Plugins give back less without the namespace (bridge leaves its firewall
 	// chain), so it is kept for the next try.
-	if !s.now().HasNetwork() {
+	if !s.Now().HasNetwork() {
 		if err := trace.Call(ctx, "remove namespaces", func() error { return ns.Remove(s.plan.Namespaces) }); err != nil {
 			errs = append(errs, fmt.Errorf("remove namespaces: %w", err))
 		}
@@ -132,30 +132,23 @@ func endCgroup(ctx context.Context, path string) error {
 
 // detach gives the network back if the pod has one, and forgets it.
 func (s *Sandbox) detach(ctx context.Context) error {
-	a := s.now().Network
+	a := s.Now().Network
 	if a == nil {
 		return nil
 	}
 	if err := s.engine.deps.Network.Detach(ctx, s.networkPod(), a); err != nil {
-		s.change(func(now *livePod) { now.detachErr = err })
+		s.Change(func(now *livePod) { now.detachErr = err })
 		return err
 	}
-	s.change(func(now *livePod) { now.Network = nil })
+	s.Change(func(now *livePod) { now.Network = nil })
 	return nil
 }
 
 // finishStop does what is left of a stop: it gives back the network, and writes
 // down that the pod is stopped.
-func (s *Sandbox) finishStop(ctx context.Context) error {
-	s.life.Lock()
-	defer s.life.Unlock()
-	if s.now().Phase == records.Removing {
-		return nil // the removal has taken over
-	}
-	return s.settleStop(ctx)
-}
+func (s *Sandbox) finishStop(ctx context.Context) error { return s.Finish(ctx, s.settleStop) }
 
-// settleStop wants life held.
+// settleStop wants Life held.
 func (s *Sandbox) settleStop(ctx context.Context) error {
 	if err := s.detach(ctx); err != nil {
 		return err
@@ -163,25 +156,7 @@ func (s *Sandbox) settleStop(ctx context.Context) error {
 	if err := trace.Call(ctx, "remove namespaces", func() error { return ns.Remove(s.plan.Namespaces) }); err != nil {
 		return err
 	}
-	return s.put(ctx)
-}
-
-// note writes down an end that has begun. A disk that is full, or has become
-// read-only, does not hold it up: what is ended is what makes room. Should the
-// server die meanwhile, the next one meets what is not there any more, or ends
-// it once more.
-func (s *Sandbox) note(ctx context.Context) bool {
-	err := s.put(ctx)
-	if err != nil {
-		slog.WarnContext(ctx, "pod removal not recorded, continuing", "pod", s.id, "err", err)
-	}
-	return err == nil
-}
-
-func (c *Container) note(ctx context.Context) {
-	if err := c.put(ctx); err != nil {
-		slog.WarnContext(ctx, "container removal not recorded, continuing", "container", c.id, "err", err)
-	}
+	return s.Put(ctx)
 }
 
 // networkPod is how the network knows the pod.
@@ -189,12 +164,12 @@ func (s *Sandbox) networkPod() network.Pod {
 	cfg := s.plan.Config.M
 	meta := cfg.GetMetadata()
 	return network.Pod{
-		ID:           s.id,
+		ID:           s.ID,
 		Name:         meta.GetName(),
 		Namespace:    meta.GetNamespace(),
 		UID:          meta.GetUid(),
 		NetNS:        s.plan.Namespaces.Paths().Net,
-		CacheDir:     filepath.Join(s.engine.records.Pods.Path(s.id), "cni"),
+		CacheDir:     filepath.Join(s.engine.records.Pods.Path(s.ID), "cni"),
 		PortMappings: cfg.GetPortMappings(),
 		Annotations:  cfg.GetAnnotations(),
 		DNS:          cfg.GetDnsConfig(),
@@ -245,7 +220,7 @@ func sweepContainer(ctx context.Context, e *Engine, id string) error {
 // the record knew how it was made.
 func sweepSandbox(ctx context.Context, e *Engine, id string) error {
 	plan := records.PodPlan{OwnFiles: true, Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: blueprint.PinPrefix + id}}
-	s := &Sandbox{engine: e, id: id, plan: plan, files: e.cfg.filesOf(id, &plan)}
+	s := &Sandbox{podObject: podObject{ID: id}, engine: e, plan: plan, files: e.cfg.filesOf(id, &plan)}
 	errs := []error{deleteFromAny(ctx, e, s.infraRef()), s.release(ctx)}
 	if err := mount.UnmountBelow(s.files.Dir); err != nil {
 		return errors.Join(append(errs, err)...) // and nothing is deleted through a mount

@@ -54,7 +54,7 @@ func (c *Container) restoreCPUs() {
 	}
 	ctx, cancel := undoContext(c.engine.background.Closing())
 	defer cancel()
-	if err := c.engine.deps.Trace.Do(ctx, "restore CPUs", c.id, c.cpus.restore); err != nil {
+	if err := c.engine.deps.Trace.Do(ctx, "restore CPUs", c.ID, c.cpus.restore); err != nil {
 		c.cpus.restoreLater(ctx, c.engine, err)
 	}
 }

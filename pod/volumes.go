@@ -142,7 +142,7 @@ func (c *Container) makeVolumes(ctx context.Context, in spec.Input) ([]string, e
 		return nil, err
 	}
 	if len(ignored) > 0 {
-		slog.WarnContext(ctx, "volumes of the image ignored", "container", c.id, "image", c.plan.ImageID, "volumes", len(ignored), "first", ignored[0])
+		slog.WarnContext(ctx, "volumes of the image ignored", "container", c.ID, "image", c.plan.ImageID, "volumes", len(ignored), "first", ignored[0])
 	}
 	if mode != "bind" {
 		return nil, nil
@@ -170,7 +170,7 @@ func (c *Container) copyNodeFiles(ctx context.Context, asked annotation.Asked) (
 		})
 	}
 	if len(problems) > 0 {
-		slog.WarnContext(ctx, "container lacks files that mounts.conf lists", "container", c.id, "missing", len(problems), "err", problems[0])
+		slog.WarnContext(ctx, "container lacks files that mounts.conf lists", "container", c.ID, "missing", len(problems), "err", problems[0])
 	}
 	if err != nil {
 		return nil, fmt.Errorf("copy what mounts.conf lists: %w", err)

@@ -50,6 +50,9 @@ type PodState struct {
 	Resources Message[*cri.LinuxContainerResources]
 }
 
+// Reached returns Phase.
+func (state PodState) Reached() Phase { return state.Phase }
+
 // Give records the resources that an update assigns to the pod; nil keeps the former
 // ones.
 func (state *PodState) Give(overhead, resources *cri.LinuxContainerResources) {
@@ -177,6 +180,9 @@ type ContainerState struct {
 	// Created, why it cannot be: the runtime has nothing of that one.
 	StartError string `json:",omitempty"`
 }
+
+// Reached returns Phase.
+func (state ContainerState) Reached() Phase { return state.Phase }
 
 // Refused is why the runtime did not create the container, nil if it did.
 func (state *ContainerState) Refused() error {
