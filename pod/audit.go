@@ -24,11 +24,6 @@ func newAuditor(e *Engine) *audit.Auditor {
 		NamespacesDir: e.cfg.NamespacesDir, PinPrefix: blueprint.PinPrefix, CgroupPrefix: e.cfg.CgroupPrefix, Mark: e.mark,
 		Boot: e.planner.Boot, Node: known{e}, Records: e.records, Cleanups: e.cleanups, Checks: e.background,
 		Images: e.deps.Images, Network: e.deps.Network, Runtimes: e.deps.Runtimes,
-		Repair: func(ctx context.Context, object string, do func(context.Context) error) error {
-			ctx, cancel := undoContext(ctx)
-			defer cancel()
-			return e.deps.Trace.Do(ctx, "repair", object, do)
-		},
 	})
 }
 
@@ -38,12 +33,8 @@ type known struct{ engine *Engine }
 func (k known) Pods() []*audit.Pod {
 	return mapped(k.engine.sandboxes.All(), func(s *Sandbox) *audit.Pod {
 		return &audit.Pod{
-			ID: s.ID, Plan: &s.plan, Files: s.files, Runtime: s.runtime, Infra: s.infraRef(), Network: s.networkPod(), Life: &s.Life,
-			Now: func() audit.PodNow {
-				now := s.Now()
-				return audit.PodNow{PodState: now.PodState, Infra: now.infra, Ended: s.ending.Err() != nil, Gone: now.gone}
-			},
-			Put: s.Put, Stop: s.stop, SettleStop: s.settleStop, Release: s.release,
+			LivePod: auditedPod{s},
+			ID:      s.ID, Plan: &s.plan, Files: s.files, Runtime: s.runtime, Infra: s.infraRef(), Network: s.networkPod(),
 		}
 	})
 }
@@ -51,14 +42,30 @@ func (k known) Pods() []*audit.Pod {
 func (k known) Containers() []*audit.Container {
 	return mapped(k.engine.containers.All(), func(c *Container) *audit.Container {
 		return &audit.Container{
-			ID: c.ID, Plan: &c.plan, Sandboxed: c.sandbox.plan.Sandboxed, Runtime: c.runtime, Ref: c.ref, Roots: c.roots.all(), Life: &c.Life, Exited: c.exited,
-			Now: func() audit.ContainerNow {
-				now := c.Now()
-				return audit.ContainerNow{ContainerState: now.ContainerState, Task: now.task, Unreachable: now.unreachable, Exit: now.exit, Gone: now.gone}
-			},
-			Put: c.Put,
+			LiveContainer: auditedContainer{c},
+			ID:            c.ID, Plan: &c.plan, Sandboxed: c.sandbox.plan.Sandboxed, Runtime: c.runtime, Ref: c.ref, Roots: c.roots.all(), Exited: c.exited,
 		}
 	})
+}
+
+// auditedPod implements audit.LivePod.
+type auditedPod struct{ *Sandbox }
+
+func (p auditedPod) Now() audit.PodNow {
+	now := p.Sandbox.Now()
+	return audit.PodNow{PodState: now.PodState, Infra: now.infra, Ended: p.ending.Err() != nil, Gone: now.gone}
+}
+
+func (p auditedPod) Stop(ctx context.Context) error       { return p.stop(ctx) }
+func (p auditedPod) SettleStop(ctx context.Context) error { return p.settleStop(ctx) }
+func (p auditedPod) Release(ctx context.Context) error    { return p.release(ctx) }
+
+// auditedContainer implements audit.LiveContainer.
+type auditedContainer struct{ *Container }
+
+func (c auditedContainer) Now() audit.ContainerNow {
+	now := c.Container.Now()
+	return audit.ContainerNow{ContainerState: now.ContainerState, Task: now.task, Unreachable: now.unreachable, Exit: now.exit, Gone: now.gone}
 }
 
 func (k known) Knows(id string) bool {
@@ -84,6 +91,12 @@ func (e *Engine) CgroupParents() []string {
 }
 
 func (k known) Sweep(ctx context.Context, id string) error { return sweep(ctx, k.engine, id) }
+
+func (k known) Repair(ctx context.Context, object string, do func(context.Context) error) error {
+	ctx, cancel := undoContext(ctx)
+	defer cancel()
+	return k.engine.deps.Trace.Do(ctx, "repair", object, do)
+}
 
 // CollectNetwork has the network plugins remove, in the background, what they hold
 // for pods of ours that are gone. It is for the start of a server, after Recover.

@@ -46,20 +46,37 @@ type Node interface {
 	CgroupParents() []string
 	// Sweep removes everything of the engine's that has this id. It is idempotent.
 	Sweep(ctx context.Context, id string) error
+	// Repair does a remedy for an object, within a limit of its own.
+	Repair(ctx context.Context, object string, do func(context.Context) error) error
 }
 
-// Pod is a pod as the engine has it.
+// Pod is a pod as the engine has it: what never changes of it, and what can be done with it.
 type Pod struct {
+	LivePod
+
 	ID      string
 	Plan    *records.PodPlan
 	Files   files.Pod
 	Runtime oci.Runtime
 	Infra   oci.Ref // of its own container
 	Network network.Pod
-	Life    *sync.Mutex // held by the verb that changes the pod
-	Now     func() PodNow
-	// What repairs it; all want Life held.
-	Put, Stop, SettleStop, Release func(context.Context) error
+}
+
+// LivePod is the side of a pod that changes. Its repairs are called within WhileIdle.
+type LivePod interface {
+	Idler
+	Now() PodNow
+	Put(ctx context.Context) error        // writes the record
+	Stop(ctx context.Context) error       // stops the pod
+	SettleStop(ctx context.Context) error // gives the network of a stopped pod back
+	Release(ctx context.Context) error    // gives back what a stopped pod does not need
+}
+
+// Idler is an object that verbs change, one at a time.
+type Idler interface {
+	// WhileIdle calls look while no verb changes the object, and reports whether it did. It
+	// does not wait for a verb that is at work.
+	WhileIdle(look func()) bool
 }
 
 // PodNow is a pod at one moment.
@@ -70,18 +87,25 @@ type PodNow struct {
 	Gone  bool     // removed
 }
 
-// Container is a container as the engine has it.
+// Container is a container as the engine has it: what never changes of it, and what can be
+// done with it.
 type Container struct {
+	LiveContainer
+
 	ID        string
 	Plan      *records.ContainerPlan
 	Sandboxed bool // it lives in its pod's sandbox
 	Runtime   oci.Runtime
 	Ref       oci.Ref
 	Roots     []storage.Rootfs
-	Life      *sync.Mutex     // held by the verb that changes the container
 	Exited    <-chan struct{} // closed when the exit is known
-	Now       func() ContainerNow
-	Put       func(context.Context) error // repairs the record; wants Life held
+}
+
+// LiveContainer is the side of a container that changes. Put is called within WhileIdle.
+type LiveContainer interface {
+	Idler
+	Now() ContainerNow
+	Put(ctx context.Context) error // writes the record
 }
 
 // ContainerNow is a container at one moment.
@@ -111,7 +135,6 @@ type Sources struct {
 	Runtimes status.Runtimes
 	Cleanups *retry.Queue
 	Checks   *background.Group // in which checks run
-	Repair   Repair
 }
 
 // Auditor compares a node with its records.
@@ -131,8 +154,8 @@ const answerTime = 5 * time.Second
 const width = 16
 
 // verification is one comparison. It first checks everything without locks. A
-// difference counts only if it is still there when the object's life lock is held, since
-// no verb works on the object then. Repairs of objects are the engine's own operations,
+// difference counts only if it is still there while the object is idle, since no verb works on
+// the object then. Repairs of objects are the engine's own operations,
 // such as stop and teardown.
 type verification struct {
 	*Auditor
@@ -154,7 +177,7 @@ func (a *Auditor) Verify(ctx context.Context, repair bool) ([]Finding, error) {
 	}
 	v := &verification{Auditor: a, report: NewReport(nil)}
 	if repair {
-		v.report = NewReport(a.Repair)
+		v.report = NewReport(a.Node.Repair)
 	}
 	done := make(chan error, 1)
 	a.Checks.Go("check", func() {

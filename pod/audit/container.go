@@ -40,12 +40,13 @@ func (v *verification) containers(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// confirm looks again at a container, which nobody may change meanwhile.
-func (v *verification) confirm(ctx context.Context, c *Container) error {
-	if !c.Life.TryLock() {
-		return nil // a verb is at work on it
-	}
-	defer c.Life.Unlock()
+// confirm looks again at a container, while no verb changes it.
+func (v *verification) confirm(ctx context.Context, c *Container) (err error) {
+	c.WhileIdle(func() { err = v.confirmIdle(ctx, c) })
+	return err
+}
+
+func (v *verification) confirmIdle(ctx context.Context, c *Container) error {
 	c.settle()
 	var byRoot map[string][]string
 	if v.shouldLive(c) {

@@ -23,13 +23,11 @@ func (v *verification) pods(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// confirmPod looks again at a pod, which nobody may change meanwhile.
+// confirmPod looks again at a pod, while no verb changes it.
 func (v *verification) confirmPod(ctx context.Context, p *Pod) {
-	if !p.Life.TryLock() {
-		return // a verb is at work on it
-	}
-	defer p.Life.Unlock()
-	v.report.Add(ctx, "pod "+p.ID, v.podProblems(ctx, p, v.networks([]*Pod{p})))
+	p.WhileIdle(func() {
+		v.report.Add(ctx, "pod "+p.ID, v.podProblems(ctx, p, v.networks([]*Pod{p})))
+	})
 }
 
 // networks compares the networks of pods that should have one.
