@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/crius-run/crius/conmon"
-	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/poll"
@@ -447,18 +446,6 @@ func (c *Container) settleAs(p records.Phase) {
 			now.StartedAt, now.StartError = time.Time{}, ""
 		}
 	})
-}
-
-// reloadDead recovers a container of another boot whose exit is not known.
-func (c *Container) reloadDead(ctx context.Context, unknown error) {
-	exit := conmon.Exit{Code: codeUnknown, FinishedAt: time.Now(), Message: "the node was rebooted while the container was running"}
-	if !errors.Is(unknown, fault.NotFound) { // a disk that lies about what it keeps: no reason to forget the container
-		exit.Message = "the node was rebooted, and the record of the container's exit was damaged: " + unknown.Error()
-		slog.ErrorContext(ctx, "cannot read a container's exit record, exit code unknown", "container", c.ID, "err", unknown)
-	}
-	c.recordExit(ctx, exit)
-	c.setTask(oci.Dead(exit), false)
-	c.setExit(exit)
 }
 
 // sweepWithoutRecord removes what has a run or state directory but no record.

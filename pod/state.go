@@ -2,8 +2,6 @@ package pod
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"time"
@@ -11,8 +9,6 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/conmon"
-	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod/object"
 	"github.com/crius-run/crius/pod/records"
@@ -173,117 +169,4 @@ func (c *Container) show(now *liveContainer) *view.Container {
 		}
 	}
 	return v
-}
-
-// watch waits for the end of the container and makes it known.
-func (c *Container) watch() { c.engine.background.Insist("watch container "+c.ID, c.awaitExit) }
-
-func (c *Container) awaitExit() {
-	select {
-	case <-c.exited:
-		return
-	default:
-	}
-	select {
-	case <-c.Now().task.Exited():
-	case <-c.engine.background.Closing().Done():
-		return
-	}
-	exit, err := c.Now().task.Exit()
-	switch {
-	case err != nil:
-		exit = c.lost(err)
-	case oci.NeverStarted(c.Now().task):
-		c.recordExit(context.WithoutCancel(c.engine.background.Closing()), exit)
-	}
-	c.endLeftovers(&exit)
-	if exit.OOMKills > 0 && exit.Code != 0 {
-		c.engine.counters.oomKilled.Add(1)
-	}
-	if !c.stop.Asked() {
-		c.keep()
-	}
-	c.showExit(exit)
-	c.Tell() // before whoever waits for this goes on, and ends or removes the pod
-	close(c.exited)
-	defer c.shorten() // last: plugins are told of all that it had
-	defer c.nri.Stopped(c.engine.background.Closing())
-	slog.Info("container exited", "container", c.ID, "pod", c.sandbox.ID, "code", exit.Code, "oomkills", exit.OOMKills)
-}
-
-// keep has the records on the disk before anybody hears of an end that nobody
-// asked for: a job that has succeeded must not be run again because a power cut
-// took all that tells of it. Only what lived for a moment is not there by then.
-func (c *Container) keep() {
-	err := errors.Join(c.sandbox.Sync(), c.Sync())
-	if err != nil {
-		slog.Warn("cannot sync the records of an exited container", "container", c.ID, "err", err)
-	}
-}
-
-// setExit is for a container that has exited before this server began.
-func (c *Container) setExit(exit conmon.Exit) {
-	c.showExit(exit)
-	close(c.exited)
-	c.engine.background.Go("shorten bundle "+c.ID, c.shorten) // of an earlier release it may be long
-}
-
-// showExit is for readers.
-func (c *Container) showExit(exit conmon.Exit) {
-	c.restoreCPUs() // before the next container gets its CPUs
-	c.Change(func(now *liveContainer) { now.exit = &exit })
-	c.Publish()
-	c.meter.Close()
-}
-
-// Codes of exits that nobody saw.
-const (
-	codeKilled  = 137 // we killed it
-	codeUnknown = 255 // it was gone when we came
-)
-
-// lost settles the end of a container whose monitor is gone: without it the
-// container's output goes nowhere and its exit cannot be seen, so it is killed
-// and this once the server writes the exit.
-func (c *Container) lost(cause error) conmon.Exit {
-	ctx, cancel := undoContext(c.engine.background.Closing())
-	defer cancel()
-	if exit, err := conmon.ReadExit(c.ref.ExitFile); err == nil { // which could not be read a moment ago
-		return exit
-	}
-	exit := conmon.Exit{Code: codeKilled, FinishedAt: time.Now(), Message: fmt.Sprintf("killed because the container's monitor was lost (%v)", cause)}
-	c.engine.counters.monitorsLost.Add(1)
-	slog.ErrorContext(ctx, "monitor lost, killing its container", "container", c.ID, "err", cause)
-	_ = c.engine.deps.Trace.Do(ctx, "end lost container", c.ID, func(ctx context.Context) error {
-		if err := trace.Do(ctx, "send SIGKILL", c.Now().task.Kill); err != nil {
-			slog.ErrorContext(ctx, "container whose monitor was lost not dead after SIGKILL", "container", c.ID, "err", err)
-		}
-		c.recordExit(ctx, exit)
-		return nil
-	})
-	return exit
-}
-
-// recordExit writes the exit file of a container without a monitor, for the next server. It
-// never replaces an exit. On a full disk it tries again, for as long as the container is there;
-// this server knows the exit meanwhile.
-func (c *Container) recordExit(ctx context.Context, exit conmon.Exit) {
-	record := func() error {
-		_, err := conmon.ReadExit(c.ref.ExitFile)
-		if err == nil || fault.Scarce(err) {
-			return err
-		}
-		return conmon.WriteExit(c.ref.ExitFile, exit)
-	}
-	err := trace.Call(ctx, "write exit file", record)
-	if err == nil {
-		return
-	}
-	slog.ErrorContext(ctx, "container exit not recorded, retrying", "container", c.ID, "err", err)
-	c.engine.cleanups.Add("exit of "+c.ID, func(context.Context) error {
-		if c.Now().Phase == records.Removing {
-			return nil
-		}
-		return record()
-	})
 }
