@@ -2,17 +2,11 @@ package pod
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"path/filepath"
 
-	"golang.org/x/sync/errgroup"
-
-	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/pod/blueprint"
-	"github.com/crius-run/crius/pod/records"
 )
 
 // Audit compares the node with its records.
@@ -107,87 +101,4 @@ func (e *Engine) CollectNetwork() {
 			slog.WarnContext(ctx, "CNI plugins did not release everything they hold for removed pods, the next server start retries", "err", err)
 		}
 	})
-}
-
-// Inspect is Audit().Verify for a node without a server: it reads the records, as
-// Recover does, and changes nothing at all. The engine is good for nothing else
-// afterwards. The caller holds the Lock.
-func (e *Engine) Inspect(ctx context.Context) ([]audit.Finding, error) {
-	pods, _, damagedPods, err := e.records.Pods.Read()
-	if err != nil {
-		return nil, fmt.Errorf("read pod records: %w", err)
-	}
-	ctrs, _, damagedCtrs, err := e.records.Containers.Read()
-	if err != nil {
-		return nil, fmt.Errorf("read container records: %w", err)
-	}
-	findings := append(damagedFindings("pod", damagedPods), damagedFindings("container", damagedCtrs)...)
-	for id, rec := range pods {
-		s, err := e.newSandbox(id, *rec)
-		if err != nil {
-			findings = append(findings, audit.Finding{Object: "pod " + id, Wrong: err.Error(), Advice: "add the handler to runtime.handlers again; until then the pod is not touched"})
-			continue
-		}
-		e.sandboxes.Publish(id, s)
-	}
-	for id, rec := range ctrs {
-		s, err := e.sandboxes.Find(rec.SandboxID)
-		switch {
-		case err == nil:
-			c := e.newContainer(id, s, *rec)
-			s.Change(func(now *livePod) { now.add(c) })
-			e.containers.Publish(id, c)
-		case pods[rec.SandboxID] == nil:
-			findings = append(findings, audit.Finding{Object: "container " + id, Wrong: "its pod " + rec.SandboxID + " has no record", Remedy: "remove it"})
-		}
-	}
-	e.deps.Network.Load(records.Attached(pods, e.planner.Boot))
-	found, err := e.audit.Verify(ctx, false)
-	return append(findings, found...), err
-}
-
-func damagedFindings(noun string, damaged []record.Damaged) []audit.Finding {
-	var findings []audit.Finding
-	for _, d := range damaged {
-		findings = append(findings, audit.Finding{
-			Object: noun + " " + d.ID, Wrong: fmt.Sprintf("its record %s cannot be read: %v", d.File, d.Err), Remedy: "move the record aside and remove the " + noun,
-		})
-	}
-	return findings
-}
-
-// Wipe removes all pods and containers, running or not, and all else with an id of this
-// server. It returns what remains: what could not be removed stays on record and is
-// retried, by this server or the next. When ctx ends no further removal begins; those
-// in progress are not interrupted.
-func (e *Engine) Wipe(ctx context.Context) ([]audit.Finding, error) {
-	all := e.sandboxes.All()
-	errs := make([]error, len(all))
-	var removals errgroup.Group
-	removals.SetLimit(recoverWidth)
-	for i, s := range all {
-		removals.Go(func() error {
-			if errs[i] = context.Cause(ctx); errs[i] == nil {
-				ctx, cancel := context.WithTimeout(ctx, undoTime)
-				defer cancel()
-				errs[i] = e.RemoveSandbox(ctx, s.ID)
-			}
-			return nil
-		})
-	}
-	_ = removals.Wait()
-	found, err := e.audit.Verify(ctx, true)
-	var left []audit.Finding
-	for _, f := range found {
-		if !f.Repaired {
-			left = append(left, f)
-		}
-	}
-	pods, _, _, readErr := e.records.Pods.Read()
-	for id, rec := range pods {
-		if _, err := e.deps.Runtimes.Get(rec.Handler); err != nil {
-			left = append(left, audit.Finding{Object: "pod " + id, Wrong: err.Error(), Advice: "add the handler to runtime.handlers again; without it crius cannot stop the pod"})
-		}
-	}
-	return left, errors.Join(append(errs, err, readErr)...)
 }

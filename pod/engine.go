@@ -4,15 +4,12 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -23,10 +20,7 @@ import (
 	"github.com/crius-run/crius/internal/flight"
 	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/internal/index"
-	"github.com/crius-run/crius/internal/owner"
-	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/internal/retry"
-	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/classes"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/oci/tuning"
@@ -179,67 +173,6 @@ func makeDirs(cfg *Options, on *records.Store) error {
 	return on.Make()
 }
 
-// ForkTime is far more than the forked copy of a process takes to become the
-// program that it is to run, also on a machine with more work than it can do. If
-// a server is killed meanwhile, the copy still has all that it had open: its lock,
-// and the socket that it listened on.
-const ForkTime = 10 * time.Second
-
-// Lock makes sure that one server at a time works on a state directory. A server takes
-// it first, since opening the rest also cleans up after its predecessor. The kernel
-// releases the lock when the process and its forked copies have ended. If another
-// server holds it for longer than limit the error is fault.Precondition.
-func Lock(ctx context.Context, stateDir string, limit time.Duration) (io.Closer, error) {
-	if err := os.MkdirAll(stateDir, 0o700); err != nil {
-		return nil, err
-	}
-	path := filepath.Join(stateDir, "lock")
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	poll.Until(ctx, 5*time.Millisecond, func() bool {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		return !errors.Is(err, unix.EWOULDBLOCK)
-	})
-	switch {
-	case errors.Is(err, unix.EWOULDBLOCK):
-		return nil, errors.Join(fmt.Errorf("%s is locked: another crius instance serves this state directory; stop it or set a different root: %w", path, fault.Precondition), f.Close())
-	case err != nil:
-		return nil, errors.Join(&os.PathError{Op: "flock", Path: path, Err: err}, f.Close())
-	}
-	return f, nil
-}
-
-// LockRun makes sure that only one server uses a run root, since another would remove
-// what is in it. The caller holds the Lock of the state directory. If the run root
-// belongs to another crius the error is an *owner.TakenError.
-func LockRun(ctx context.Context, runDir, stateDir string, limit time.Duration) (io.Closer, error) {
-	if err := os.MkdirAll(runDir, 0o711); err != nil {
-		return nil, err
-	}
-	lock, err := owner.Take(ctx, filepath.Join(runDir, "lock"), stateDir, limit)
-	if err != nil {
-		return nil, runTaken(runDir, err)
-	}
-	return lock, nil
-}
-
-// RunIsOurs returns an error if the run root belongs to the server of another state
-// directory.
-func RunIsOurs(runDir, stateDir string) error {
-	return runTaken(runDir, owner.Look(filepath.Join(runDir, "lock"), stateDir))
-}
-
-func runTaken(runDir string, err error) error {
-	if taken := new(owner.TakenError); errors.As(err, &taken) {
-		return fmt.Errorf("run root %s: %w: %s", runDir, err, taken.Remedy("run_root"))
-	}
-	return err
-}
-
 // Close cancels pulls, waits for other work in progress and releases the containers,
 // which keep running. No new work may be requested. If ctx ends first, the work
 // continues until the process ends; the next server resumes it from the records.
@@ -295,15 +228,6 @@ func (e *Engine) onPod(ctx context.Context, name, id string, work func(*Sandbox,
 	})
 }
 
-// mapped returns what f makes of each of all.
-func mapped[T, V any](all []T, f func(T) V) []V {
-	made := make([]V, len(all))
-	for i, one := range all {
-		made[i] = f(one)
-	}
-	return made
-}
-
 // doneIfAbsent makes the error of an unknown id that of a verb which wants the object
 // gone.
 func doneIfAbsent(err error) error {
@@ -311,47 +235,6 @@ func doneIfAbsent(err error) error {
 		return nil
 	}
 	return err
-}
-
-// Sandbox finds a pod.
-func (e *Engine) Sandbox(id string) (*view.Sandbox, error) {
-	s, err := e.sandboxes.Find(id)
-	if err != nil {
-		return nil, err
-	}
-	return s.View(), nil
-}
-
-// Sandboxes is a snapshot of all pods, in no order.
-func (e *Engine) Sandboxes() []*view.Sandbox {
-	return mapped(e.sandboxes.All(), func(s *Sandbox) *view.Sandbox { return s.View() })
-}
-
-// Container finds a container.
-func (e *Engine) Container(id string) (*view.Container, error) {
-	c, err := e.containers.Find(id)
-	if err != nil {
-		return nil, err
-	}
-	return c.View(), nil
-}
-
-// Containers is a snapshot of all containers, in no order.
-func (e *Engine) Containers() []*view.Container {
-	return mapped(e.containers.All(), func(c *Container) *view.Container { return c.View() })
-}
-
-// RuntimeSpec is the config.json of a container's bundle.
-func (e *Engine) RuntimeSpec(id string) (json.RawMessage, error) {
-	c, err := e.containers.Find(id)
-	if err != nil {
-		return nil, err
-	}
-	text, err := oci.ReadSpec[json.RawMessage](c.ref.Dir)
-	if err != nil {
-		return nil, err
-	}
-	return *text, nil
 }
 
 // Status answers for the node as a whole.

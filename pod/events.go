@@ -1,7 +1,6 @@
 package pod
 
 import (
-	"slices"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -53,20 +52,4 @@ func (s *Sandbox) emit(id string, kind cri.ContainerEventType) {
 	s.engine.events.Emit(func() *view.Event {
 		return &view.Event{ID: id, Type: kind, At: time.Now(), Sandbox: s.View(), Containers: s.memberViews()}
 	})
-}
-
-// memberViews are the pod's containers, newest first.
-func (s *Sandbox) memberViews() []*view.Container {
-	views := mapped(s.Now().containers, func(c *Container) *view.Container { return c.View() })
-	slices.SortFunc(views, func(a, b *view.Container) int { return b.CreatedAt.Compare(a.CreatedAt) })
-	return views
-}
-
-// SandboxContainers are the containers of a pod, newest first.
-func (e *Engine) SandboxContainers(id string) ([]*view.Container, error) {
-	s, err := e.sandboxes.Find(id)
-	if err != nil {
-		return nil, err
-	}
-	return s.memberViews(), nil
 }

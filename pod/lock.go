@@ -1,0 +1,78 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/owner"
+	"github.com/crius-run/crius/internal/poll"
+)
+
+// ForkTime is far more than the forked copy of a process takes to become the
+// program that it is to run, also on a machine with more work than it can do. If
+// a server is killed meanwhile, the copy still has all that it had open: its lock,
+// and the socket that it listened on.
+const ForkTime = 10 * time.Second
+
+// Lock makes sure that one server at a time works on a state directory. A server takes
+// it first, since opening the rest also cleans up after its predecessor. The kernel
+// releases the lock when the process and its forked copies have ended. If another
+// server holds it for longer than limit the error is fault.Precondition.
+func Lock(ctx context.Context, stateDir string, limit time.Duration) (io.Closer, error) {
+	if err := os.MkdirAll(stateDir, 0o700); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(stateDir, "lock")
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	poll.Until(ctx, 5*time.Millisecond, func() bool {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		return !errors.Is(err, unix.EWOULDBLOCK)
+	})
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return nil, errors.Join(fmt.Errorf("%s is locked: another crius instance serves this state directory; stop it or set a different root: %w", path, fault.Precondition), f.Close())
+	case err != nil:
+		return nil, errors.Join(&os.PathError{Op: "flock", Path: path, Err: err}, f.Close())
+	}
+	return f, nil
+}
+
+// LockRun makes sure that only one server uses a run root, since another would remove
+// what is in it. The caller holds the Lock of the state directory. If the run root
+// belongs to another crius the error is an *owner.TakenError.
+func LockRun(ctx context.Context, runDir, stateDir string, limit time.Duration) (io.Closer, error) {
+	if err := os.MkdirAll(runDir, 0o711); err != nil {
+		return nil, err
+	}
+	lock, err := owner.Take(ctx, filepath.Join(runDir, "lock"), stateDir, limit)
+	if err != nil {
+		return nil, runTaken(runDir, err)
+	}
+	return lock, nil
+}
+
+// RunIsOurs returns an error if the run root belongs to the server of another state
+// directory.
+func RunIsOurs(runDir, stateDir string) error {
+	return runTaken(runDir, owner.Look(filepath.Join(runDir, "lock"), stateDir))
+}
+
+func runTaken(runDir string, err error) error {
+	if taken := new(owner.TakenError); errors.As(err, &taken) {
+		return fmt.Errorf("run root %s: %w: %s", runDir, err, taken.Remedy("run_root"))
+	}
+	return err
+}

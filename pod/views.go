@@ -1,0 +1,75 @@
+package pod
+
+import (
+	"encoding/json"
+	"slices"
+
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod/view"
+)
+
+// Sandbox finds a pod.
+func (e *Engine) Sandbox(id string) (*view.Sandbox, error) {
+	s, err := e.sandboxes.Find(id)
+	if err != nil {
+		return nil, err
+	}
+	return s.View(), nil
+}
+
+// Sandboxes is a snapshot of all pods, in no order.
+func (e *Engine) Sandboxes() []*view.Sandbox {
+	return mapped(e.sandboxes.All(), func(s *Sandbox) *view.Sandbox { return s.View() })
+}
+
+// SandboxContainers are the containers of a pod, newest first.
+func (e *Engine) SandboxContainers(id string) ([]*view.Container, error) {
+	s, err := e.sandboxes.Find(id)
+	if err != nil {
+		return nil, err
+	}
+	return s.memberViews(), nil
+}
+
+// memberViews are the pod's containers, newest first.
+func (s *Sandbox) memberViews() []*view.Container {
+	views := mapped(s.Now().containers, func(c *Container) *view.Container { return c.View() })
+	slices.SortFunc(views, func(a, b *view.Container) int { return b.CreatedAt.Compare(a.CreatedAt) })
+	return views
+}
+
+// Container finds a container.
+func (e *Engine) Container(id string) (*view.Container, error) {
+	c, err := e.containers.Find(id)
+	if err != nil {
+		return nil, err
+	}
+	return c.View(), nil
+}
+
+// Containers is a snapshot of all containers, in no order.
+func (e *Engine) Containers() []*view.Container {
+	return mapped(e.containers.All(), func(c *Container) *view.Container { return c.View() })
+}
+
+// RuntimeSpec is the config.json of a container's bundle.
+func (e *Engine) RuntimeSpec(id string) (json.RawMessage, error) {
+	c, err := e.containers.Find(id)
+	if err != nil {
+		return nil, err
+	}
+	text, err := oci.ReadSpec[json.RawMessage](c.ref.Dir)
+	if err != nil {
+		return nil, err
+	}
+	return *text, nil
+}
+
+// mapped returns what f makes of each of all.
+func mapped[T, V any](all []T, f func(T) V) []V {
+	made := make([]V, len(all))
+	for i, one := range all {
+		made[i] = f(one)
+	}
+	return made
+}
