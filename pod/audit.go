@@ -2,7 +2,6 @@ package pod
 
 import (
 	"context"
-	"log/slog"
 	"path/filepath"
 
 	"github.com/crius-run/crius/pod/audit"
@@ -90,15 +89,4 @@ func (k known) Repair(ctx context.Context, object string, do func(context.Contex
 	ctx, cancel := undoContext(ctx)
 	defer cancel()
 	return k.engine.deps.Trace.Do(ctx, "repair", object, do)
-}
-
-// CollectNetwork has the network plugins remove, in the background, what they hold
-// for pods of ours that are gone. It is for the start of a server, after Recover.
-func (e *Engine) CollectNetwork() {
-	e.background.Go("collect garbage of networks", func() {
-		ctx := e.background.Closing()
-		if err := e.deps.Trace.Do(ctx, "collect", "networks", e.audit.CollectNetwork); err != nil {
-			slog.WarnContext(ctx, "CNI plugins did not release everything they hold for removed pods, the next server start retries", "err", err)
-		}
-	})
 }

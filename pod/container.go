@@ -23,9 +23,6 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
-	"github.com/crius-run/crius/oci/annotation"
-	"github.com/crius-run/crius/oci/limits"
-	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/blueprint"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/stop"
@@ -425,72 +422,6 @@ func (c *Container) remove(ctx context.Context) error {
 	c.Tell()
 	slog.InfoContext(ctx, "container removed", "container", c.ID, "pod", c.sandbox.ID)
 	return nil
-}
-
-// UpdateContainerResources changes the limits in force. Fields that are zero
-// keep their value (CRI: UpdateContainerResourcesRequest).
-func (e *Engine) UpdateContainerResources(ctx context.Context, id string, r *cri.LinuxContainerResources) error {
-	c, err := e.containers.Find(id)
-	if err != nil {
-		return err
-	}
-	ctx = context.WithoutCancel(ctx) // plugins that have been asked count on the update
-	return c.changeResources(ctx, r, func(limits *nri.Resources) (*nri.Resources, error) {
-		return e.deps.Plugins.UpdateContainer(ctx, c.describe, limits)
-	})
-}
-
-// changeResources changes the limits in force by r, and then by change.
-func (c *Container) changeResources(ctx context.Context, r *cri.LinuxContainerResources, change nri.Change) error {
-	c.sandbox.raiseSandbox(ctx)
-	c.Life.Lock()
-	defer c.Life.Unlock()
-	if c.View().State == cri.ContainerState_CONTAINER_EXITED {
-		return fmt.Errorf("container %s has exited: %w", c.ID, fault.Precondition)
-	}
-	// Half an update is worse than a late one: a caller who leaves does not
-	// interrupt it.
-	update := func(ctx context.Context) error { return c.update(ctx, r, change) }
-	err := c.engine.deps.Trace.Do(context.WithoutCancel(ctx), "update container", c.ID, update)
-	if err != nil {
-		return fmt.Errorf("update container %s: %w", c.ID, err)
-	}
-	return nil
-}
-
-func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, change nri.Change) (err error) {
-	merged := blueprint.MergeLimits(c.Now().Resources.M, annotation.Yield(r, c.plan.Workload.M))
-	var update limits.Update
-	if update.Resources, err = spec.Resources(merged, c.engine.planner.Host); err != nil {
-		return err
-	}
-	if old := c.View().Resources.GetLinux(); old != nil {
-		if update.Old, err = spec.Resources(old, c.engine.planner.Host); err != nil {
-			return err
-		}
-	}
-	c.nri.Begin()
-	var updated func(context.Context, func() *nri.Container) // nil: not yet
-	defer func() { c.nri.End(ctx, updated) }()
-	set, err := change(update.Resources)
-	if err != nil {
-		return err
-	}
-	merged = spec.Report(merged, set)
-	if err := blueprint.EnoughMemory(c.runtime.Handler(), c.plan.Handler, merged); err != nil {
-		return err
-	}
-	if score := r.GetOomScoreAdj(); score != 0 {
-		update.OOMScoreAdj = new(spec.OOMScoreAdj(score, c.engine.planner.Host))
-	}
-	task := c.Now().task
-	if err := task.Update(ctx, update); err != nil {
-		return overtaken(ctx, task, err)
-	}
-	c.Change(func(now *liveContainer) { now.Resources.M = merged })
-	c.Publish()
-	updated = c.nri.Plugins.ContainerUpdated
-	return c.Put(ctx)
 }
 
 // overtaken is the error of a verb that needs a container which is alive. If it has exited

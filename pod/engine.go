@@ -240,9 +240,6 @@ func doneIfAbsent(err error) error {
 // Status answers for the node as a whole.
 func (e *Engine) Status() *status.Node { return e.status }
 
-// SetPodCIDR hands the node's pod CIDR to the network.
-func (e *Engine) SetPodCIDR(cidr string) error { return e.deps.Network.SetPodCIDR(cidr) }
-
 // CgroupDriver is the driver of the containers' cgroups (CRI: RuntimeConfig).
 func (e *Engine) CgroupDriver() cri.CgroupDriver {
 	if e.cfg.CgroupDriver == "systemd" {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"path"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,7 +17,6 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ids"
-	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/nri"
@@ -191,15 +189,6 @@ func (s *Sandbox) admitAsked(ctx context.Context) error {
 	return err
 }
 
-func (s *Sandbox) planNetwork() error {
-	attachment, err := s.engine.deps.Network.Plan(s.networkPod())
-	if err != nil {
-		return err
-	}
-	s.Change(func(now *livePod) { now.Network = attachment })
-	return nil
-}
-
 // build makes everything a pod consists of. What it made before an error is
 // left to teardown.
 func (s *Sandbox) build(ctx context.Context) error {
@@ -255,33 +244,6 @@ func (s *Sandbox) mountShm(label string) error {
 		return err
 	}
 	return s.files.MountShm(cmp.Or(asked.ShmSize, s.engine.cfg.ShmSize), label)
-}
-
-// attach gives the pod its network. The plan, which the record has had from the
-// beginning, is on the disk before the ADD, so that a DEL can be made of it
-// whatever happens: what a plugin has lent is not always on this node, where it
-// could be found without the record.
-func (s *Sandbox) attach(ctx context.Context, onDisk func() error) error {
-	if err := onDisk(); err != nil {
-		return err
-	}
-	pod, plan := s.networkPod(), s.Now().Network
-	done, err := s.engine.deps.Network.Attach(ctx, pod, plan)
-	if err != nil {
-		return err
-	}
-	s.Change(func(now *livePod) { now.Network = done })
-	if len(done.HostPorts) > 0 {
-		// The rules are made of the record.
-		if err := s.Put(ctx); err != nil {
-			return err
-		}
-		if err := s.engine.deps.Network.Expose(ctx, pod, done); err != nil {
-			return err
-		}
-	}
-	// Sysctls of interfaces that the plugins have only just made.
-	return trace.Call(ctx, "set interface sysctls", func() error { return ns.SetInterfaceSysctls(s.plan.Namespaces) })
 }
 
 // StopSandbox kills the pod's containers and removes its network and namespaces. It is
@@ -354,85 +316,6 @@ func (s *Sandbox) remove(ctx context.Context) error {
 	s.Change(func(now *livePod) { now.gone = true })
 	s.Tell()
 	return nil
-}
-
-// UpdateSandboxResources notes what the kubelet gives to the pod since it was
-// made; nil leaves it as it was. The pod's cgroup is the kubelet's, who changes it
-// afterwards and takes an error for a refusal (since 1.36; CRI:
-// UpdatePodSandboxResources); that of a sandbox with a kernel of its own is ours.
-func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead, resources *cri.LinuxContainerResources) error {
-	s, err := e.sandboxes.Find(id)
-	if err != nil {
-		return err
-	}
-	s.Life.Lock()
-	defer s.Life.Unlock()
-	if s.View().State != cri.PodSandboxState_SANDBOX_READY {
-		return fmt.Errorf("pod %s is not ready: %w", s.ID, fault.Precondition)
-	}
-	ctx = context.WithoutCancel(ctx) // as of a container
-	if err := s.askPluginsForUpdate(ctx, overhead, resources); err != nil {
-		return fmt.Errorf("update pod %s: %w", s.ID, err)
-	}
-	before := s.View().Config
-	s.Change(func(now *livePod) { now.Give(overhead, resources) })
-	if err := s.limitSandbox(ctx, before); err != nil {
-		s.Change(func(now *livePod) { now.Give(before.GetLinux().GetOverhead(), before.GetLinux().GetResources()) })
-		return fmt.Errorf("update pod %s: %w", s.ID, err)
-	}
-	if err := e.deps.Trace.Do(ctx, "update pod", s.ID, s.Put); err != nil {
-		return fmt.Errorf("update pod %s: %w", s.ID, err)
-	}
-	s.Publish()
-	e.deps.Plugins.PodUpdated(ctx, s.describe)
-	return nil
-}
-
-// limitSandbox gives the sandbox in which all containers live the pod's limits, as
-// far as the pod's cgroup allows: raiseSandbox does the rest. It wants Life held.
-func (s *Sandbox) limitSandbox(ctx context.Context, before *cri.PodSandboxConfig) error {
-	infra := s.Now().infra
-	if !s.plan.Sandboxed || infra == nil {
-		return nil
-	}
-	ctx, cancel := undoContext(ctx)
-	defer cancel()
-	old, _, err := s.engine.planner.SandboxLimits(before, s.parentQuota)
-	if err != nil {
-		return err
-	}
-	now, clamped, err := s.engine.planner.SandboxLimits(s.record().Current(), s.parentQuota)
-	if err != nil {
-		return err
-	}
-	now.Old = old.Resources
-	if err := infra.Update(ctx, now); err != nil {
-		return err
-	}
-	s.clamped.Store(clamped)
-	return nil
-}
-
-// parentQuota reads the CPU quota of the cgroup above the sandbox's.
-func (s *Sandbox) parentQuota() (quota, period int64, err error) {
-	return cgroup.Quota(path.Dir(s.infraRef().Cgroup))
-}
-
-// raiseSandbox gives the sandbox the limits that its pod's cgroup did not allow
-// when they were asked for. A kubelet that raises those of a pod updates its
-// containers last. What is still not allowed then is tried again the next time.
-func (s *Sandbox) raiseSandbox(ctx context.Context) {
-	if !s.clamped.Load() {
-		return
-	}
-	s.Life.Lock()
-	defer s.Life.Unlock()
-	if s.Now().Phase != records.Ready {
-		return
-	}
-	if err := s.limitSandbox(ctx, s.record().Current()); err != nil {
-		slog.WarnContext(ctx, "sandbox limits not raised, retrying at the next container update", "pod", s.ID, "err", err)
-	}
 }
 
 // end refuses new containers, calls off those being created and waits until

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"path/filepath"
 	"time"
 
 	"github.com/crius-run/crius/internal/cgroup"
@@ -14,7 +13,6 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/retry"
 	"github.com/crius-run/crius/internal/trace"
-	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod/blueprint"
 	"github.com/crius-run/crius/pod/records"
@@ -130,20 +128,6 @@ func endCgroup(ctx context.Context, path string) error {
 	return errors.Join(cgroup.Kill(killing, path), cgroup.Remove(ctx, path))
 }
 
-// detach gives the network back if the pod has one, and forgets it.
-func (s *Sandbox) detach(ctx context.Context) error {
-	a := s.Now().Network
-	if a == nil {
-		return nil
-	}
-	if err := s.engine.deps.Network.Detach(ctx, s.networkPod(), a); err != nil {
-		s.Change(func(now *livePod) { now.detachErr = err })
-		return err
-	}
-	s.Change(func(now *livePod) { now.Network = nil })
-	return nil
-}
-
 // finishStop does what is left of a stop: it gives back the network, and writes
 // down that the pod is stopped.
 func (s *Sandbox) finishStop(ctx context.Context) error { return s.Finish(ctx, s.settleStop) }
@@ -157,26 +141,6 @@ func (s *Sandbox) settleStop(ctx context.Context) error {
 		return err
 	}
 	return s.Put(ctx)
-}
-
-// networkPod is how the network knows the pod.
-func (s *Sandbox) networkPod() network.Pod {
-	cfg := s.plan.Config.M
-	meta := cfg.GetMetadata()
-	return network.Pod{
-		ID:           s.ID,
-		Name:         meta.GetName(),
-		Namespace:    meta.GetNamespace(),
-		UID:          meta.GetUid(),
-		NetNS:        s.plan.Namespaces.Paths().Net,
-		CacheDir:     filepath.Join(s.engine.records.Pods.Path(s.ID), "cni"),
-		PortMappings: cfg.GetPortMappings(),
-		Annotations:  cfg.GetAnnotations(),
-		DNS:          cfg.GetDnsConfig(),
-		CgroupParent: cfg.GetLinux().GetCgroupParent(),
-		OwnKernel:    s.plan.Sandboxed,
-		ConfDir:      s.runtime.Handler().CNIConfDir,
-	}
 }
 
 // sweep removes what bears an id that has no record, of a container or of a pod.

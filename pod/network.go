@@ -1,0 +1,95 @@
+package pod
+
+import (
+	"context"
+	"log/slog"
+	"path/filepath"
+
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/network"
+)
+
+func (s *Sandbox) planNetwork() error {
+	attachment, err := s.engine.deps.Network.Plan(s.networkPod())
+	if err != nil {
+		return err
+	}
+	s.Change(func(now *livePod) { now.Network = attachment })
+	return nil
+}
+
+// attach gives the pod its network. The plan, which the record has had from the
+// beginning, is on the disk before the ADD, so that a DEL can be made of it
+// whatever happens: what a plugin has lent is not always on this node, where it
+// could be found without the record.
+func (s *Sandbox) attach(ctx context.Context, onDisk func() error) error {
+	if err := onDisk(); err != nil {
+		return err
+	}
+	pod, plan := s.networkPod(), s.Now().Network
+	done, err := s.engine.deps.Network.Attach(ctx, pod, plan)
+	if err != nil {
+		return err
+	}
+	s.Change(func(now *livePod) { now.Network = done })
+	if len(done.HostPorts) > 0 {
+		// The rules are made of the record.
+		if err := s.Put(ctx); err != nil {
+			return err
+		}
+		if err := s.engine.deps.Network.Expose(ctx, pod, done); err != nil {
+			return err
+		}
+	}
+	// Sysctls of interfaces that the plugins have only just made.
+	return trace.Call(ctx, "set interface sysctls", func() error { return ns.SetInterfaceSysctls(s.plan.Namespaces) })
+}
+
+// detach gives the network back if the pod has one, and forgets it.
+func (s *Sandbox) detach(ctx context.Context) error {
+	a := s.Now().Network
+	if a == nil {
+		return nil
+	}
+	if err := s.engine.deps.Network.Detach(ctx, s.networkPod(), a); err != nil {
+		s.Change(func(now *livePod) { now.detachErr = err })
+		return err
+	}
+	s.Change(func(now *livePod) { now.Network = nil })
+	return nil
+}
+
+// networkPod is how the network knows the pod.
+func (s *Sandbox) networkPod() network.Pod {
+	cfg := s.plan.Config.M
+	meta := cfg.GetMetadata()
+	return network.Pod{
+		ID:           s.ID,
+		Name:         meta.GetName(),
+		Namespace:    meta.GetNamespace(),
+		UID:          meta.GetUid(),
+		NetNS:        s.plan.Namespaces.Paths().Net,
+		CacheDir:     filepath.Join(s.engine.records.Pods.Path(s.ID), "cni"),
+		PortMappings: cfg.GetPortMappings(),
+		Annotations:  cfg.GetAnnotations(),
+		DNS:          cfg.GetDnsConfig(),
+		CgroupParent: cfg.GetLinux().GetCgroupParent(),
+		OwnKernel:    s.plan.Sandboxed,
+		ConfDir:      s.runtime.Handler().CNIConfDir,
+	}
+}
+
+// SetPodCIDR hands the node's pod CIDR to the network.
+func (e *Engine) SetPodCIDR(cidr string) error { return e.deps.Network.SetPodCIDR(cidr) }
+
+// CollectNetwork has the network plugins remove, in the background, what they hold
+// for pods of ours that are gone. It is for the start of a server, after Recover.
+func (e *Engine) CollectNetwork() {
+	e.background.Go("collect garbage of networks", func() {
+		ctx := e.background.Closing()
+		if err := e.deps.Trace.Do(ctx, "collect", "networks", e.audit.CollectNetwork); err != nil {
+			slog.WarnContext(ctx, "CNI plugins did not release everything they hold for removed pods, the next server start retries", "err", err)
+		}
+	})
+}

@@ -1,0 +1,164 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/nri"
+	"github.com/crius-run/crius/oci/annotation"
+	"github.com/crius-run/crius/oci/limits"
+	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/blueprint"
+	"github.com/crius-run/crius/pod/records"
+)
+
+// UpdateContainerResources changes the limits in force. Fields that are zero
+// keep their value (CRI: UpdateContainerResourcesRequest).
+func (e *Engine) UpdateContainerResources(ctx context.Context, id string, r *cri.LinuxContainerResources) error {
+	c, err := e.containers.Find(id)
+	if err != nil {
+		return err
+	}
+	ctx = context.WithoutCancel(ctx) // plugins that have been asked count on the update
+	return c.changeResources(ctx, r, func(limits *nri.Resources) (*nri.Resources, error) {
+		return e.deps.Plugins.UpdateContainer(ctx, c.describe, limits)
+	})
+}
+
+// changeResources changes the limits in force by r, and then by change.
+func (c *Container) changeResources(ctx context.Context, r *cri.LinuxContainerResources, change nri.Change) error {
+	c.sandbox.raiseSandbox(ctx)
+	c.Life.Lock()
+	defer c.Life.Unlock()
+	if c.View().State == cri.ContainerState_CONTAINER_EXITED {
+		return fmt.Errorf("container %s has exited: %w", c.ID, fault.Precondition)
+	}
+	// Half an update is worse than a late one: a caller who leaves does not
+	// interrupt it.
+	update := func(ctx context.Context) error { return c.update(ctx, r, change) }
+	err := c.engine.deps.Trace.Do(context.WithoutCancel(ctx), "update container", c.ID, update)
+	if err != nil {
+		return fmt.Errorf("update container %s: %w", c.ID, err)
+	}
+	return nil
+}
+
+func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, change nri.Change) (err error) {
+	merged := blueprint.MergeLimits(c.Now().Resources.M, annotation.Yield(r, c.plan.Workload.M))
+	var update limits.Update
+	if update.Resources, err = spec.Resources(merged, c.engine.planner.Host); err != nil {
+		return err
+	}
+	if old := c.View().Resources.GetLinux(); old != nil {
+		if update.Old, err = spec.Resources(old, c.engine.planner.Host); err != nil {
+			return err
+		}
+	}
+	c.nri.Begin()
+	var updated func(context.Context, func() *nri.Container) // nil: not yet
+	defer func() { c.nri.End(ctx, updated) }()
+	set, err := change(update.Resources)
+	if err != nil {
+		return err
+	}
+	merged = spec.Report(merged, set)
+	if err := blueprint.EnoughMemory(c.runtime.Handler(), c.plan.Handler, merged); err != nil {
+		return err
+	}
+	if score := r.GetOomScoreAdj(); score != 0 {
+		update.OOMScoreAdj = new(spec.OOMScoreAdj(score, c.engine.planner.Host))
+	}
+	task := c.Now().task
+	if err := task.Update(ctx, update); err != nil {
+		return overtaken(ctx, task, err)
+	}
+	c.Change(func(now *liveContainer) { now.Resources.M = merged })
+	c.Publish()
+	updated = c.nri.Plugins.ContainerUpdated
+	return c.Put(ctx)
+}
+
+// UpdateSandboxResources notes what the kubelet gives to the pod since it was
+// made; nil leaves it as it was. The pod's cgroup is the kubelet's, who changes it
+// afterwards and takes an error for a refusal (since 1.36; CRI:
+// UpdatePodSandboxResources); that of a sandbox with a kernel of its own is ours.
+func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead, resources *cri.LinuxContainerResources) error {
+	s, err := e.sandboxes.Find(id)
+	if err != nil {
+		return err
+	}
+	s.Life.Lock()
+	defer s.Life.Unlock()
+	if s.View().State != cri.PodSandboxState_SANDBOX_READY {
+		return fmt.Errorf("pod %s is not ready: %w", s.ID, fault.Precondition)
+	}
+	ctx = context.WithoutCancel(ctx) // as of a container
+	if err := s.askPluginsForUpdate(ctx, overhead, resources); err != nil {
+		return fmt.Errorf("update pod %s: %w", s.ID, err)
+	}
+	before := s.View().Config
+	s.Change(func(now *livePod) { now.Give(overhead, resources) })
+	if err := s.limitSandbox(ctx, before); err != nil {
+		s.Change(func(now *livePod) { now.Give(before.GetLinux().GetOverhead(), before.GetLinux().GetResources()) })
+		return fmt.Errorf("update pod %s: %w", s.ID, err)
+	}
+	if err := e.deps.Trace.Do(ctx, "update pod", s.ID, s.Put); err != nil {
+		return fmt.Errorf("update pod %s: %w", s.ID, err)
+	}
+	s.Publish()
+	e.deps.Plugins.PodUpdated(ctx, s.describe)
+	return nil
+}
+
+// limitSandbox gives the sandbox in which all containers live the pod's limits, as
+// far as the pod's cgroup allows: raiseSandbox does the rest. It wants Life held.
+func (s *Sandbox) limitSandbox(ctx context.Context, before *cri.PodSandboxConfig) error {
+	infra := s.Now().infra
+	if !s.plan.Sandboxed || infra == nil {
+		return nil
+	}
+	ctx, cancel := undoContext(ctx)
+	defer cancel()
+	old, _, err := s.engine.planner.SandboxLimits(before, s.parentQuota)
+	if err != nil {
+		return err
+	}
+	now, clamped, err := s.engine.planner.SandboxLimits(s.record().Current(), s.parentQuota)
+	if err != nil {
+		return err
+	}
+	now.Old = old.Resources
+	if err := infra.Update(ctx, now); err != nil {
+		return err
+	}
+	s.clamped.Store(clamped)
+	return nil
+}
+
+// parentQuota reads the CPU quota of the cgroup above the sandbox's.
+func (s *Sandbox) parentQuota() (quota, period int64, err error) {
+	return cgroup.Quota(path.Dir(s.infraRef().Cgroup))
+}
+
+// raiseSandbox gives the sandbox the limits that its pod's cgroup did not allow
+// when they were asked for. A kubelet that raises those of a pod updates its
+// containers last. What is still not allowed then is tried again the next time.
+func (s *Sandbox) raiseSandbox(ctx context.Context) {
+	if !s.clamped.Load() {
+		return
+	}
+	s.Life.Lock()
+	defer s.Life.Unlock()
+	if s.Now().Phase != records.Ready {
+		return
+	}
+	if err := s.limitSandbox(ctx, s.record().Current()); err != nil {
+		slog.WarnContext(ctx, "sandbox limits not raised, retrying at the next container update", "pod", s.ID, "err", err)
+	}
+}
