@@ -24,6 +24,7 @@ import (
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod/blueprint"
+	"github.com/crius-run/crius/pod/files"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/stop"
 	"github.com/crius-run/crius/pod/usage"
@@ -461,4 +462,18 @@ func (e *Engine) ReopenContainerLog(ctx context.Context, id string) error {
 		}
 		return err
 	})
+}
+
+// makeDirs makes the places that belong to the container.
+func (c *Container) makeDirs() error {
+	if err := os.MkdirAll(c.ref.Rootfs(), 0o700); err != nil {
+		return err
+	}
+	if err := c.sandbox.files.LetIn(c.ref.Dir); err != nil {
+		return err
+	}
+	if c.plan.LogPath == "" {
+		return nil
+	}
+	return files.MakeLogDir(c.sandbox.plan.Config.M.GetLogDirectory(), c.plan.Config.M.GetLogPath())
 }

@@ -5,10 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"path/filepath"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -59,72 +56,6 @@ func admitImage(ctx context.Context, images Images, pod *cri.PodSandboxConfig, a
 		return nil, fmt.Errorf("image %s: %w", asked.GetImage(), err)
 	}
 	return image, nil
-}
-
-// roots are the file systems of a container: its root file system, its image volumes,
-// which storage knows as root file systems that nobody writes to, and its copies of the
-// node's files.
-type roots struct {
-	images  Images
-	own     storage.Rootfs
-	volumes []records.Volume
-	bundle  string // directory
-}
-
-func (r *roots) all() []storage.Rootfs {
-	all := []storage.Rootfs{r.own}
-	for _, v := range r.volumes {
-		all = append(all, r.volume(v))
-	}
-	return all
-}
-
-func (r *roots) volume(v records.Volume) storage.Rootfs {
-	name, volume := strconv.Itoa(v.Mount), r.own
-	volume.ID, volume.ImageID, volume.ReadOnly = v.RootID(r.own.ID), v.ImageID, true
-	volume.Dir = filepath.Join(r.own.Dir, "volumes", name)
-	volume.Target = filepath.Join(r.bundle, "volumes", name)
-	return volume
-}
-
-// copies is where the copies of the node's files are mounted.
-func (r *roots) copies() string { return filepath.Join(r.bundle, "copies") }
-
-func (r *roots) remove(ctx context.Context) error {
-	if err := mount.Unmount(r.copies()); err != nil {
-		return err
-	}
-	for _, root := range r.all() {
-		if err := r.images.RemoveRootfs(ctx, root); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// mount mounts them, and returns where each image volume, or the part of
-// it that was asked for, has become visible: parallel to the request's mounts,
-// as spec.Facts wants it.
-func (r *roots) mount(ctx context.Context, mounts []*cri.Mount) ([]string, error) {
-	if err := r.images.MountRootfs(ctx, r.own); err != nil {
-		return nil, fmt.Errorf("mount root file system: %w", err)
-	}
-	sources := make([]string, len(mounts))
-	for _, v := range r.volumes {
-		at, volume := mounts[v.Mount].GetContainerPath(), r.volume(v)
-		if err := r.images.MountRootfs(ctx, volume); err != nil {
-			return nil, fmt.Errorf("%w at %s: %w", ErrImageVolume, at, err)
-		}
-		path, err := spec.ResolveBelow(volume.Target, cmp.Or(mounts[v.Mount].GetImageSubPath(), "."))
-		if errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("%w: %w", err, fault.NotFound)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%w at %s: image_sub_path: %w", ErrImageVolume, at, err)
-		}
-		sources[v.Mount] = path
-	}
-	return sources, nil
 }
 
 // makeVolumes makes the directories that the image declares as its volumes

@@ -1,30 +1,20 @@
 package pod
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/lsm"
-	"github.com/crius-run/crius/internal/trace"
-	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/annotation"
 	"github.com/crius-run/crius/oci/cdi"
-	"github.com/crius-run/crius/oci/classes"
-	"github.com/crius-run/crius/oci/hooks"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/blueprint"
-	"github.com/crius-run/crius/pod/files"
 	"github.com/crius-run/crius/pod/hostpath"
-	"github.com/crius-run/crius/pod/profile"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -33,20 +23,6 @@ type sources struct {
 	image         *storage.Image
 	seccomp       *spec.Profile // that the pod asks for by annotation; nil: none
 	privilegedPod bool          // what the pod's configuration says at the time of the create
-}
-
-// makeDirs makes the places that belong to the container.
-func (c *Container) makeDirs() error {
-	if err := os.MkdirAll(c.ref.Rootfs(), 0o700); err != nil {
-		return err
-	}
-	if err := c.sandbox.files.LetIn(c.ref.Dir); err != nil {
-		return err
-	}
-	if c.plan.LogPath == "" {
-		return nil
-	}
-	return files.MakeLogDir(c.sandbox.plan.Config.M.GetLogDirectory(), c.plan.Config.M.GetLogPath())
 }
 
 // specInput is what the specs of all containers of a pod have in common.
@@ -78,24 +54,6 @@ func (s *Sandbox) specInput(ctx context.Context, asked annotation.Asked) (spec.I
 // now.
 func (s *Sandbox) asked() (annotation.Asked, error) {
 	return s.engine.planner.Asked(&s.plan, s.runtime.Handler())
-}
-
-// seccompProfile gets the profile that the pod asks for by annotation, for a container whose
-// request leaves it unconfined; nil: none.
-func seccompProfile(ctx context.Context, s *Sandbox, cfg *cri.ContainerConfig) (*spec.Profile, error) {
-	asked, err := s.asked()
-	if err != nil {
-		return nil, err
-	}
-	ref := asked.SeccompProfile(cfg.GetMetadata().GetName())
-	if ref == "" || !spec.LeftUnconfined(cfg.GetLinux().GetSecurityContext()) {
-		return nil, nil //nolint:nilnil // see above
-	}
-	ctx, cancel := until(ctx, s.engine.pulling)
-	defer cancel()
-	return trace.Get(ctx, "load seccomp profile", func(ctx context.Context) (*spec.Profile, error) {
-		return profile.Load(ctx, s.engine.deps.Images, ref, s.plan.Config.M.GetMetadata().GetNamespace())
-	})
 }
 
 // resolve finds out what the container's spec depends on. The root file system
@@ -180,36 +138,6 @@ func (c *Container) holdPIDNamespace(in *spec.Input) (release func(), err error)
 	return func() { file.Close() }, nil
 }
 
-// lookUpUser resolves the user that the container runs as, and adds entries to
-// passwd and group if they are missing. It reads files of the image into memory, so only
-// a few containers do this at the same time.
-func (c *Container) lookUpUser(ctx context.Context, imageUser string) (spec.Identity, error) {
-	select {
-	case c.engine.userLookups <- struct{}{}:
-		defer func() { <-c.engine.userLookups }()
-	case <-ctx.Done():
-		return spec.Identity{}, context.Cause(ctx)
-	}
-	user, err := spec.ResolveUser(c.ref.Rootfs(), c.plan.Config.M.GetLinux().GetSecurityContext(), imageUser)
-	if err != nil {
-		return user, fmt.Errorf("resolve user: %w", err)
-	}
-	if err := trace.Call(ctx, "add user to /etc/passwd", func() error { return nameUser(c.ref.Rootfs(), user, c.plan.Config.M.GetWorkingDir()) }); err != nil {
-		return user, fmt.Errorf("add the user to /etc/passwd and /etc/group: %w", err)
-	}
-	return user, nil
-}
-
-// nameUser gives the user and group that the container runs as a name in its
-// root file system, if they have none: many programs ask for that of their own
-// user, and a cluster that allots user ids cannot put them into images.
-func nameUser(rootfs string, user spec.Identity, home string) error {
-	return errors.Join(
-		spec.AddAccount(rootfs, "/etc/passwd", user.PasswdLine(cmp.Or(home, "/"))),
-		spec.AddAccount(rootfs, "/etc/group", user.GroupLine()),
-	)
-}
-
 // target is another running container of the same pod.
 func (c *Container) target(id string) (oci.Task, error) {
 	target, err := c.engine.containers.Find(id)
@@ -226,57 +154,4 @@ func (c *Container) target(id string) (oci.Task, error) {
 		return nil, fmt.Errorf("target container %s is not running: %w", target.ID, fault.Precondition)
 	}
 	return target.Now().task, nil
-}
-
-// makeSpec makes the container's spec, with what is installed on the node for all
-// containers or was asked for by name. Only NRI plugins change it further.
-func (c *Container) makeSpec(ctx context.Context, in spec.Input) (*nri.Spec, error) {
-	ociSpec, err := spec.Container(in)
-	if err != nil {
-		return nil, err
-	}
-	c.plan.Tuning.AddTo(ociSpec)
-	if err := c.sandbox.addClasses(ctx, in.Request.Container, ociSpec); err != nil {
-		return nil, err
-	}
-	if profile := ociSpec.Process.ApparmorProfile; profile != "" {
-		err := trace.Do(ctx, "load AppArmor profile", func(ctx context.Context) error { return lsm.Ensure(ctx, profile) })
-		if err != nil {
-			return nil, err
-		}
-	}
-	devices, err := cdi.Devices(in.Request.Container)
-	if err != nil {
-		return nil, err
-	}
-	if err := cdi.Inject(ociSpec, c.engine.cfg.CDISpecDirs, devices); err != nil {
-		return nil, err
-	}
-	return ociSpec, c.sandbox.addHooks(ctx, in.Request.Container, ociSpec)
-}
-
-// addClasses puts a container of the pod into the classes that annotations name.
-func (s *Sandbox) addClasses(ctx context.Context, request *cri.ContainerConfig, ociSpec *nri.Spec) error {
-	return s.engine.classes.AddTo(ctx, ociSpec, classes.Container{
-		Name: request.GetMetadata().GetName(), Annotations: request.GetAnnotations(), PodAnnotations: s.plan.Config.M.GetAnnotations(),
-	})
-}
-
-// addHooks gives a container of the pod, or its infra container if the request is
-// nil, the hooks that are installed on the node. They are read each time, which finds
-// what was installed a moment ago.
-func (s *Sandbox) addHooks(ctx context.Context, request *cri.ContainerConfig, ociSpec *nri.Spec) error {
-	set, err := hooks.Read(s.engine.cfg.HookDirs)
-	if err != nil || len(set) == 0 {
-		return err
-	}
-	c := hooks.Container{
-		Annotations: maps.Clone(s.plan.Config.M.GetAnnotations()),
-		BindMounts:  slices.ContainsFunc(request.GetMounts(), func(m *cri.Mount) bool { return m.GetHostPath() != "" }),
-	}
-	if c.Annotations == nil {
-		c.Annotations = map[string]string{}
-	}
-	maps.Copy(c.Annotations, request.GetAnnotations())
-	return trace.Do(ctx, "add OCI hooks", func(ctx context.Context) error { return set.Inject(ctx, ociSpec, c) })
 }

@@ -1,0 +1,41 @@
+package pod
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/oci/spec"
+)
+
+// lookUpUser resolves the user that the container runs as, and adds entries to
+// passwd and group if they are missing. It reads files of the image into memory, so only
+// a few containers do this at the same time.
+func (c *Container) lookUpUser(ctx context.Context, imageUser string) (spec.Identity, error) {
+	select {
+	case c.engine.userLookups <- struct{}{}:
+		defer func() { <-c.engine.userLookups }()
+	case <-ctx.Done():
+		return spec.Identity{}, context.Cause(ctx)
+	}
+	user, err := spec.ResolveUser(c.ref.Rootfs(), c.plan.Config.M.GetLinux().GetSecurityContext(), imageUser)
+	if err != nil {
+		return user, fmt.Errorf("resolve user: %w", err)
+	}
+	if err := trace.Call(ctx, "add user to /etc/passwd", func() error { return nameUser(c.ref.Rootfs(), user, c.plan.Config.M.GetWorkingDir()) }); err != nil {
+		return user, fmt.Errorf("add the user to /etc/passwd and /etc/group: %w", err)
+	}
+	return user, nil
+}
+
+// nameUser gives the user and group that the container runs as a name in its
+// root file system, if they have none: many programs ask for that of their own
+// user, and a cluster that allots user ids cannot put them into images.
+func nameUser(rootfs string, user spec.Identity, home string) error {
+	return errors.Join(
+		spec.AddAccount(rootfs, "/etc/passwd", user.PasswdLine(cmp.Or(home, "/"))),
+		spec.AddAccount(rootfs, "/etc/group", user.GroupLine()),
+	)
+}
