@@ -4,7 +4,6 @@ import (
 	"path/filepath"
 
 	"github.com/crius-run/crius/internal/lsm"
-	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/oci/annotation"
 	"github.com/crius-run/crius/oci/classes"
 	"github.com/crius-run/crius/oci/spec"
@@ -112,14 +111,4 @@ func (o *Options) planner(boot string, host spec.Host, defaults spec.Defaults) *
 
 func (o *Options) filesOf(id string, plan *records.PodPlan) files.Pod {
 	return files.Of(filepath.Join(o.RunDir, "pods", id), plan)
-}
-
-// makeNamespaces makes and pins the namespaces that the containers share. No
-// process is needed to hold them.
-func makeNamespaces(n ns.Spec) error {
-	if !n.Net && !n.IPC && !n.UTS && len(n.UIDs) == 0 {
-		return nil
-	}
-	_, err := ns.Create(n)
-	return err
 }

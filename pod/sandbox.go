@@ -17,6 +17,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ids"
+	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/nri"
@@ -356,4 +357,14 @@ func (s *Sandbox) killMembers(ctx context.Context) error {
 	}
 	wg.Wait()
 	return errors.Join(errs...)
+}
+
+// makeNamespaces makes and pins the namespaces that the containers share. No
+// process is needed to hold them.
+func makeNamespaces(n ns.Spec) error {
+	if !n.Net && !n.IPC && !n.UTS && len(n.UIDs) == 0 {
+		return nil
+	}
+	_, err := ns.Create(n)
+	return err
 }

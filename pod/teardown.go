@@ -5,18 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"time"
 
 	"github.com/crius-run/crius/internal/cgroup"
-	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
-	"github.com/crius-run/crius/internal/retry"
 	"github.com/crius-run/crius/internal/trace"
-	"github.com/crius-run/crius/oci"
-	"github.com/crius-run/crius/pod/blueprint"
 	"github.com/crius-run/crius/pod/records"
-	"github.com/crius-run/crius/storage"
 )
 
 // This file is the one way back. Each function takes "already gone" for
@@ -143,111 +137,8 @@ func (s *Sandbox) settleStop(ctx context.Context) error {
 	return s.Put(ctx)
 }
 
-// sweep removes what bears an id that has no record, of a container or of a pod.
-func sweep(ctx context.Context, e *Engine, id string) error {
-	return errors.Join(sweepContainer(ctx, e, id), sweepSandbox(ctx, e, id))
-}
-
-// deleteFromAny deletes a container of which no record says to which handler it belongs: all
-// are asked.
-func deleteFromAny(ctx context.Context, e *Engine, ref oci.Ref) error {
-	var errs []error
-	for _, name := range e.deps.Runtimes.Names() {
-		runtime, err := e.deps.Runtimes.Get(name)
-		if err == nil {
-			err = trace.Do(ctx, "delete container", func(ctx context.Context) error { return runtime.Delete(ctx, ref) })
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
-}
-
-// sweepContainer removes what an id without a record left in the run directory.
-func sweepContainer(ctx context.Context, e *Engine, id string) error {
-	ref := e.containerRef(id, records.ContainerPlan{})
-	errs := []error{deleteFromAny(ctx, e, ref)}
-	rootfs := storage.Rootfs{ID: id, Dir: e.records.Containers.Path(id), Target: ref.Rootfs()}
-	removeRoot := func(ctx context.Context) error {
-		return errors.Join(e.deps.Images.RemoveRootfs(ctx, rootfs), mount.UnmountBelow(ref.Dir))
-	}
-	if err := trace.Do(ctx, "remove root file system", removeRoot); err != nil {
-		return errors.Join(append(errs, err)...)
-	}
-	errs = append(errs, removeRunDir(ctx, ref.Dir))
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	return e.records.Containers.Delete(ctx, id)
-}
-
-// sweepSandbox is sweepContainer for a pod. Its network is beyond reach: only
-// the record knew how it was made.
-func sweepSandbox(ctx context.Context, e *Engine, id string) error {
-	plan := records.PodPlan{OwnFiles: true, Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: blueprint.PinPrefix + id}}
-	s := &Sandbox{podObject: podObject{ID: id}, engine: e, plan: plan, files: e.cfg.filesOf(id, &plan)}
-	errs := []error{deleteFromAny(ctx, e, s.infraRef()), s.release(ctx)}
-	if err := mount.UnmountBelow(s.files.Dir); err != nil {
-		return errors.Join(append(errs, err)...) // and nothing is deleted through a mount
-	}
-	errs = append(errs, removeRunDir(ctx, s.files.Dir))
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	return e.records.Pods.Delete(ctx, id)
-}
-
 // removeRunDir removes a directory of which nothing is needed any more, and in
 // which no directory is a mount point any more.
 func removeRunDir(ctx context.Context, dir string) error {
 	return trace.Call(ctx, "remove run directory", func() error { return mount.RemoveAll(dir) })
-}
-
-// undoTime bounds an undo, which runs when the caller may be long gone.
-const undoTime = 2 * time.Minute
-
-func undoContext(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(context.WithoutCancel(ctx), undoTime,
-		fmt.Errorf("cleanup did not finish within %s: %w", undoTime, fault.Timeout))
-}
-
-const (
-	retryMin = time.Second
-	retryMax = time.Minute
-)
-
-// newCleanups is the queue of what could not be finished of an object: its
-// teardown, as a rule, or the record of a start. The engine's end interrupts it;
-// the next engine finds the work by the records.
-func newCleanups(e *Engine) *retry.Queue {
-	return retry.New(e.background.Closing(), retry.Config{
-		Width: recoverWidth, Slot: 5 * time.Second, First: retryMin, Max: retryMax, Limit: undoTime,
-		Attempt: func(ctx context.Context, id string, work retry.Work) error {
-			err := e.deps.Trace.Do(ctx, "clean up", id, work)
-			if err == nil {
-				slog.InfoContext(ctx, "cleanup finished", "id", id)
-			}
-			return err
-		},
-		Failed: func(id string, err error) { slog.Warn("cleanup incomplete, retrying", "id", id, "err", err) },
-	})
-}
-
-// until is ctx until another context ends, with the cause of that.
-func until(ctx, end context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(end, func() { cancel(context.Cause(end)) })
-	return ctx, func() {
-		stop()
-		cancel(nil)
-	}
-}
-
-// causedBy puts the reason for which ctx has ended before an error of work that ended
-// with it: libraries report no more than that it was cancelled. That error is for people
-// alone: callers would take it for a failure of the step that met the end.
-func causedBy(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil {
-		return fmt.Errorf("%w (%s)", cause, err.Error())
-	}
-	return err
 }

@@ -1,0 +1,41 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/retry"
+)
+
+// undoTime bounds an undo, which runs when the caller may be long gone.
+const undoTime = 2 * time.Minute
+
+func undoContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(context.WithoutCancel(ctx), undoTime,
+		fmt.Errorf("cleanup did not finish within %s: %w", undoTime, fault.Timeout))
+}
+
+const (
+	retryMin = time.Second
+	retryMax = time.Minute
+)
+
+// newCleanups is the queue of what could not be finished of an object: its
+// teardown, as a rule, or the record of a start. The engine's end interrupts it;
+// the next engine finds the work by the records.
+func newCleanups(e *Engine) *retry.Queue {
+	return retry.New(e.background.Closing(), retry.Config{
+		Width: recoverWidth, Slot: 5 * time.Second, First: retryMin, Max: retryMax, Limit: undoTime,
+		Attempt: func(ctx context.Context, id string, work retry.Work) error {
+			err := e.deps.Trace.Do(ctx, "clean up", id, work)
+			if err == nil {
+				slog.InfoContext(ctx, "cleanup finished", "id", id)
+			}
+			return err
+		},
+		Failed: func(id string, err error) { slog.Warn("cleanup incomplete, retrying", "id", id, "err", err) },
+	})
+}

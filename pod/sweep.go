@@ -1,0 +1,67 @@
+package pod
+
+import (
+	"context"
+	"errors"
+
+	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod/blueprint"
+	"github.com/crius-run/crius/pod/records"
+	"github.com/crius-run/crius/storage"
+)
+
+// sweep removes what bears an id that has no record, of a container or of a pod.
+func sweep(ctx context.Context, e *Engine, id string) error {
+	return errors.Join(sweepContainer(ctx, e, id), sweepSandbox(ctx, e, id))
+}
+
+// deleteFromAny deletes a container of which no record says to which handler it belongs: all
+// are asked.
+func deleteFromAny(ctx context.Context, e *Engine, ref oci.Ref) error {
+	var errs []error
+	for _, name := range e.deps.Runtimes.Names() {
+		runtime, err := e.deps.Runtimes.Get(name)
+		if err == nil {
+			err = trace.Do(ctx, "delete container", func(ctx context.Context) error { return runtime.Delete(ctx, ref) })
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// sweepContainer removes what an id without a record left in the run directory.
+func sweepContainer(ctx context.Context, e *Engine, id string) error {
+	ref := e.containerRef(id, records.ContainerPlan{})
+	errs := []error{deleteFromAny(ctx, e, ref)}
+	rootfs := storage.Rootfs{ID: id, Dir: e.records.Containers.Path(id), Target: ref.Rootfs()}
+	removeRoot := func(ctx context.Context) error {
+		return errors.Join(e.deps.Images.RemoveRootfs(ctx, rootfs), mount.UnmountBelow(ref.Dir))
+	}
+	if err := trace.Do(ctx, "remove root file system", removeRoot); err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	errs = append(errs, removeRunDir(ctx, ref.Dir))
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return e.records.Containers.Delete(ctx, id)
+}
+
+// sweepSandbox is sweepContainer for a pod. Its network is beyond reach: only
+// the record knew how it was made.
+func sweepSandbox(ctx context.Context, e *Engine, id string) error {
+	plan := records.PodPlan{OwnFiles: true, Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: blueprint.PinPrefix + id}}
+	s := &Sandbox{podObject: podObject{ID: id}, engine: e, plan: plan, files: e.cfg.filesOf(id, &plan)}
+	errs := []error{deleteFromAny(ctx, e, s.infraRef()), s.release(ctx)}
+	if err := mount.UnmountBelow(s.files.Dir); err != nil {
+		return errors.Join(append(errs, err)...) // and nothing is deleted through a mount
+	}
+	errs = append(errs, removeRunDir(ctx, s.files.Dir))
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return e.records.Pods.Delete(ctx, id)
+}
