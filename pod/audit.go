@@ -11,7 +11,7 @@ import (
 // Audit compares the node with its records.
 func (e *Engine) Audit() *audit.Auditor { return e.audit }
 
-func newAuditor(e *Engine) *audit.Auditor {
+func (e *Engine) newAuditor() *audit.Auditor {
 	return audit.New(audit.Sources{
 		StateDir: e.cfg.StateDir, RunDir: e.cfg.RunDir,
 		NamespacesDir: e.cfg.NamespacesDir, PinPrefix: blueprint.PinPrefix, CgroupPrefix: e.cfg.CgroupPrefix, Mark: e.mark,
@@ -83,7 +83,7 @@ func (e *Engine) CgroupParents() []string {
 	return parents
 }
 
-func (k known) Sweep(ctx context.Context, id string) error { return sweep(ctx, k.engine, id) }
+func (k known) Sweep(ctx context.Context, id string) error { return k.engine.sweep(ctx, id) }
 
 func (k known) Repair(ctx context.Context, object string, do func(context.Context) error) error {
 	ctx, cancel := undoContext(ctx)

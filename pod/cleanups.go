@@ -26,7 +26,7 @@ const (
 // newCleanups is the queue of what could not be finished of an object: its
 // teardown, as a rule, or the record of a start. The engine's end interrupts it;
 // the next engine finds the work by the records.
-func newCleanups(e *Engine) *retry.Queue {
+func (e *Engine) newCleanups() *retry.Queue {
 	return retry.New(e.background.Closing(), retry.Config{
 		Width: recoverWidth, Slot: 5 * time.Second, First: retryMin, Max: retryMax, Limit: undoTime,
 		Attempt: func(ctx context.Context, id string, work retry.Work) error {

@@ -171,7 +171,7 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 		return nil, err
 	}
 	src := sources{image: image, privilegedPod: current.GetLinux().GetSecurityContext().GetPrivileged()}
-	src.seccomp, err = seccompProfile(ctx, s, cfg)
+	src.seccomp, err = s.seccompProfile(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}

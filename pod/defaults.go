@@ -15,20 +15,20 @@ import (
 	"github.com/crius-run/crius/pod/blueprint"
 )
 
-// newDefaults parses the node's policy once.
-func newDefaults(ctx context.Context, cfg Config, hostPaths *conmon.HostPaths) (spec.Defaults, error) {
-	defaults := spec.Defaults{Env: cfg.DefaultEnv, PidsLimit: cfg.PidsLimit, ReadOnly: cfg.ReadOnly, DeviceOwnership: cfg.DeviceOwnership}
+// defaults parses the node's policy, and resolves the devices and files that it names.
+func (c *Config) defaults(ctx context.Context, hostPaths *conmon.HostPaths) (spec.Defaults, error) {
+	defaults := spec.Defaults{Env: c.DefaultEnv, PidsLimit: c.PidsLimit, ReadOnly: c.ReadOnly, DeviceOwnership: c.DeviceOwnership}
 	var err error
-	if defaults.Capabilities, err = spec.ParseCapabilities(cfg.DefaultCapabilities); err != nil {
+	if defaults.Capabilities, err = spec.ParseCapabilities(c.DefaultCapabilities); err != nil {
 		return defaults, fmt.Errorf("pod.default_capabilities: %w", err)
 	}
-	sysctls, err := spec.ParseSysctls(cfg.DefaultSysctls)
+	sysctls, err := spec.ParseSysctls(c.DefaultSysctls)
 	if err != nil {
 		return defaults, fmt.Errorf("pod.default_sysctls: %w", err)
 	}
-	defaults.Sysctls = spec.Unprivileged(cfg.UnprivilegedPorts, cfg.UnprivilegedPing)
+	defaults.Sysctls = spec.Unprivileged(c.UnprivilegedPorts, c.UnprivilegedPing)
 	maps.Copy(defaults.Sysctls, sysctls)
-	for _, text := range cfg.DefaultUlimits {
+	for _, text := range c.DefaultUlimits {
 		limit, err := spec.ParseUlimit(text)
 		if err != nil {
 			return defaults, fmt.Errorf("pod.default_ulimits: %w", err)
@@ -36,7 +36,7 @@ func newDefaults(ctx context.Context, cfg Config, hostPaths *conmon.HostPaths) (
 		defaults.Ulimits = append(defaults.Ulimits, limit)
 	}
 	var devices []*cri.Device
-	for _, text := range cfg.AdditionalDevices {
+	for _, text := range c.AdditionalDevices {
 		device, err := spec.ParseDevice(text)
 		if err != nil {
 			return defaults, fmt.Errorf("pod.additional_devices: %w", err)
@@ -53,8 +53,8 @@ func newDefaults(ctx context.Context, cfg Config, hostPaths *conmon.HostPaths) (
 	if defaults.Devices, err = spec.ResolveDevices(devices); err != nil {
 		return defaults, fmt.Errorf("pod.additional_devices: %w", err)
 	}
-	if cfg.SeccompProfile != "" {
-		if defaults.Seccomp, err = spec.LoadProfile(cfg.SeccompProfile); err != nil {
+	if c.SeccompProfile != "" {
+		if defaults.Seccomp, err = spec.LoadProfile(c.SeccompProfile); err != nil {
 			return defaults, fmt.Errorf("pod.seccomp_profile: %w", err)
 		}
 	}

@@ -110,7 +110,7 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 		return nil, fmt.Errorf("read host facts: %w", err)
 	}
 	paths := &hostpath.Paths{HostPaths: &conmon.HostPaths{Monitor: cfg.PauseProgram}, Reject: cfg.RejectMissingMounts}
-	defaults, err := newDefaults(ctx, cfg.Config, paths.HostPaths)
+	defaults, err := cfg.defaults(ctx, paths.HostPaths)
 	if err != nil {
 		return nil, err
 	}
@@ -147,11 +147,11 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 		recoverTime: recoverTime,
 	}
 	e.pulling, e.endPulls = context.WithCancelCause(context.WithoutCancel(ctx))
-	e.cleanups = newCleanups(e)
-	if e.tuner, err = newTuner(e); err != nil {
+	e.cleanups = e.newCleanups()
+	if e.tuner, err = e.newTuner(); err != nil {
 		return nil, err
 	}
-	e.audit = newAuditor(e)
+	e.audit = e.newAuditor()
 	e.status = status.New(deps.Runtimes, deps.Images, deps.Network, e.background)
 	return e, nil
 }
@@ -163,14 +163,14 @@ func bootID() (string, error) {
 }
 
 // makeDirs makes the two roots.
-func makeDirs(cfg *Options, on *records.Store) error {
-	for _, dir := range []string{cfg.RunDir, filepath.Join(cfg.RunDir, "pods"), filepath.Join(cfg.RunDir, "containers")} {
+func (e *Engine) makeDirs() error {
+	for _, dir := range []string{e.cfg.RunDir, filepath.Join(e.cfg.RunDir, "pods"), filepath.Join(e.cfg.RunDir, "containers")} {
 		// Roots of user namespaces pass through (files.Pod.LetIn).
 		if err := errors.Join(os.MkdirAll(dir, 0o711), os.Chmod(dir, 0o711)); err != nil {
 			return err
 		}
 	}
-	return on.Make()
+	return e.records.Make()
 }
 
 // Close cancels pulls, waits for other work in progress and releases the containers,

@@ -61,7 +61,7 @@ func (e *Engine) Recover(ctx context.Context) error {
 
 func (r *recovery) run(ctx context.Context) error {
 	started, e := time.Now(), r.engine
-	if err := makeDirs(&e.cfg, e.records); err != nil {
+	if err := e.makeDirs(); err != nil {
 		return err
 	}
 	if err := e.classes.Load(ctx); err != nil {
@@ -463,7 +463,7 @@ func (r *recovery) sweepWithoutRecord(ctx context.Context, orphans []string, kno
 		}
 		r.engine.counters.leftovers.Add(1)
 		slog.WarnContext(ctx, "removing orphan: it has no record", "id", id)
-		r.end(id, func(ctx context.Context) error { return sweep(ctx, r.engine, id) }, &r.ends)
+		r.end(id, func(ctx context.Context) error { return r.engine.sweep(ctx, id) }, &r.ends)
 	}
 	if left := r.ends.await(ctx, r.engine.recoverTime); left > 0 {
 		slog.WarnContext(ctx, "cleanup continues in the background", "objects", left)

@@ -72,7 +72,7 @@ func (s *Sandbox) addHooks(ctx context.Context, request *cri.ContainerConfig, oc
 
 // seccompProfile gets the profile that the pod asks for by annotation, for a container whose
 // request leaves it unconfined; nil: none.
-func seccompProfile(ctx context.Context, s *Sandbox, cfg *cri.ContainerConfig) (*spec.Profile, error) {
+func (s *Sandbox) seccompProfile(ctx context.Context, cfg *cri.ContainerConfig) (*spec.Profile, error) {
 	asked, err := s.asked()
 	if err != nil {
 		return nil, err

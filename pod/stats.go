@@ -11,15 +11,15 @@ func (e *Engine) Usage() *usage.Reader {
 		Meters: e.meters,
 		Sandboxes: func() []usage.Sandbox {
 			return mapped(e.sandboxes.All(), func(s *Sandbox) usage.Sandbox {
-				containers := func() []usage.Container { return mapped(s.Now().containers, measured) }
+				containers := func() []usage.Container { return mapped(s.Now().containers, (*Container).measured) }
 				return usage.Sandbox{View: s.View(), Meter: s.meter, Cgroup: s.cgroup, Containers: containers}
 			})
 		},
-		Containers: func() []usage.Container { return mapped(e.containers.All(), measured) },
+		Containers: func() []usage.Container { return mapped(e.containers.All(), (*Container).measured) },
 	}
 }
 
-func measured(c *Container) usage.Container {
+func (c *Container) measured() usage.Container {
 	m := usage.Container{View: c.View(), Meter: c.meter}
 	if c.sandbox.plan.Sandboxed {
 		m.Task = c.Now().task

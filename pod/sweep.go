@@ -14,13 +14,13 @@ import (
 )
 
 // sweep removes what bears an id that has no record, of a container or of a pod.
-func sweep(ctx context.Context, e *Engine, id string) error {
-	return errors.Join(sweepContainer(ctx, e, id), sweepSandbox(ctx, e, id))
+func (e *Engine) sweep(ctx context.Context, id string) error {
+	return errors.Join(e.sweepContainer(ctx, id), e.sweepSandbox(ctx, id))
 }
 
 // deleteFromAny deletes a container of which no record says to which handler it belongs: all
 // are asked.
-func deleteFromAny(ctx context.Context, e *Engine, ref oci.Ref) error {
+func (e *Engine) deleteFromAny(ctx context.Context, ref oci.Ref) error {
 	var errs []error
 	for _, name := range e.deps.Runtimes.Names() {
 		runtime, err := e.deps.Runtimes.Get(name)
@@ -33,9 +33,9 @@ func deleteFromAny(ctx context.Context, e *Engine, ref oci.Ref) error {
 }
 
 // sweepContainer removes what an id without a record left in the run directory.
-func sweepContainer(ctx context.Context, e *Engine, id string) error {
+func (e *Engine) sweepContainer(ctx context.Context, id string) error {
 	ref := e.containerRef(id, records.ContainerPlan{})
-	errs := []error{deleteFromAny(ctx, e, ref)}
+	errs := []error{e.deleteFromAny(ctx, ref)}
 	rootfs := storage.Rootfs{ID: id, Dir: e.records.Containers.Path(id), Target: ref.Rootfs()}
 	removeRoot := func(ctx context.Context) error {
 		return errors.Join(e.deps.Images.RemoveRootfs(ctx, rootfs), mount.UnmountBelow(ref.Dir))
@@ -52,10 +52,10 @@ func sweepContainer(ctx context.Context, e *Engine, id string) error {
 
 // sweepSandbox is sweepContainer for a pod. Its network is beyond reach: only
 // the record knew how it was made.
-func sweepSandbox(ctx context.Context, e *Engine, id string) error {
+func (e *Engine) sweepSandbox(ctx context.Context, id string) error {
 	plan := records.PodPlan{OwnFiles: true, Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: blueprint.PinPrefix + id}}
 	s := &Sandbox{podObject: podObject{ID: id}, engine: e, plan: plan, files: e.cfg.filesOf(id, &plan)}
-	errs := []error{deleteFromAny(ctx, e, s.infraRef()), s.release(ctx)}
+	errs := []error{e.deleteFromAny(ctx, s.infraRef()), s.release(ctx)}
 	if err := mount.UnmountBelow(s.files.Dir); err != nil {
 		return errors.Join(append(errs, err)...) // and nothing is deleted through a mount
 	}

@@ -11,7 +11,7 @@ import (
 
 // This file deals with containers that have CPUs of their own.
 
-func newTuner(e *Engine) (*tuning.Tuner, error) {
+func (e *Engine) newTuner() (*tuning.Tuner, error) {
 	return tuning.New(tuning.Options{
 		Config: e.cfg.Tuning, Node: e.cfg.CPUs, StateDir: e.cfg.StateDir, Boot: e.planner.Boot,
 		Later: func(name string, work func(context.Context) error) { e.cleanups.AddNow(name, work) },
