@@ -2,21 +2,11 @@ package pod
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"time"
 
-	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/retry"
 )
-
-// undoTime bounds an undo, which runs when the caller may be long gone.
-const undoTime = 2 * time.Minute
-
-func undoContext(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(context.WithoutCancel(ctx), undoTime,
-		fmt.Errorf("cleanup did not finish within %s: %w", undoTime, fault.Timeout))
-}
 
 const (
 	retryMin = time.Second

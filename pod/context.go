@@ -3,6 +3,9 @@ package pod
 import (
 	"context"
 	"fmt"
+	"time"
+
+	"github.com/crius-run/crius/internal/fault"
 )
 
 // until is ctx until another context ends, with the cause of that.
@@ -15,12 +18,10 @@ func until(ctx, end context.Context) (context.Context, context.CancelFunc) {
 	}
 }
 
-// causedBy puts the reason for which ctx has ended before an error of work that ended
-// with it: libraries report no more than that it was cancelled. That error is for people
-// alone: callers would take it for a failure of the step that met the end.
-func causedBy(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil {
-		return fmt.Errorf("%w (%s)", cause, err.Error())
-	}
-	return err
+// undoTime bounds an undo, which runs when the caller may be long gone.
+const undoTime = 2 * time.Minute
+
+func undoContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(context.WithoutCancel(ctx), undoTime,
+		fmt.Errorf("cleanup did not finish within %s: %w", undoTime, fault.Timeout))
 }

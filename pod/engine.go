@@ -228,15 +228,6 @@ func (e *Engine) onPod(ctx context.Context, name, id string, work func(*Sandbox,
 	})
 }
 
-// doneIfAbsent makes the error of an unknown id that of a verb which wants the object
-// gone.
-func doneIfAbsent(err error) error {
-	if errors.Is(err, fault.NotFound) {
-		return nil
-	}
-	return err
-}
-
 // Status answers for the node as a whole.
 func (e *Engine) Status() *status.Node { return e.status }
 

@@ -18,13 +18,6 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// sources are what a container's spec is made from beside its plan.
-type sources struct {
-	image         *storage.Image
-	seccomp       *spec.Profile // that the pod asks for by annotation; nil: none
-	privilegedPod bool          // what the pod's configuration says at the time of the create
-}
-
 // specInput is what the specs of all containers of a pod have in common.
 func (s *Sandbox) specInput(ctx context.Context, asked annotation.Asked) (spec.Input, error) {
 	abilities, err := s.runtime.Probe(ctx)

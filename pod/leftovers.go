@@ -79,22 +79,6 @@ func (c *Container) killLeftovers(ctx context.Context) error {
 	})
 }
 
-// end ends the container, and what it had left alive when its first process ended.
-func (c *Container) end(ctx context.Context, grace time.Duration) error {
-	if err := c.stop.End(ctx, grace); err != nil {
-		return err
-	}
-	if exit := c.Now().exit; exit == nil || exit.Message == "" || c.ref.Cgroup == "" {
-		return nil
-	}
-	return c.killLeftovers(ctx)
-}
-
-// kill is end without grace.
-func (c *Container) kill(ctx context.Context) error {
-	return trace.Do(ctx, "kill container", func(ctx context.Context) error { return c.end(ctx, 0) })
-}
-
 // endLeftovers does that for all containers that had exited before this server was started.
 func (r *recovery) endLeftovers(ctx context.Context) {
 	var cgroups []string

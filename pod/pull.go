@@ -3,12 +3,10 @@ package pod
 import (
 	"context"
 	"crypto/sha256"
-	"fmt"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -25,8 +23,6 @@ const (
 	abandonedPullTime  = 10 * time.Minute
 	mostAbandonedPulls = 8
 )
-
-var errClosing = fmt.Errorf("crius is shutting down: %w", fault.Unavailable)
 
 // PullImage pulls an image. Equal requests share one pull, which goes on when its
 // callers stop waiting: the kubelet's retry finds it further on, not at the beginning

@@ -252,23 +252,6 @@ func (r *recovery) recoverSandbox(ctx context.Context, s *Sandbox) {
 	s.Tell()
 }
 
-// dismantle is the teardown of a pod that nobody knows any more.
-func (s *Sandbox) dismantle(ctx context.Context) error {
-	for _, c := range s.Now().containers {
-		if err := c.remove(ctx); err != nil {
-			return err
-		}
-	}
-	return s.teardown(ctx)
-}
-
-// expire is the stop of a pod that is dead already.
-func (s *Sandbox) expire(ctx context.Context) error {
-	s.Life.Lock()
-	defer s.Life.Unlock()
-	return s.stop(ctx)
-}
-
 // recoverContainer puts a container back in its place, or tears it down if it
 // was not ready or has lost its pod.
 func (r *recovery) recoverContainer(ctx context.Context, id string, rec records.Container) {

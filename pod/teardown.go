@@ -122,21 +122,6 @@ func endCgroup(ctx context.Context, path string) error {
 	return errors.Join(cgroup.Kill(killing, path), cgroup.Remove(ctx, path))
 }
 
-// finishStop does what is left of a stop: it gives back the network, and writes
-// down that the pod is stopped.
-func (s *Sandbox) finishStop(ctx context.Context) error { return s.Finish(ctx, s.settleStop) }
-
-// settleStop wants Life held.
-func (s *Sandbox) settleStop(ctx context.Context) error {
-	if err := s.detach(ctx); err != nil {
-		return err
-	}
-	if err := trace.Call(ctx, "remove namespaces", func() error { return ns.Remove(s.plan.Namespaces) }); err != nil {
-		return err
-	}
-	return s.Put(ctx)
-}
-
 // removeRunDir removes a directory of which nothing is needed any more, and in
 // which no directory is a mount point any more.
 func removeRunDir(ctx context.Context, dir string) error {

@@ -1,0 +1,243 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/ids"
+	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/blueprint"
+	"github.com/crius-run/crius/pod/files"
+	"github.com/crius-run/crius/pod/records"
+	"github.com/crius-run/crius/storage"
+)
+
+// CreateContainer creates a container in a pod, up to the point where it can
+// be started, and returns its id. Asked again with the same request it joins
+// the work, or returns the container if that has not been started yet; the
+// same name with another request is fault.Exists. Current is the pod's configuration as the
+// kubelet has it now; docs/decisions/0055-current-pod.md says what of it counts.
+func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri.ContainerConfig, current *cri.PodSandboxConfig) (string, error) {
+	s, err := e.sandboxes.Find(sandboxID)
+	if err != nil {
+		return "", err
+	}
+	name := records.NameOfContainer(s.ID, cfg.GetMetadata())
+	key, err := requestOf(name, cfg)
+	if err != nil {
+		return "", err
+	}
+	return e.creates.Do(ctx, key, func(ctx context.Context) (string, error) {
+		ctx, done, err := s.admit(ctx)
+		if err != nil {
+			return "", err
+		}
+		defer done()
+		id := ids.New(e.mark)
+		if owner, ok := e.containers.Reserve(name, id); !ok {
+			v, err := e.Container(owner)
+			if err == nil && v.State == cri.ContainerState_CONTAINER_CREATED && proto.Equal(v.Config, cfg) {
+				return owner, nil
+			}
+			return "", fmt.Errorf("container %s already exists as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
+		}
+		started := time.Now()
+		var c *Container
+		err = e.deps.Trace.Do(ctx, "create container", name.String(), func(ctx context.Context) (err error) {
+			c, err = e.createContainer(ctx, id, s, cfg, current)
+			return err
+		})
+		if err != nil {
+			e.containers.Drop(name, id)
+			return "", fmt.Errorf("container %s: %w", name, causedBy(ctx, err))
+		}
+		s.Change(func(now *livePod) { now.add(c) })
+		s.room.Free(id)
+		e.containers.Publish(id, c)
+		c.nri.Created(ctx)
+		c.Tell()
+		slog.InfoContext(ctx, "container created", "container", id, "pod", s.ID, "name", name.Name, "image", c.plan.ImageID, "took", time.Since(started))
+		return id, nil
+	})
+}
+
+func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg *cri.ContainerConfig, current *cri.PodSandboxConfig) (*Container, error) {
+	defer cgroup.Warm()()
+	image, err := admitImage(ctx, e.deps.Images, s.plan.Config.M, cfg.GetImage())
+	if err != nil {
+		return nil, err
+	}
+	if len(image.Files) > 0 {
+		return nil, fmt.Errorf("image %s is an OCI artifact, which has files and no program to run; mount it as an image volume: %w", cfg.GetImage().GetImage(), fault.Invalid)
+	}
+	plan, err := e.planner.Container(blueprint.ContainerRequest{
+		ID: id, PodID: s.ID, Pod: &s.plan, Handler: s.runtime.Handler(), Config: cfg, Image: image, At: time.Now(),
+		Labels: e.labels, Tuner: e.tuner,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if plan.Volumes, err = planVolumes(ctx, e.deps.Images, s.plan.Config.M, cfg.GetMounts()); err != nil {
+		return nil, err
+	}
+	src := sources{image: image, privilegedPod: current.GetLinux().GetSecurityContext().GetPrivileged()}
+	src.seccomp, err = s.seccompProfile(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	state := records.ContainerState{Phase: records.Creating, Resources: records.Message[*cri.LinuxContainerResources]{M: blueprint.FirstLimits(&plan)}}
+	c := e.newContainer(id, s, records.Container{ContainerPlan: plan, ContainerState: state})
+	if err = c.Put(ctx); err == nil {
+		err = panics.Do(ctx, "build container", func() error { return c.build(ctx, src) })
+	}
+	if err != nil {
+		ctx, cancel := undoContext(ctx)
+		defer cancel()
+		c.nri.Undone(ctx)
+		if undo := c.teardown(ctx); undo != nil {
+			slog.WarnContext(ctx, "cleanup after failed container creation incomplete, retrying", "container", id, "err", undo)
+			e.cleanups.Add(id, c.teardown)
+		}
+		return nil, err
+	}
+	c.Publish()
+	e.background.Go("watch container", c.watch)
+	return c, nil
+}
+
+// admit ties the creation of a container to the pod's life. The caller calls
+// done when the container is a member or gone.
+func (s *Sandbox) admit(ctx context.Context) (_ context.Context, done func(), _ error) {
+	admitted := false
+	s.Change(func(now *livePod) {
+		if admitted = s.ending.Err() == nil && now.Phase == records.Ready; admitted {
+			s.creating.Add(1)
+		}
+	})
+	if !admitted {
+		return nil, nil, fmt.Errorf("pod %s is not ready: %w", s.ID, fault.Precondition)
+	}
+	ctx, cancel := until(ctx, s.ending)
+	return ctx, func() {
+		cancel()
+		s.creating.Done()
+	}, nil
+}
+
+// sources are what a container's spec is made from beside its plan.
+type sources struct {
+	image         *storage.Image
+	seccomp       *spec.Profile // that the pod asks for by annotation; nil: none
+	privilegedPod bool          // what the pod's configuration says at the time of the create
+}
+
+// build makes the container.
+// What it made before an error is left to teardown.
+func (c *Container) build(ctx context.Context, src sources) error {
+	mounts := c.plan.Config.M.GetMounts()
+	ensureSources, endLook := c.engine.paths.Prepare(ctx, mounts)
+	defer endLook()
+	if err := trace.Call(ctx, "make container directories", c.makeDirs); err != nil {
+		return err
+	}
+	mount := func(ctx context.Context) ([]string, error) { return c.roots.mount(ctx, mounts) }
+	mounted, err := trace.Get(ctx, "mount root file system", mount)
+	if err != nil {
+		return err
+	}
+	in, err := c.resolve(ctx, src.image)
+	if err != nil {
+		return err
+	}
+	in.Asked.Seccomp, in.Request.PrivilegedPod = src.seccomp, src.privilegedPod
+	release, err := c.holdPIDNamespace(&in)
+	if err != nil {
+		return err
+	}
+	defer release()
+	in.Facts.MountSources = mounted
+	c.Change(func(now *liveContainer) { now.User.M = in.Facts.User.CRI() })
+	ociSpec, err := c.makeSpec(ctx, in)
+	if err != nil {
+		return err
+	}
+	// Before the plugins are asked: as long as a container is being made that they know
+	// of, no new plugin is let in, and then every verb waits. Volumes may take long. So may
+	// a runtime, whose container is refused then if a plugin has come meanwhile.
+	if err := ensureSources(); err != nil {
+		return err
+	}
+	if err := c.engine.labels.Relabel(ctx, c.engine.paths.HostPaths, &c.sandbox.plan, &c.plan); err != nil {
+		return err
+	}
+	ask := func(ctx context.Context) error { return c.askPlugins(ctx, ociSpec) }
+	if err := trace.Do(ctx, "call NRI plugins", ask); err != nil {
+		return err
+	}
+	if err := c.claimRoom(oci.SpecSize(ociSpec)); err != nil {
+		return err
+	}
+	create := func(ctx context.Context) (oci.Task, error) {
+		return c.runtime.Create(ctx, c.ref, ociSpec, blueprint.IO(c.ID, &c.sandbox.plan, &c.plan))
+	}
+	if err := c.createTask(ctx, create); err != nil {
+		return c.engine.paths.Explain(ctx, mounts, err)
+	}
+	if err := c.nri.Confirm(); err != nil {
+		return err
+	}
+	c.Change(func(now *liveContainer) { now.Phase = records.Created })
+	return c.Put(ctx)
+}
+
+// makeDirs makes the places that belong to the container.
+func (c *Container) makeDirs() error {
+	if err := os.MkdirAll(c.ref.Rootfs(), 0o700); err != nil {
+		return err
+	}
+	if err := c.sandbox.files.LetIn(c.ref.Dir); err != nil {
+		return err
+	}
+	if c.plan.LogPath == "" {
+		return nil
+	}
+	return files.MakeLogDir(c.sandbox.plan.Config.M.GetLogDirectory(), c.plan.Config.M.GetLogPath())
+}
+
+// createTask has the runtime create the container. One whose own program the
+// runtime refuses has been created all the same, as far as the kubelet is told,
+// and it is its start that fails: pods whose creation fails are tried for ever,
+// also jobs and those of restartPolicy Never (docs/decisions/0021-start-errors.md).
+func (c *Container) createTask(ctx context.Context, create func(context.Context) (oci.Task, error)) error {
+	err := trace.Do(ctx, "runtime create", func(ctx context.Context) error {
+		task, err := create(ctx)
+		if err == nil {
+			c.setTask(task, false)
+		}
+		return err
+	})
+	program, ok := errors.AsType[*oci.ProgramError](err)
+	if !ok {
+		return err
+	}
+	deleteTask := func(ctx context.Context) error { return c.runtime.Delete(ctx, c.ref) }
+	if err := trace.Do(ctx, "delete container", deleteTask); err != nil {
+		return errors.Join(program, fmt.Errorf("delete from runtime: %w", err))
+	}
+	slog.InfoContext(ctx, "runtime cannot run the container's program, start will fail", "container", c.ID, "err", program)
+	c.Change(func(now *liveContainer) { now.StartError, now.StartedAt = program.Error(), time.Time{} })
+	c.setTask(oci.Unstartable(program, records.StartErrorCode), false)
+	return nil
+}

@@ -1,0 +1,87 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/pod/records"
+)
+
+// ReopenContainerLog makes a running container's log go on in a new file. On an
+// error the old file stays the log.
+//
+// A kubelet that evicts a pod may remove the pod's log directory before the
+// containers have ended, and still ask for their logs to be opened again: that is
+// fault.Precondition. The directory is not made again, nor do CRI-O and containerd
+// make it: it is the kubelet's, who would only have to remove it once more. If it
+// comes back, so does the log, with the next call.
+func (e *Engine) ReopenContainerLog(ctx context.Context, id string) error {
+	c, err := e.containers.Find(id)
+	if err != nil {
+		return err
+	}
+	if state := c.View().State; state != cri.ContainerState_CONTAINER_RUNNING {
+		return fmt.Errorf("container %s is in state %s; reopening the log requires a running container: %w", c.ID, state, fault.Precondition)
+	}
+	return e.deps.Trace.Do(ctx, "reopen log", c.ID, func(ctx context.Context) error {
+		err := trace.Do(ctx, "reopen log", c.Now().task.ReopenLog)
+		if err == nil {
+			return nil
+		}
+		dir := filepath.Dir(c.plan.LogPath)
+		if _, statErr := os.Lstat(dir); errors.Is(statErr, os.ErrNotExist) {
+			return fmt.Errorf("log directory %s has been removed; output continues to the deleted log file: %w: %w", dir, err, fault.Precondition)
+		}
+		return err
+	})
+}
+
+// Logged is how many bytes the logs of all containers have grown by since the
+// server started, and how many were discarded.
+func (e *Engine) Logged(ctx context.Context) conmon.LogCount {
+	var g errgroup.Group
+	g.SetLimit(recoverWidth)
+	for _, c := range e.containers.All() {
+		g.Go(func() error { panics.Run(ctx, "count log", func() { c.countLog(ctx) }); return nil })
+	}
+	_ = g.Wait()
+	log := &e.counters.log
+	log.mu.Lock()
+	defer log.mu.Unlock()
+	total := log.removed
+	for _, c := range e.containers.All() {
+		total = total.Plus(c.logged.Now())
+	}
+	return total
+}
+
+// countTime bounds how long a monitor may take to say how much it has logged.
+const countTime = time.Second
+
+func (c *Container) countLog(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, countTime)
+	defer cancel()
+	logged := c.Now().task.Logged(ctx)
+	c.logged.Change(func(last *conmon.LogCount) { *last = logged })
+}
+
+// retire takes the container off the node's list and keeps what it had logged
+// when it was last counted.
+func (c *Container) retire() {
+	log := &c.engine.counters.log
+	log.mu.Lock()
+	defer log.mu.Unlock()
+	log.removed = log.removed.Plus(c.logged.Now())
+	c.engine.containers.Drop(records.NameOfContainer(c.sandbox.ID, c.plan.Config.M.GetMetadata()), c.ID)
+}

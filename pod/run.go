@@ -1,0 +1,199 @@
+package pod
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/ids"
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/pod/blueprint"
+	"github.com/crius-run/crius/pod/files"
+	"github.com/crius-run/crius/pod/records"
+)
+
+// RunSandbox runs a pod and returns its id. Asked again with the same request
+// it joins the work, or returns the pod that is running already; the same name
+// with another request is fault.Exists.
+func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSandboxConfig) (string, error) {
+	if handler == "" {
+		handler = e.deps.Runtimes.Default()
+	}
+	abilities, err := e.status.Probe(ctx, handler)
+	if err != nil {
+		return "", err
+	}
+	if err := e.validatePod(cfg); err != nil {
+		return "", err
+	}
+	if e.planner.Namespaces("", cfg).UIDs != nil {
+		if err := e.status.CanMap(handler, abilities); err != nil {
+			return "", err
+		}
+	}
+	name := records.NameOfPod(cfg.GetMetadata())
+	key, err := requestOf(name, cfg, &cri.RuntimeHandler{Name: handler})
+	if err != nil {
+		return "", err
+	}
+	return e.creates.Do(ctx, key, func(ctx context.Context) (string, error) {
+		id := ids.New(e.mark)
+		if owner, ok := e.sandboxes.Reserve(name, id); !ok {
+			s, err := e.sandboxes.Find(owner) // whose work is done, if this is a retry
+			if err == nil && s.View().State == cri.PodSandboxState_SANDBOX_READY &&
+				s.plan.Handler == handler && proto.Equal(s.plan.Config.M, cfg) { // as it was asked for, whatever updates have changed
+				return owner, nil
+			}
+			return "", fmt.Errorf("pod %s already exists as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
+		}
+		started := time.Now()
+		err := e.deps.Trace.Do(ctx, "run pod", name.String(), func(ctx context.Context) error {
+			return e.runSandbox(ctx, id, e.planner.Pod(id, blueprint.PodRequest{
+				Handler: handler, Config: cfg, Sandboxed: abilities.Sandboxed, At: time.Now(),
+			}))
+		})
+		if err != nil {
+			e.sandboxes.Drop(name, id)
+			return "", fmt.Errorf("pod %s: %w", name, err)
+		}
+		slog.InfoContext(ctx, "pod started", "pod", id, "name", name.String(), "handler", handler, "took", time.Since(started))
+		return id, nil
+	})
+}
+
+// validatePod refuses what can never work before anything is made.
+func (e *Engine) validatePod(cfg *cri.PodSandboxConfig) error {
+	if err := blueprint.CheckPod(cfg); err != nil {
+		return err
+	}
+	if _, err := files.ResolvConf(cfg.GetDnsConfig()); err != nil {
+		return err
+	}
+	_, _, err := e.planner.Cgroup(cfg, "", "0")
+	return err
+}
+
+func (e *Engine) runSandbox(ctx context.Context, id string, plan records.PodPlan) error {
+	level, err := e.labels.Allot(id, plan.Config.M)
+	if err != nil {
+		return err
+	}
+	plan.SELinuxLevel = level
+	s, err := e.newSandbox(id, records.Pod{PodPlan: plan, PodState: records.PodState{Phase: records.Creating}})
+	if err == nil {
+		err = s.admitAsked(ctx)
+	}
+	if err == nil && plan.Namespaces.Net {
+		err = s.planNetwork()
+	}
+	if err != nil {
+		e.labels.Levels.Free(id)
+		return err
+	}
+	if err = s.Put(ctx); err == nil {
+		err = panics.Do(ctx, "build pod", func() error { return s.build(ctx) })
+	}
+	if err != nil {
+		ctx, cancel := undoContext(ctx)
+		defer cancel()
+		s.nri.Undone(ctx)
+		if undo := s.teardown(ctx); undo != nil {
+			slog.WarnContext(ctx, "cleanup after failed pod creation incomplete, retrying", "pod", id, "err", undo)
+			e.cleanups.Add(id, s.teardown)
+		}
+		return err
+	}
+	s.Publish()
+	e.sandboxes.Publish(id, s)
+	s.nri.Shown()
+	s.Tell()
+	return nil
+}
+
+// admitAsked refuses annotations that cannot be followed, and tells of those that will
+// not be.
+func (s *Sandbox) admitAsked(ctx context.Context) error {
+	asked, err := s.asked()
+	if err == nil && len(asked.Ignored) > 0 {
+		slog.WarnContext(ctx, "annotations have no effect: allowed_annotations of the handler does not name them, or crius does not support them",
+			"pod", s.ID, "handler", s.plan.Handler, "annotations", asked.Ignored)
+	}
+	return err
+}
+
+// build makes everything a pod consists of. What it made before an error is
+// left to teardown.
+func (s *Sandbox) build(ctx context.Context) error {
+	var record errgroup.Group            // on its way to the disk
+	defer func() { _ = record.Wait() }() // attach has returned its error
+	if s.plan.Namespaces.Net {
+		record.Go(func() error {
+			return trace.Call(ctx, "sync record", func() error { return s.Sync() })
+		})
+	}
+	for _, step := range []struct {
+		name   string
+		needed bool
+		do     func(context.Context) error
+	}{
+		{"make pod directory", true, func(context.Context) error { return s.files.MakeDir() }},
+		{"mount pod files", true, s.labelled(s.files.Mount)},
+		{"write pod files", true, func(context.Context) error { return s.files.Write(&s.plan) }},
+		{"mount shm", s.plan.Namespaces.IPC, s.labelled(s.mountShm)},
+		{"make namespaces", true, func(context.Context) error { return makeNamespaces(s.plan.Namespaces) }},
+		{"attach network", s.plan.Namespaces.Net, func(ctx context.Context) error { return s.attach(ctx, record.Wait) }},
+		{"start infra container", s.plan.Infra, s.startInfra},
+		{"make cgroup", s.plan.NeedsNetworkCgroup(), func(context.Context) error { return cgroup.Make(s.infraRef().Cgroup) }},
+		{"call NRI plugins", true, s.nri.Run},
+	} {
+		if !step.needed {
+			continue
+		}
+		if err := trace.Do(ctx, step.name, step.do); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+	}
+	s.Change(func(now *livePod) { now.Phase = records.Ready })
+	return s.Put(ctx)
+}
+
+// labelled calls a step that makes files with their SELinux context.
+func (s *Sandbox) labelled(step func(label string) error) func(context.Context) error {
+	return func(context.Context) error {
+		label, err := s.engine.labels.Files(&s.plan, nil)
+		if err != nil {
+			return err
+		}
+		return step(label)
+	}
+}
+
+// mountShm makes the /dev/shm of the pod's IPC namespace; the node's own goes
+// with the node's namespace.
+func (s *Sandbox) mountShm(label string) error {
+	asked, err := s.asked()
+	if err != nil {
+		return err
+	}
+	return s.files.MountShm(cmp.Or(asked.ShmSize, s.engine.cfg.ShmSize), label)
+}
+
+// makeNamespaces makes and pins the namespaces that the containers share. No
+// process is needed to hold them.
+func makeNamespaces(n ns.Spec) error {
+	if !n.Net && !n.IPC && !n.UTS && len(n.UIDs) == 0 {
+		return nil
+	}
+	_, err := ns.Create(n)
+	return err
+}

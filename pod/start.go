@@ -1,0 +1,106 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/pod/records"
+)
+
+// StartContainer runs a created container.
+func (e *Engine) StartContainer(ctx context.Context, id string) error {
+	c, err := e.containers.Find(id)
+	if err != nil {
+		return err
+	}
+	return e.run(ctx, verb{"start", c.ID}, func(ctx context.Context) error {
+		c.Life.Lock()
+		defer c.Life.Unlock()
+		if err := c.start(ctx); err != nil {
+			return fmt.Errorf("start container %s: %w", c.ID, err)
+		}
+		return nil
+	})
+}
+
+func (c *Container) start(ctx context.Context) error {
+	if state := c.View().State; state != cri.ContainerState_CONTAINER_CREATED {
+		return fmt.Errorf("container is in state %s, only a created container can be started: %w", state, fault.Precondition)
+	}
+	if err := c.mayStart(); err != nil {
+		return err
+	}
+	now := c.Now()
+	if refused := now.Refused(); refused != nil {
+		return c.failStart(ctx, refused)
+	}
+	c.nri.Begin()
+	if err := c.nri.Plugins.StartContainer(ctx, c.describe); err != nil {
+		return c.failStart(ctx, err)
+	}
+	if err := c.cpus.tune(ctx); err != nil {
+		return c.failStart(ctx, err)
+	}
+	// Killed between here and the put below, a restarted server cannot tell
+	// from the record whether the program runs, and asks the runtime. When it
+	// did the record does tell, which may be long before that; and before the
+	// runtime returns, for a short life may be over then.
+	started := time.Now()
+	c.Change(func(now *liveContainer) { now.Phase, now.StartedAt = records.Starting, started })
+	if err := c.Put(ctx); err != nil {
+		c.Change(func(now *liveContainer) { now.Phase, now.StartedAt = records.Created, time.Time{} })
+		c.nri.End(ctx, nil)
+		return err
+	}
+	if err := trace.Do(ctx, "runtime start", c.Now().task.Start); err != nil {
+		return c.failStart(ctx, err)
+	}
+	c.Change(func(now *liveContainer) { now.Phase = records.Started })
+	c.Publish()
+	c.Tell()
+	if err := c.Put(ctx); err != nil { // but it runs, and recovery would find that out
+		slog.WarnContext(ctx, "container start not recorded, retrying", "container", c.ID, "err", err)
+		c.engine.cleanups.Add(c.ID, c.recordStart)
+	}
+	slog.InfoContext(ctx, "container started", "container", c.ID, "pod", c.sandbox.ID, "pid", c.Now().task.PID())
+	c.nri.End(ctx, c.nri.Plugins.ContainerStarted)
+	return nil
+}
+
+// mayStart refuses a start that would only end the container.
+func (c *Container) mayStart() error {
+	now := c.Now()
+	if now.unreachable {
+		return fmt.Errorf("its monitor has not answered since the server started; see crius check: %w", fault.Unavailable)
+	}
+	if now.Phase == records.Starting {
+		return fmt.Errorf("a start requested by a previous server is still running: %w", fault.Unavailable)
+	}
+	return nil
+}
+
+// recordStart records a start that could not be recorded when it happened.
+func (c *Container) recordStart(ctx context.Context) error { return c.Finish(ctx, c.Put) }
+
+// failStart ends a container whose start failed: it will never be startable.
+func (c *Container) failStart(ctx context.Context, cause error) error {
+	if c.stop.Asked() { // and a step has met a container that was dead, or that nobody knew any more
+		cause = fmt.Errorf("stopped while starting: %s: %w", cause.Error(), fault.Precondition)
+	}
+	ctx, cancel := undoContext(ctx)
+	defer cancel()
+	c.Change(func(now *liveContainer) { now.StartError, now.StartedAt = cause.Error(), time.Time{} })
+	err := errors.Join(cause, c.Put(ctx), c.stop.Kill(ctx))
+	c.restoreCPUs() // of a container that was dead before
+	c.nri.End(ctx, nil)
+	c.Publish() // it may have been dead before, and said to have ended otherwise
+	c.Tell()
+	return err
+}
