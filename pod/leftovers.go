@@ -11,7 +11,6 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/trace"
-	"github.com/crius-run/crius/pod/records"
 )
 
 // leftoverTime is how long killed processes of a container are waited for.
@@ -77,31 +76,4 @@ func (c *Container) killLeftovers(ctx context.Context) error {
 		}
 		return nil
 	})
-}
-
-// endLeftovers does that for all containers that had exited before this server was started.
-func (r *recovery) endLeftovers(ctx context.Context) {
-	var cgroups []string
-	exited := map[string]*Container{}
-	for _, c := range r.engine.containers.All() {
-		if c.Now().exit == nil {
-			continue
-		}
-		if s := c.sandbox; c.mayLeaveInSandbox() && s.Now().Phase == records.Ready && s.plan.BootID == r.engine.planner.Boot {
-			r.end("sandboxed processes of "+c.ID, c.killInSandbox, &r.answers)
-		}
-		if c.ref.Cgroup != "" {
-			cgroups = append(cgroups, c.ref.Cgroup)
-			exited[c.ref.Cgroup] = c
-		}
-	}
-	left, err := cgroup.Occupied(cgroups)
-	if err != nil {
-		slog.WarnContext(ctx, "cannot look for processes of exited containers", "err", err)
-	}
-	for _, path := range left {
-		c := exited[path]
-		slog.WarnContext(ctx, "exited container has processes, killing them", "container", c.ID)
-		r.end("processes of "+c.ID, c.killLeftovers, &r.answers)
-	}
 }

@@ -8,15 +8,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/internal/panics"
-	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/internal/retry"
 	"github.com/crius-run/crius/internal/trace"
@@ -102,40 +101,6 @@ type recovery struct {
 	sandboxes map[string]*Sandbox // those whose handlers are configured
 	answers   waiting             // of monitors, and for the teardown of unfinished containers
 	ends      waiting             // of pods, and of what has no record
-}
-
-// waiting is what the start has begun and gives some time.
-type waiting struct {
-	mu  sync.Mutex
-	all []<-chan struct{}
-}
-
-func (w *waiting) add(done <-chan struct{}) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.all = append(w.all, done)
-}
-
-// await tells how many have not come to an end.
-func (w *waiting) await(ctx context.Context, limit time.Duration) (left int) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	w.mu.Lock()
-	all := w.all
-	w.mu.Unlock()
-	for _, done := range all {
-		select {
-		case <-done:
-			continue
-		default:
-		}
-		select {
-		case <-done:
-		case <-ctx.Done():
-			left++
-		}
-	}
-	return left
 }
 
 func reportDamaged(ctx context.Context, noun string, damaged []record.Damaged) {
@@ -298,139 +263,6 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec records.
 	c.Tell()
 }
 
-// reconnect finds out how a container is, of which only its monitor can tell. One
-// that hangs is waited for as long as the server lives: its container may be well,
-// can be stopped, and is neither dead nor lost until it is known to be.
-func (c *Container) reconnect(known chan<- struct{}) {
-	ctx, cancel := context.WithCancel(c.engine.background.Closing())
-	defer cancel()
-	task, err := load(ctx, c.runtime, c.ref)
-	if err != nil {
-		return // the end of the server
-	}
-	again := task.EndAbandoned(ctx)
-	if !c.setTask(task, false) || ctx.Err() != nil {
-		task.Close()
-		return
-	}
-	if again != nil {
-		c.engine.cleanups.Add("exec processes of "+c.ID, unless(c.exited, again))
-	}
-	c.settleStart(ctx)
-	cancel() // watch takes as long as the container lives
-	c.Publish()
-	if oci.Exited(task) {
-		// Readers must not see it alive for even a moment: the kubelet has
-		// been told of the exit, perhaps.
-		c.watch()
-		close(known)
-		return
-	}
-	close(known)
-	c.Tell()
-	c.watch()
-}
-
-// unless is work that has nothing to do once ended is closed.
-func unless(ended <-chan struct{}, work retry.Work) retry.Work {
-	return func(ctx context.Context) error {
-		select {
-		case <-ended:
-			return nil
-		default:
-			return work(ctx)
-		}
-	}
-}
-
-// load asks a monitor until it answers, or the server ends.
-func load(ctx context.Context, runtime oci.Runtime, ref oci.Ref) (oci.Task, error) {
-	for wait := retryMin; ; wait = min(2*wait, retryMax) {
-		task, err := runtime.Load(ctx, ref)
-		if err == nil || ctx.Err() != nil {
-			return task, err
-		}
-		slog.WarnContext(ctx, "cannot reach monitor, retrying", "id", ref.ID, "err", err)
-		if !poll.Pause(ctx, wait) {
-			return nil, context.Cause(ctx)
-		}
-	}
-}
-
-// loadInfra is reconnect for the infra container of a pod that may live.
-func (r *recovery) loadInfra(s *Sandbox) {
-	if s.Now().Phase != records.Ready || !s.plan.Infra || s.plan.BootID != s.engine.planner.Boot {
-		return
-	}
-	infra := s.runtime.Unreachable(s.infraRef())
-	s.Change(func(now *livePod) { now.infra, now.unreachable = infra, true })
-	known := make(chan struct{})
-	r.answers.add(known)
-	s.engine.background.Go("reconnect infra container of pod "+s.ID, func() {
-		ctx, cancel := context.WithCancel(s.engine.background.Closing())
-		defer cancel()
-		task, err := load(ctx, s.runtime, s.infraRef())
-		if err != nil {
-			return
-		}
-		if !s.takeInfra(task) || ctx.Err() != nil {
-			task.Close()
-			close(known)
-			return
-		}
-		close(known)
-		cancel()
-		s.watchInfra(task)
-	})
-}
-
-// settleStart decides whether a start that an earlier server has begun has
-// happened. While the runtime is at it nobody knows: the container counts as
-// created, and can be stopped.
-func (c *Container) settleStart(ctx context.Context) {
-	if c.Now().Phase != records.Starting {
-		return
-	}
-	task := c.Now().task
-	for wait := retryMin; ; wait = min(2*wait, retryMax) {
-		started, err := task.Started(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		if err == nil && !started {
-			c.settleAs(records.Created)
-			break
-		}
-		if err == nil || oci.Exited(task) {
-			// The runtime answers nothing for a container that is dead: if it never
-			// started, its exit by SIGKILL says so well enough.
-			c.settleAs(records.Started)
-			break
-		}
-		slog.WarnContext(ctx, "container start state not known yet, retrying", "container", c.ID, "err", err)
-		select {
-		case <-task.Exited():
-		case <-ctx.Done():
-			return
-		case <-time.After(wait):
-		}
-	}
-	c.engine.cleanups.AddNow(c.ID, c.recordStart)
-}
-
-// settleAs leaves a phase alone that is another one by now.
-func (c *Container) settleAs(p records.Phase) {
-	c.Change(func(now *liveContainer) {
-		if now.Phase != records.Starting {
-			return
-		}
-		now.Phase = p
-		if p == records.Created { // also if a start has failed amid whose undoing the server died
-			now.StartedAt, now.StartError = time.Time{}, ""
-		}
-	})
-}
-
 // sweepWithoutRecord removes what has a run or state directory but no record.
 func (r *recovery) sweepWithoutRecord(ctx context.Context, orphans []string, known func(id string) bool) {
 	for _, kind := range []string{"pods", "containers"} {
@@ -451,4 +283,55 @@ func (r *recovery) sweepWithoutRecord(ctx context.Context, orphans []string, kno
 	if left := r.ends.await(ctx, r.engine.recoverTime); left > 0 {
 		slog.WarnContext(ctx, "cleanup continues in the background", "objects", left)
 	}
+}
+
+// endLeftovers does that for all containers that had exited before this server was started.
+func (r *recovery) endLeftovers(ctx context.Context) {
+	var cgroups []string
+	exited := map[string]*Container{}
+	for _, c := range r.engine.containers.All() {
+		if c.Now().exit == nil {
+			continue
+		}
+		if s := c.sandbox; c.mayLeaveInSandbox() && s.Now().Phase == records.Ready && s.plan.BootID == r.engine.planner.Boot {
+			r.end("sandboxed processes of "+c.ID, c.killInSandbox, &r.answers)
+		}
+		if c.ref.Cgroup != "" {
+			cgroups = append(cgroups, c.ref.Cgroup)
+			exited[c.ref.Cgroup] = c
+		}
+	}
+	left, err := cgroup.Occupied(cgroups)
+	if err != nil {
+		slog.WarnContext(ctx, "cannot look for processes of exited containers", "err", err)
+	}
+	for _, path := range left {
+		c := exited[path]
+		slog.WarnContext(ctx, "exited container has processes, killing them", "container", c.ID)
+		r.end("processes of "+c.ID, c.killLeftovers, &r.answers)
+	}
+}
+
+// restoreTuning finds out what an earlier server has done for containers, and undoes what it
+// did for those of which there is no record any more, or whose record was written by a crius
+// that knows nothing of it: nobody else would.
+func (r *recovery) restoreTuning(ctx context.Context, ctrs map[string]*records.Container) {
+	if err := r.recoverTuning(ctx, ctrs); err != nil {
+		slog.ErrorContext(ctx, "settings of CPUs not restored, retrying; containers with CPU annotations do not start until then", "err", err)
+		r.engine.cleanups.Add("CPU settings", func(ctx context.Context) error { return r.recoverTuning(ctx, ctrs) })
+	}
+}
+
+func (r *recovery) recoverTuning(ctx context.Context, ctrs map[string]*records.Container) error {
+	tuner := r.engine.tuner
+	tuned, err := tuner.Recover(ctx)
+	if err != nil {
+		return err
+	}
+	for _, id := range tuned {
+		if rec := ctrs[id]; rec == nil || !rec.Tuning.Changes() {
+			r.end("CPUs of "+id, func(ctx context.Context) error { return tuner.Release(ctx, id) }, &r.ends)
+		}
+	}
+	return nil
 }

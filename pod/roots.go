@@ -83,3 +83,7 @@ func (r *roots) mount(ctx context.Context, mounts []*cri.Mount) ([]string, error
 	}
 	return sources, nil
 }
+
+// ErrImageVolume is a container that was not created for want of one of its
+// image volumes.
+var ErrImageVolume = errors.New("image volume")

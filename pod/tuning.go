@@ -6,7 +6,6 @@ import (
 
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci/tuning"
-	"github.com/crius-run/crius/pod/records"
 )
 
 // This file deals with containers that have CPUs of their own.
@@ -63,28 +62,4 @@ func (c *Container) restoreCPUs() {
 func (c *cpus) restoreLater(ctx context.Context, e *Engine, failed error) {
 	slog.WarnContext(ctx, "CPUs of a dead container not restored, retrying", "container", c.id, "err", failed)
 	e.cleanups.Add("CPUs of "+c.id, c.restore)
-}
-
-// restoreTuning finds out what an earlier server has done for containers, and undoes what it
-// did for those of which there is no record any more, or whose record was written by a crius
-// that knows nothing of it: nobody else would.
-func (r *recovery) restoreTuning(ctx context.Context, ctrs map[string]*records.Container) {
-	if err := r.recoverTuning(ctx, ctrs); err != nil {
-		slog.ErrorContext(ctx, "settings of CPUs not restored, retrying; containers with CPU annotations do not start until then", "err", err)
-		r.engine.cleanups.Add("CPU settings", func(ctx context.Context) error { return r.recoverTuning(ctx, ctrs) })
-	}
-}
-
-func (r *recovery) recoverTuning(ctx context.Context, ctrs map[string]*records.Container) error {
-	tuner := r.engine.tuner
-	tuned, err := tuner.Recover(ctx)
-	if err != nil {
-		return err
-	}
-	for _, id := range tuned {
-		if rec := ctrs[id]; rec == nil || !rec.Tuning.Changes() {
-			r.end("CPUs of "+id, func(ctx context.Context) error { return tuner.Release(ctx, id) }, &r.ends)
-		}
-	}
-	return nil
 }

@@ -20,10 +20,6 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// ErrImageVolume is a container that was not created for want of one of its
-// image volumes.
-var ErrImageVolume = errors.New("image volume")
-
 // planVolumes finds the images that a container mounts. They were pulled
 // before, as the container's own (CRI: Mount.image).
 func planVolumes(ctx context.Context, images Images, pod *cri.PodSandboxConfig, mounts []*cri.Mount) ([]records.Volume, error) {

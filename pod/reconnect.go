@@ -1,0 +1,145 @@
+package pod
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/crius-run/crius/internal/poll"
+	"github.com/crius-run/crius/internal/retry"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod/records"
+)
+
+// reconnect finds out how a container is, of which only its monitor can tell. One
+// that hangs is waited for as long as the server lives: its container may be well,
+// can be stopped, and is neither dead nor lost until it is known to be.
+func (c *Container) reconnect(known chan<- struct{}) {
+	ctx, cancel := context.WithCancel(c.engine.background.Closing())
+	defer cancel()
+	task, err := load(ctx, c.runtime, c.ref)
+	if err != nil {
+		return // the end of the server
+	}
+	again := task.EndAbandoned(ctx)
+	if !c.setTask(task, false) || ctx.Err() != nil {
+		task.Close()
+		return
+	}
+	if again != nil {
+		c.engine.cleanups.Add("exec processes of "+c.ID, unless(c.exited, again))
+	}
+	c.settleStart(ctx)
+	cancel() // watch takes as long as the container lives
+	c.Publish()
+	if oci.Exited(task) {
+		// Readers must not see it alive for even a moment: the kubelet has
+		// been told of the exit, perhaps.
+		c.watch()
+		close(known)
+		return
+	}
+	close(known)
+	c.Tell()
+	c.watch()
+}
+
+// loadInfra is reconnect for the infra container of a pod that may live.
+func (r *recovery) loadInfra(s *Sandbox) {
+	if s.Now().Phase != records.Ready || !s.plan.Infra || s.plan.BootID != s.engine.planner.Boot {
+		return
+	}
+	infra := s.runtime.Unreachable(s.infraRef())
+	s.Change(func(now *livePod) { now.infra, now.unreachable = infra, true })
+	known := make(chan struct{})
+	r.answers.add(known)
+	s.engine.background.Go("reconnect infra container of pod "+s.ID, func() {
+		ctx, cancel := context.WithCancel(s.engine.background.Closing())
+		defer cancel()
+		task, err := load(ctx, s.runtime, s.infraRef())
+		if err != nil {
+			return
+		}
+		if !s.takeInfra(task) || ctx.Err() != nil {
+			task.Close()
+			close(known)
+			return
+		}
+		close(known)
+		cancel()
+		s.watchInfra(task)
+	})
+}
+
+// load asks a monitor until it answers, or the server ends.
+func load(ctx context.Context, runtime oci.Runtime, ref oci.Ref) (oci.Task, error) {
+	for wait := retryMin; ; wait = min(2*wait, retryMax) {
+		task, err := runtime.Load(ctx, ref)
+		if err == nil || ctx.Err() != nil {
+			return task, err
+		}
+		slog.WarnContext(ctx, "cannot reach monitor, retrying", "id", ref.ID, "err", err)
+		if !poll.Pause(ctx, wait) {
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// unless is work that has nothing to do once ended is closed.
+func unless(ended <-chan struct{}, work retry.Work) retry.Work {
+	return func(ctx context.Context) error {
+		select {
+		case <-ended:
+			return nil
+		default:
+			return work(ctx)
+		}
+	}
+}
+
+// settleStart decides whether a start that an earlier server has begun has
+// happened. While the runtime is at it nobody knows: the container counts as
+// created, and can be stopped.
+func (c *Container) settleStart(ctx context.Context) {
+	if c.Now().Phase != records.Starting {
+		return
+	}
+	task := c.Now().task
+	for wait := retryMin; ; wait = min(2*wait, retryMax) {
+		started, err := task.Started(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil && !started {
+			c.settleAs(records.Created)
+			break
+		}
+		if err == nil || oci.Exited(task) {
+			// The runtime answers nothing for a container that is dead: if it never
+			// started, its exit by SIGKILL says so well enough.
+			c.settleAs(records.Started)
+			break
+		}
+		slog.WarnContext(ctx, "container start state not known yet, retrying", "container", c.ID, "err", err)
+		select {
+		case <-task.Exited():
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
+	c.engine.cleanups.AddNow(c.ID, c.recordStart)
+}
+
+// settleAs leaves a phase alone that is another one by now.
+func (c *Container) settleAs(p records.Phase) {
+	c.Change(func(now *liveContainer) {
+		if now.Phase != records.Starting {
+			return
+		}
+		now.Phase = p
+		if p == records.Created { // also if a start has failed amid whose undoing the server died
+			now.StartedAt, now.StartError = time.Time{}, ""
+		}
+	})
+}
