@@ -67,8 +67,8 @@ func (k known) Knows(id string) bool {
 
 func (k known) CgroupParents() []string { return k.engine.CgroupParents() }
 
-// CgroupParents are the cgroups below which those of pods and containers are, which includes
-// that of pods whose request names none. Some may be in it more than once.
+// CgroupParents returns the cgroups below which those of pods and containers are, including
+// that of pods whose request names none. A cgroup may be listed more than once.
 func (e *Engine) CgroupParents() []string {
 	var parents []string
 	note := func(_, name string, err error) {

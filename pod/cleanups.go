@@ -13,9 +13,9 @@ const (
 	retryMax = time.Minute
 )
 
-// newCleanups is the queue of what could not be finished of an object: its
-// teardown, as a rule, or the record of a start. The engine's end interrupts it;
-// the next engine finds the work by the records.
+// newCleanups returns the queue of cleanups that could not be finished: usually the teardown of
+// an object, or the record of a start. The end of the engine interrupts it; the next engine
+// finds the work by the records.
 func (e *Engine) newCleanups() *retry.Queue {
 	return retry.New(e.background.Closing(), retry.Config{
 		Width: recoverWidth, Slot: 5 * time.Second, First: retryMin, Max: retryMax, Limit: undoTime,

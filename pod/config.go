@@ -48,30 +48,30 @@ type Paths struct {
 	RunDir   string // what a reboot may discard
 }
 
-// Options is what an engine works by: the operator's policy for pods, and what else of
-// the node's configuration it has to know.
+// Options are what an engine works by: the operator's policy for pods, and what it needs to
+// know of the rest of the node's configuration.
 type Options struct {
 	Config
 	Paths
-	// CgroupDriver is the runtimes' (oci.Config), cgroupfs or systemd.
+	// CgroupDriver is that of the runtimes (oci.Config): cgroupfs or systemd.
 	CgroupDriver string
 	// CgroupPrefix is what the names of new cgroups begin with; empty: crius.
 	CgroupPrefix string
 	// PauseProgram is the first process of a shared PID namespace: a static
 	// program that, called with the argument pause, reaps and waits.
 	PauseProgram string
-	// ImageVolumes says what becomes of volumes that images declare
-	// (storage.Config.Volumes): mkdir, bind or ignore.
+	// ImageVolumes says how volumes that images declare are treated (storage.Config.Volumes):
+	// mkdir, bind or ignore.
 	ImageVolumes string
 	// HookDirs are the directories of OCI hooks (oci.Config.HooksDir).
 	HookDirs []string
-	// Classes are those of block I/O and RDT (oci.Config).
+	// Classes are the classes of block I/O and RDT (oci.Config).
 	Classes classes.Config
-	// Tuning is what containers with CPUs of their own get of the node.
+	// Tuning says what the node does for containers with CPUs of their own.
 	Tuning tuning.Config
 	// CPUs is the machine whose CPUs are tuned; the zero value is this one.
 	CPUs tuning.Node
-	// Workloads are those that pods may be in, by name (oci.Config.Workloads).
+	// Workloads are the workloads that pods may be in, by name (oci.Config.Workloads).
 	Workloads map[string]annotation.Workload
 }
 
@@ -98,7 +98,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// planner returns what plans by these options.
+// planner returns the planner of a node with these options.
 func (o *Options) planner(boot string, host spec.Host, defaults spec.Defaults) *blueprint.Planner {
 	return &blueprint.Planner{
 		Boot: boot, Host: host, Defaults: defaults,

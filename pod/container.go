@@ -41,7 +41,8 @@ type Container struct {
 
 	exited chan struct{} // closed when the exit is known and published
 
-	// shortening is held while the bundle is shortened, and when its removal begins.
+	// shortening is held while the bundle is shortened, and when the removal of the container
+	// begins.
 	shortening sync.Mutex
 }
 
@@ -75,7 +76,7 @@ func (e *Engine) newContainer(id string, s *Sandbox, rec records.Container) *Con
 	c.stop = &stop.Stopper{
 		ID: id, Ref: ref, Signal: unix.Signal(c.plan.StopNumber), Exited: c.exited, Work: e.background, Sandboxed: s.plan.Sandboxed,
 		Task: func() oci.Task { return c.Now().task },
-		Running: func() bool { // as soon as it may, which is before anybody is told that it does
+		Running: func() bool { // as soon as it may, which is before anyone sees it running
 			p := c.Now().Phase
 			return p == records.Starting || p == records.Started
 		},
@@ -93,18 +94,18 @@ func (e *Engine) containerRef(id string, plan records.ContainerPlan) oci.Ref {
 	}
 }
 
-// liveContainer is what changes of a container.
+// liveContainer is the state of a container: what changes of it.
 type liveContainer struct {
 	records.ContainerState
 	task oci.Task // nil only while it is being created or torn down unseen
-	// unreachable: task is what there is until the monitor, which an earlier server
-	// has started, answers.
+	// unreachable: the monitor, which an earlier server started, has not answered yet, and task
+	// stands in for it.
 	unreachable bool
 	exit        *conmon.Exit
 	gone        bool // removed
 }
 
-// containerObject is what a container has in common with a pod.
+// containerObject is the part of a container that works like that of a pod.
 type containerObject = object.Object[liveContainer, records.Container, view.Container]
 
 func (c *Container) kind() object.Kind[liveContainer, records.Container, view.Container] {
@@ -122,7 +123,8 @@ func (c *Container) kind() object.Kind[liveContainer, records.Container, view.Co
 	}
 }
 
-// setTask is false for a container that is being removed, which has no use for it.
+// setTask sets the task, and reports whether it did: a container that is being removed has no
+// use for it.
 func (c *Container) setTask(task oci.Task, unreachable bool) (taken bool) {
 	c.Change(func(now *liveContainer) {
 		if taken = now.Phase != records.Removing; taken {
@@ -164,16 +166,15 @@ func (c *Container) show(now *liveContainer) *view.Container {
 		v.PID = now.task.PID()
 	default:
 		v.PID = now.task.PID()
-		if now.Phase == records.Starting { // of an earlier server, and may be still
+		if now.Phase == records.Starting { // by an earlier server; it may not have happened yet
 			v.StartedAt = time.Time{}
 		}
 	}
 	return v
 }
 
-// stage is how far the container has come. One whose program has ended before
-// it was known to run is told of when both are known; one that could never be
-// started has skipped a stage.
+// stage returns how far the container has come. A program that ended before it was known to run
+// is reported when both are known; a container that could not be started has skipped a stage.
 func (c *Container) stage() (now, skip view.Stage) {
 	at := c.Now()
 	switch {

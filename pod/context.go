@@ -8,7 +8,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// until is ctx until another context ends, with the cause of that.
+// until returns ctx, ended also by the end of another context, with its cause.
 func until(ctx, end context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(end, func() { cancel(context.Cause(end)) })
@@ -18,7 +18,7 @@ func until(ctx, end context.Context) (context.Context, context.CancelFunc) {
 	}
 }
 
-// undoTime bounds an undo, which runs when the caller may be long gone.
+// undoTime bounds an undo. It runs even when the caller is long gone.
 const undoTime = 2 * time.Minute
 
 func undoContext(ctx context.Context) (context.Context, context.CancelFunc) {

@@ -10,34 +10,33 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 )
 
-// counters grow from the start of the server on.
+// counters grow from the start of the server.
 type counters struct {
 	oomKilled, monitorsLost, leftovers atomic.Uint64
 
 	log struct {
-		mu      sync.Mutex      // a container is counted by itself or as removed, never twice or not at all
-		removed conmon.LogCount // what the removed ones have logged
+		mu      sync.Mutex      // so that each container is counted exactly once, as present or as removed
+		removed conmon.LogCount // by removed containers
 	}
 }
 
-// Summary is what there is on the node, and what has happened to it since the
-// server started.
+// Summary is what is on the node, and what has happened to it since the server started.
 type Summary struct {
 	Pods        map[cri.PodSandboxState]int
 	Containers  map[cri.ContainerState]int
 	Monitors    int          // of containers and of pods
 	Unreachable int          // monitors that have not answered since the server was started
-	Cleanups    int          // objects whose cleanup could not be finished and is retried
+	Cleanups    int          // objects whose cleanup did not finish and is retried
 	Work        []trace.Work // under way, the longest first
 
-	OOMKilled    uint64 // containers that ended for want of memory
+	OOMKilled    uint64 // containers that the kernel killed when memory ran out
 	MonitorsLost uint64
 	Leftovers    uint64 // objects without a record that were found at the start
 
 	EventsDropped uint64 // view.Hub.Dropped
 }
 
-// Summary counts.
+// Summary counts what is on the node.
 func (e *Engine) Summary() Summary {
 	s := Summary{
 		Pods:         map[cri.PodSandboxState]int{},

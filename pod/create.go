@@ -24,11 +24,11 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// CreateContainer creates a container in a pod, up to the point where it can
-// be started, and returns its id. Asked again with the same request it joins
-// the work, or returns the container if that has not been started yet; the
-// same name with another request is fault.Exists. Current is the pod's configuration as the
-// kubelet has it now; docs/decisions/0055-current-pod.md says what of it counts.
+// CreateContainer creates a container in a pod, ready to be started, and returns its id. A
+// repeated call with the same request joins the work, or returns the container if it has not
+// been started yet; the same name with another request is fault.Exists. Current is the pod's
+// configuration as the kubelet has it now; docs/decisions/0055-current-pod.md says which parts
+// of it count.
 func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri.ContainerConfig, current *cri.PodSandboxConfig) (string, error) {
 	s, err := e.sandboxes.Find(sandboxID)
 	if err != nil {
@@ -117,8 +117,8 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	return c, nil
 }
 
-// admit ties the creation of a container to the pod's life. The caller calls
-// done when the container is a member or gone.
+// admit ties the creation of a container to its pod: the end of the pod cancels it. The caller
+// calls done when the container belongs to the pod or is gone.
 func (s *Sandbox) admit(ctx context.Context) (_ context.Context, done func(), _ error) {
 	admitted := false
 	s.Change(func(now *livePod) {
@@ -136,15 +136,14 @@ func (s *Sandbox) admit(ctx context.Context) (_ context.Context, done func(), _ 
 	}, nil
 }
 
-// sources are what a container's spec is made from beside its plan.
+// sources are inputs of a container's spec that are not in its plan.
 type sources struct {
 	image         *storage.Image
-	seccomp       *spec.Profile // that the pod asks for by annotation; nil: none
-	privilegedPod bool          // what the pod's configuration says at the time of the create
+	seccomp       *spec.Profile // requested by an annotation of the pod; nil: none
+	privilegedPod bool          // according to the pod's configuration at the time of the create
 }
 
-// build makes the container.
-// What it made before an error is left to teardown.
+// build makes the container. After an error, teardown removes what it made.
 func (c *Container) build(ctx context.Context, src sources) error {
 	mounts := c.plan.Config.M.GetMounts()
 	ensureSources, endLook := c.engine.paths.Prepare(ctx, mounts)
@@ -173,9 +172,9 @@ func (c *Container) build(ctx context.Context, src sources) error {
 	if err != nil {
 		return err
 	}
-	// Before the plugins are asked: as long as a container is being made that they know
-	// of, no new plugin is let in, and then every verb waits. Volumes may take long. So may
-	// a runtime, whose container is refused then if a plugin has come meanwhile.
+	// This comes before the plugins are asked: while a container that plugins know of is being
+	// created, no new plugin can connect, and then all verbs wait. Volumes may take long. So
+	// may a runtime; its container is refused if a plugin has connected meanwhile.
 	if err := ensureSources(); err != nil {
 		return err
 	}
@@ -202,7 +201,7 @@ func (c *Container) build(ctx context.Context, src sources) error {
 	return c.Put(ctx)
 }
 
-// makeDirs makes the places that belong to the container.
+// makeDirs makes the directories of the container.
 func (c *Container) makeDirs() error {
 	if err := os.MkdirAll(c.ref.Rootfs(), 0o700); err != nil {
 		return err
@@ -216,10 +215,10 @@ func (c *Container) makeDirs() error {
 	return files.MakeLogDir(c.sandbox.plan.Config.M.GetLogDirectory(), c.plan.Config.M.GetLogPath())
 }
 
-// createTask has the runtime create the container. One whose own program the
-// runtime refuses has been created all the same, as far as the kubelet is told,
-// and it is its start that fails: pods whose creation fails are tried for ever,
-// also jobs and those of restartPolicy Never (docs/decisions/0021-start-errors.md).
+// createTask has the runtime create the container. If the runtime refuses the container's own
+// program, the container counts as created for the kubelet, and its start fails: the kubelet
+// retries failed creations forever, even in jobs and pods with restartPolicy Never
+// (docs/decisions/0021-start-errors.md).
 func (c *Container) createTask(ctx context.Context, create func(context.Context) (oci.Task, error)) error {
 	err := trace.Do(ctx, "runtime create", func(ctx context.Context) error {
 		task, err := create(ctx)

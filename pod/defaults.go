@@ -61,7 +61,7 @@ func (c *Config) defaults(ctx context.Context, hostPaths *conmon.HostPaths) (spe
 	return defaults, nil
 }
 
-// defaultsOf are the node's defaults as a handler changes them.
+// defaultsOf returns the node's defaults as a handler changes them.
 func defaultsOf(handler oci.Handler, name string, defaults spec.Defaults) (spec.Defaults, error) {
 	defaults = blueprint.OfHandler(defaults, handler)
 	var err error
@@ -78,9 +78,9 @@ func defaultsOf(handler oci.Handler, name string, defaults spec.Defaults) (spec.
 	return defaults, nil
 }
 
-// loadedProfile is the AppArmor profile of RuntimeDefault. A node that cannot
-// load it, for want of AppArmor's tools, runs containers without one, as with
-// other runtimes; the operator is told.
+// loadedProfile returns the AppArmor profile of RuntimeDefault. If the node cannot load crius's
+// own, because it lacks AppArmor's tools, containers run without one, as with other runtimes;
+// the log says so.
 func loadedProfile(ctx context.Context, name string) string {
 	if name != lsm.DefaultProfile {
 		return name

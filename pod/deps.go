@@ -43,6 +43,6 @@ type Deps struct {
 	Images   Images
 	Network  Network
 	Runtimes status.Runtimes
-	Trace    *trace.Tracer // follows the work; nil: nobody does
-	Plugins  *nri.Plugins  // follow and change pods and containers; nil: none
+	Trace    *trace.Tracer // follows the work; may be nil
+	Plugins  *nri.Plugins  // observe and change pods and containers; may be nil
 }

@@ -1,7 +1,9 @@
 // Package pod implements the verbs on pods and containers: it decides in which order
 // the backends (oci, storage, network) act, what is recorded before and after, and what
-// is undone when something fails or dies. What needs neither the order of verbs nor the
-// states of objects is in the packages below.
+// is undone when something fails or dies. Each verb has a file of its own (run.go, create.go,
+// start.go, stop.go, ...). Code that needs neither the order of verbs nor the states of
+// objects is in the packages below: pod/blueprint plans what is made, pod/object keeps what
+// pods and containers have in common.
 //
 // # Facts and their owners
 //
@@ -10,38 +12,37 @@
 //	<state>/pods/<id>/pod.json              the request, phase, network plan and result
 //	<state>/containers/<id>/container.json  the request, phase, image, start time
 //
-// What is done on the node for containers with CPUs of their own, and how it was before, is
-// in <state>/tuning, which oci/tuning writes.
+// oci/tuning records in <state>/tuning what it did for containers with CPUs of their own, and
+// how the node was before.
 //
-// The monitor writes <state>/containers/<id>/exit.json (this package does only
-// when the monitor was lost), containers/storage its layers, the CNI plugins
-// their leases. All the rest is derived from the records and may be thrown
-// away:
+// The monitor writes <state>/containers/<id>/exit.json (this package does so only if the
+// monitor was lost), containers/storage its layers, the CNI plugins their leases. Everything
+// else is derived from the records and may be thrown away:
 //
 //	<state>/pods/<id>/cni/                  libcni's cache
 //	<state>/containers/<id>/{upper,work}    writable layer
 //	<run>/pods/<id>/                        infra bundle
 //	<run>/pods/<id>/{files,shm}             tmpfs: resolv.conf and hostname; /dev/shm
 //	<run>/containers/<id>/                  bundle, monitor socket
-//	<run>/containers/<id>/copies            tmpfs: what mounts.conf lists
+//	<run>/containers/<id>/copies            tmpfs: copies of the files in mounts.conf
 //	<namespaces_dir>/{net,ipc,uts}ns/crius-<id>
 //
-// A record has two parts (pod/records). The plan is what was decided when the object
-// was made: it never changes and is read freely. The state is what verbs change: it is read as a
-// whole by Now, changed in one step by Change, and out of reach otherwise (pod/object).
+// A record has two parts (pod/records). The plan was decided when the object was made: it
+// never changes and is read freely. Verbs change the state: it is read as a whole by Now,
+// changed in one step by Change, and out of reach otherwise (pod/object).
 //
 // The state of a container (created, running, exited) is never stored. It is
-// computed from the record, the monitor and the exit file. A monitor of an earlier
-// server that does not answer leaves its container as the record has it.
+// computed from the record, the monitor and the exit file. If the monitor of an earlier
+// server does not answer, the container is shown as the record has it.
 //
 // # Three rules
 //
 // Record first in, last out. A verb that makes things writes the record as
-// creating, runs its steps, writes it as ready. A failed create, Remove and
+// creating, runs its steps, and writes it as ready. A failed create, Remove and
 // restart recovery call the same idempotent teardown, which goes through every
 // step backwards, takes "already gone" for success, joins the errors and
-// deletes the record last. What cannot be undone now is a pending
-// cleanup: the record stays, hidden from readers, its name is free again, and
+// deletes the record last. If something cannot be undone now, it is a pending
+// cleanup: the record stays, hidden from readers, the name is free again, and
 // the engine retries.
 //
 // The work outlives the caller. Verbs run in flights; a kubelet that gives up
@@ -58,6 +59,6 @@
 // Life of a Sandbox, then Life of a Container, then the locks of Change and Now
 // (pod/object). A Life is held for the length of a verb that changes its object (a check,
 // pod/audit, only tries to get it); the locks of Change and Now only for a few instructions,
-// never over I/O. StopContainer takes no Life (pod/stop): whatever hangs, killing is always
-// possible.
+// never over I/O. StopContainer takes no Life (pod/stop): killing is always possible, even
+// if something hangs.
 package pod

@@ -34,14 +34,14 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// Engine is the node: all its pods and containers, and the verbs on them. Ids
-// given to its methods may be unique prefixes.
+// Engine is the node: all its pods and containers, and the verbs on them. Ids that its methods
+// take may be unique prefixes.
 type Engine struct {
 	cfg     Options
 	deps    Deps
 	planner *blueprint.Planner
 	paths   *hostpath.Paths
-	mark    string // of our ids
+	mark    string // of the ids of this server
 	status  *status.Node
 	audit   *audit.Auditor
 	meters  *cgroup.Meters
@@ -58,20 +58,20 @@ type Engine struct {
 	cleanups    *retry.Queue
 	events      view.Hub
 	counters    counters
-	userLookups chan struct{}     // has an item for each look into the files of an image for a user
+	userLookups chan struct{}     // semaphore: concurrent lookups of users in images
 	background  *background.Group // watchers, stops
 	recoverTime time.Duration     // the constant, unless a test sets it
 
-	// pulling ends with the engine, before background does.
+	// pulling ends when the engine is closed, before background does.
 	pulling  context.Context
 	endPulls context.CancelCauseFunc
 }
 
-// verb is a piece of work on an existing object, joined by whoever asks again.
+// verb identifies work on an existing object. Another call of the same verb joins it.
 type verb struct{ name, id string }
 
-// request identifies a piece of work: the same name with another content is
-// another request, and must not be taken for a retry of the first.
+// request identifies work that makes an object. The same name with another content is another
+// request, not a retry of the first.
 type request struct {
 	name    any
 	content [sha256.Size]byte
@@ -90,12 +90,12 @@ func requestOf(name any, parts ...proto.Message) (request, error) {
 	return request{name: name, content: [sha256.Size]byte(h.Sum(nil))}, nil
 }
 
-// maxRunDir leaves room, in the 107 bytes that a unix socket's address has, for
-// the longest one below: /pods/<id>/infra/monitor.sock.
+// maxRunDir is the longest run root for which the longest socket path below it,
+// /pods/<id>/infra/monitor.sock, fits into the 107 bytes of a unix socket's address.
 const maxRunDir = 107 - len("/pods//infra/monitor.sock") - 64
 
-// New opens the records under cfg's roots; the caller holds their Lock. Nothing
-// is touched before Recover. The end of ctx is not that of the engine: Close is.
+// New opens the records under the roots of cfg; the caller holds their Lock. Nothing is changed
+// before Recover. The engine outlives ctx and ends with Close.
 func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 	if len(cfg.RunDir) > maxRunDir {
 		return nil, fmt.Errorf("run_root %s is longer than %d bytes, so unix socket paths below it would be too long: choose a shorter one: %w",
@@ -156,7 +156,7 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 	return e, nil
 }
 
-// bootID changes with every boot of the machine.
+// bootID returns the id of this boot of the machine.
 func bootID() (string, error) {
 	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return string(bytes.TrimSpace(text)), err
@@ -165,7 +165,7 @@ func bootID() (string, error) {
 // makeDirs makes the two roots.
 func (e *Engine) makeDirs() error {
 	for _, dir := range []string{e.cfg.RunDir, filepath.Join(e.cfg.RunDir, "pods"), filepath.Join(e.cfg.RunDir, "containers")} {
-		// Roots of user namespaces pass through (files.Pod.LetIn).
+		// Root of a user namespace passes through (files.Pod.LetIn).
 		if err := errors.Join(os.MkdirAll(dir, 0o711), os.Chmod(dir, 0o711)); err != nil {
 			return err
 		}
@@ -181,7 +181,7 @@ func (e *Engine) Close(ctx context.Context) error {
 	err := errors.Join(e.pulls.Wait(ctx), e.creates.Wait(ctx), e.verbs.Wait(ctx))
 	e.background.End(errClosing)
 	for _, c := range e.containers.All() {
-		if task := c.Now().task; task != nil { // of an engine that was only Loaded there is none
+		if task := c.Now().task; task != nil { // there is none after Inspect
 			task.Close()
 		}
 	}
@@ -204,7 +204,7 @@ func (e *Engine) Close(ctx context.Context) error {
 	return errors.Join(err, e.records.Sync())
 }
 
-// run executes a verb's work in a flight of its own.
+// run executes the work of a verb in a flight.
 func (e *Engine) run(ctx context.Context, v verb, work func(context.Context) error) error {
 	_, err := e.verbs.Do(ctx, v, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, e.deps.Trace.Do(ctx, v.name, v.id, work)
@@ -212,7 +212,7 @@ func (e *Engine) run(ctx context.Context, v verb, work func(context.Context) err
 	return err
 }
 
-// onPod executes a verb's work on a pod with its Life held. Unknown ids are no error.
+// onPod executes the work of a verb on a pod, with its Life held. Unknown ids are no error.
 func (e *Engine) onPod(ctx context.Context, name, id string, work func(*Sandbox, context.Context) error) error {
 	s, err := e.sandboxes.Find(id)
 	if err != nil {
@@ -228,10 +228,10 @@ func (e *Engine) onPod(ctx context.Context, name, id string, work func(*Sandbox,
 	})
 }
 
-// Status answers for the node as a whole.
+// Status returns what is known about the node as a whole.
 func (e *Engine) Status() *status.Node { return e.status }
 
-// CgroupDriver is the driver of the containers' cgroups (CRI: RuntimeConfig).
+// CgroupDriver returns the driver of the containers' cgroups (CRI: RuntimeConfig).
 func (e *Engine) CgroupDriver() cri.CgroupDriver {
 	if e.cfg.CgroupDriver == "systemd" {
 		return cri.CgroupDriver_SYSTEMD

@@ -9,9 +9,9 @@ import (
 	"github.com/crius-run/crius/oci"
 )
 
-// overtaken is the error of a verb that needs a container which is alive. If it has exited
-// meanwhile the verb may have met anything that goes with it: a cgroup or a directory that is
-// not there any more, or a shim.
+// overtaken returns the error of a verb that needs a running container. If the container has
+// exited meanwhile, the verb may have failed because something disappeared with it, such as a
+// cgroup, a directory or a shim; the error is fault.Precondition then.
 func overtaken(ctx context.Context, by oci.Task, err error) error {
 	if ctx.Err() != nil || errors.Is(err, fault.Precondition) || errors.Is(err, fault.Timeout) || !oci.Exited(by) {
 		return err
@@ -19,9 +19,9 @@ func overtaken(ctx context.Context, by oci.Task, err error) error {
 	return fmt.Errorf("container has exited meanwhile: %s: %w", err.Error(), fault.Precondition)
 }
 
-// causedBy puts the reason for which ctx has ended before an error of work that ended
-// with it: libraries report no more than that it was cancelled. That error is for people
-// alone: callers would take it for a failure of the step that met the end.
+// causedBy puts the cause of the end of ctx before the error of the work that ended with it,
+// since libraries only report that they were cancelled. The text of err is kept for people, but
+// not err itself: callers would take it for a failure of the step.
 func causedBy(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return fmt.Errorf("%w (%s)", cause, err.Error())
@@ -29,8 +29,7 @@ func causedBy(ctx context.Context, err error) error {
 	return err
 }
 
-// doneIfAbsent makes the error of an unknown id that of a verb which wants the object
-// gone.
+// doneIfAbsent turns NotFound into success, for verbs whose goal is that the object is gone.
 func doneIfAbsent(err error) error {
 	if errors.Is(err, fault.NotFound) {
 		return nil

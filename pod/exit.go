@@ -14,7 +14,7 @@ import (
 	"github.com/crius-run/crius/pod/records"
 )
 
-// watch waits for the end of the container and makes it known.
+// watch waits for the exit of the container and publishes it.
 func (c *Container) watch() { c.engine.background.Insist("watch container "+c.ID, c.awaitExit) }
 
 func (c *Container) awaitExit() {
@@ -43,16 +43,16 @@ func (c *Container) awaitExit() {
 		c.keep()
 	}
 	c.showExit(exit)
-	c.Tell() // before whoever waits for this goes on, and ends or removes the pod
+	c.Tell() // before those who wait for the exit end or remove the pod
 	close(c.exited)
-	defer c.shorten() // last: plugins are told of all that it had
+	defer c.shorten() // last, because plugins are shown the whole spec
 	defer c.nri.Stopped(c.engine.background.Closing())
 	slog.Info("container exited", "container", c.ID, "pod", c.sandbox.ID, "code", exit.Code, "oomkills", exit.OOMKills)
 }
 
-// keep has the records on the disk before anybody hears of an end that nobody
-// asked for: a job that has succeeded must not be run again because a power cut
-// took all that tells of it. Only what lived for a moment is not there by then.
+// keep syncs the records to the disk before an exit that nobody asked for is reported: after a
+// power cut, a job that has succeeded must not run again. Only the records of short-lived
+// containers are not on the disk by then.
 func (c *Container) keep() {
 	err := errors.Join(c.sandbox.Sync(), c.Sync())
 	if err != nil {
@@ -60,14 +60,14 @@ func (c *Container) keep() {
 	}
 }
 
-// setExit is for a container that has exited before this server began.
+// setExit publishes the exit of a container that exited before this server started.
 func (c *Container) setExit(exit conmon.Exit) {
 	c.showExit(exit)
 	close(c.exited)
-	c.engine.background.Go("shorten bundle "+c.ID, c.shorten) // of an earlier release it may be long
+	c.engine.background.Go("shorten bundle "+c.ID, c.shorten) // that of an earlier release may be long
 }
 
-// showExit is for readers.
+// showExit makes the exit visible to readers.
 func (c *Container) showExit(exit conmon.Exit) {
 	c.restoreCPUs() // before the next container gets its CPUs
 	c.Change(func(now *liveContainer) { now.exit = &exit })
@@ -75,19 +75,18 @@ func (c *Container) showExit(exit conmon.Exit) {
 	c.meter.Close()
 }
 
-// Codes of exits that nobody saw.
+// Codes of exits that no monitor reported.
 const (
-	codeKilled  = 137 // we killed it
-	codeUnknown = 255 // it was gone when we came
+	codeKilled  = 137 // crius killed it
+	codeUnknown = 255 // it was gone after a reboot
 )
 
-// lost settles the end of a container whose monitor is gone: without it the
-// container's output goes nowhere and its exit cannot be seen, so it is killed
-// and this once the server writes the exit.
+// lost ends a container whose monitor is gone. Without the monitor its output goes nowhere and
+// its exit cannot be seen, so the server kills it and writes the exit.
 func (c *Container) lost(cause error) conmon.Exit {
 	ctx, cancel := undoContext(c.engine.background.Closing())
 	defer cancel()
-	if exit, err := conmon.ReadExit(c.ref.ExitFile); err == nil { // which could not be read a moment ago
+	if exit, err := conmon.ReadExit(c.ref.ExitFile); err == nil { // it could not be read a moment ago
 		return exit
 	}
 	exit := conmon.Exit{Code: codeKilled, FinishedAt: time.Now(), Message: fmt.Sprintf("killed because the container's monitor was lost (%v)", cause)}
@@ -104,8 +103,8 @@ func (c *Container) lost(cause error) conmon.Exit {
 }
 
 // recordExit writes the exit file of a container without a monitor, for the next server. It
-// never replaces an exit. On a full disk it tries again, for as long as the container is there;
-// this server knows the exit meanwhile.
+// never replaces an exit. On a full disk it is retried until the container is removed; this
+// server knows the exit meanwhile.
 func (c *Container) recordExit(ctx context.Context, exit conmon.Exit) {
 	record := func() error {
 		_, err := conmon.ReadExit(c.ref.ExitFile)
@@ -127,10 +126,10 @@ func (c *Container) recordExit(ctx context.Context, exit conmon.Exit) {
 	})
 }
 
-// reloadDead recovers a container of another boot whose exit is not known.
+// reloadDead recovers a container of an earlier boot whose exit is unknown.
 func (c *Container) reloadDead(ctx context.Context, unknown error) {
 	exit := conmon.Exit{Code: codeUnknown, FinishedAt: time.Now(), Message: "the node was rebooted while the container was running"}
-	if !errors.Is(unknown, fault.NotFound) { // a disk that lies about what it keeps: no reason to forget the container
+	if !errors.Is(unknown, fault.NotFound) { // a damaged file is no reason to forget the container
 		exit.Message = "the node was rebooted, and the record of the container's exit was damaged: " + unknown.Error()
 		slog.ErrorContext(ctx, "cannot read a container's exit record, exit code unknown", "container", c.ID, "err", unknown)
 	}

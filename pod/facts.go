@@ -18,7 +18,7 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// specInput is what the specs of all containers of a pod have in common.
+// specInput returns what the specs of all containers of the pod have in common.
 func (s *Sandbox) specInput(ctx context.Context, asked annotation.Asked) (spec.Input, error) {
 	abilities, err := s.runtime.Probe(ctx)
 	if err != nil {
@@ -43,14 +43,14 @@ func (s *Sandbox) specInput(ctx context.Context, asked annotation.Asked) (spec.I
 	return s.engine.planner.Spec(facts), nil
 }
 
-// asked is what the pod asks for by annotations, as far as the configuration allows it
+// asked returns what the pod asks for by annotations, as far as the configuration allows it
 // now.
 func (s *Sandbox) asked() (annotation.Asked, error) {
 	return s.engine.planner.Asked(&s.plan, s.runtime.Handler())
 }
 
-// resolve finds out what the container's spec depends on. The root file system
-// must be mounted.
+// resolve finds out on the node what the container's spec depends on. The root file system must
+// be mounted.
 func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Input, error) {
 	cfg := c.plan.Config.M
 	security := cfg.GetLinux().GetSecurityContext()
@@ -84,7 +84,7 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	if in.Facts.NodeMounts, err = c.copyNodeFiles(ctx, asked); err != nil {
 		return in, err
 	}
-	wanted := slices.Concat(asked.Devices, cfg.GetDevices()) // of one path the last one counts
+	wanted := slices.Concat(asked.Devices, cfg.GetDevices()) // if a path is listed twice, the last entry counts
 	cdiNames, err := cdi.Devices(cfg)
 	if err != nil {
 		return in, err
@@ -110,9 +110,8 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	return in, nil
 }
 
-// holdPIDNamespace sets the path of the PID namespace that the container shares with
-// another container, if it does. Until release the path stays valid even if the pid is
-// reused.
+// holdPIDNamespace sets the path of the PID namespace that the container shares with another
+// container, if any. Until release, the path stays valid even if the pid is reused.
 func (c *Container) holdPIDNamespace(in *spec.Input) (release func(), err error) {
 	holder := c.sandbox.Now().infra
 	if options := c.plan.Config.M.GetLinux().GetSecurityContext().GetNamespaceOptions(); options.GetPid() == cri.NamespaceMode_TARGET {
@@ -131,7 +130,7 @@ func (c *Container) holdPIDNamespace(in *spec.Input) (release func(), err error)
 	return func() { file.Close() }, nil
 }
 
-// target is another running container of the same pod.
+// target returns the task of another running container of the same pod.
 func (c *Container) target(id string) (oci.Task, error) {
 	target, err := c.engine.containers.Find(id)
 	if err != nil {

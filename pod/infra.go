@@ -14,7 +14,8 @@ import (
 	"github.com/crius-run/crius/pod/label"
 )
 
-// infraRef is the pod's own container. It bears the pod's id.
+// infraRef returns how the runtime knows the infra container, the pod's own, which has the id
+// of the pod.
 func (s *Sandbox) infraRef() oci.Ref {
 	ref := oci.Ref{
 		ID:       s.ID,
@@ -27,12 +28,11 @@ func (s *Sandbox) infraRef() oci.Ref {
 	return ref
 }
 
-// pausePath is where the infra container sees its program.
+// pausePath is the path of the program in the infra container.
 const pausePath = "/pause"
 
-// startInfra runs the pod's own container if it needs one. Its program is the
-// monitor's binary, mounted read-only over an empty root: no image is pulled
-// for it, and none can be missing.
+// startInfra starts the infra container. Its program is the monitor's binary, mounted read-only
+// over an empty root: no image is pulled, and none can be missing.
 func (s *Sandbox) startInfra(ctx context.Context) error {
 	defer cgroup.Warm()()
 	ref := s.infraRef()
@@ -81,8 +81,8 @@ func (s *Sandbox) startInfra(ctx context.Context) error {
 	return nil
 }
 
-// watchInfra ends the pod when its infra container dies: with it the PID
-// namespace is gone, and all containers in it are dead or dying.
+// watchInfra ends the pod when its infra container dies: the PID namespace is gone with it, and
+// all containers in it are dead or dying.
 func (s *Sandbox) watchInfra(task oci.Task) {
 	s.engine.background.Insist("watch infra container", func() {
 		select {

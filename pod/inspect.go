@@ -9,9 +9,9 @@ import (
 	"github.com/crius-run/crius/pod/records"
 )
 
-// Inspect is Audit().Verify for a node without a server: it reads the records, as
-// Recover does, and changes nothing at all. The engine is good for nothing else
-// afterwards. The caller holds the Lock.
+// Inspect is Audit().Verify for a node without a server: it reads the records, as Recover does,
+// and changes nothing. The engine is good for nothing else afterwards. The caller holds the
+// Lock.
 func (e *Engine) Inspect(ctx context.Context) ([]audit.Finding, error) {
 	pods, _, damagedPods, err := e.records.Pods.Read()
 	if err != nil {

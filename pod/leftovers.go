@@ -13,15 +13,15 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 )
 
-// leftoverTime is how long killed processes of a container are waited for.
+// leftoverTime is how long crius waits for killed processes of a container.
 const leftoverTime = 10 * time.Second
 
-// endLeftovers kills the processes that a container whose first one has ended still has, and
-// notes those that do not die in its exit. Its monitor has done the same before it reported
-// the exit, unless it is of an earlier release, or was killed.
+// endLeftovers kills the processes that remain after the container's first process ended, and
+// notes in the exit those that do not die. The monitor did the same before it reported the
+// exit, unless it is of an earlier release or was killed.
 func (c *Container) endLeftovers(exit *conmon.Exit) {
 	c.endInSandbox()
-	if exit.Message != "" || c.ref.Cgroup == "" { // it says what is left, or why everything has been killed
+	if exit.Message != "" || c.ref.Cgroup == "" { // the message says what is left, or why everything was killed
 		return
 	}
 	ctx := context.WithoutCancel(c.engine.background.Closing())
@@ -39,7 +39,7 @@ func (c *Container) endLeftovers(exit *conmon.Exit) {
 	}
 }
 
-// endInSandbox does that inside a sandbox, whose runtime alone can.
+// endInSandbox kills the processes that remain inside a sandbox, which only the runtime can do.
 func (c *Container) endInSandbox() {
 	if !c.mayLeaveInSandbox() {
 		return
@@ -50,8 +50,8 @@ func (c *Container) endInSandbox() {
 	}
 }
 
-// mayLeaveInSandbox is false where the container has a PID namespace of its own, which ends
-// with its first process.
+// mayLeaveInSandbox reports whether processes of the container may remain in its sandbox. They
+// cannot if the container has its own PID namespace, which ends with its first process.
 func (c *Container) mayLeaveInSandbox() bool {
 	options := c.plan.Config.M.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	return c.ref.Sandbox != "" && options.GetPid() != cri.NamespaceMode_CONTAINER
@@ -65,8 +65,8 @@ func (c *Container) killInSandbox(ctx context.Context) error {
 	})
 }
 
-// killLeftovers waits until nothing of the container is alive, which is fault.Timeout after
-// leftoverTime.
+// killLeftovers kills the container's cgroup and waits until it is empty. After leftoverTime
+// the error is fault.Timeout.
 func (c *Container) killLeftovers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, leftoverTime)
 	defer cancel()

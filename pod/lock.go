@@ -16,16 +16,15 @@ import (
 	"github.com/crius-run/crius/internal/poll"
 )
 
-// ForkTime is far more than the forked copy of a process takes to become the
-// program that it is to run, also on a machine with more work than it can do. If
-// a server is killed meanwhile, the copy still has all that it had open: its lock,
-// and the socket that it listened on.
+// ForkTime is far more than a forked copy of a process takes until it executes its program,
+// even on an overloaded machine. If a server is killed meanwhile, the copy still holds
+// everything that the server had open, such as its lock and its listening socket.
 const ForkTime = 10 * time.Second
 
-// Lock makes sure that one server at a time works on a state directory. A server takes
-// it first, since opening the rest also cleans up after its predecessor. The kernel
-// releases the lock when the process and its forked copies have ended. If another
-// server holds it for longer than limit the error is fault.Precondition.
+// Lock ensures that only one server at a time works on a state directory. A server takes it
+// first, since opening the rest also cleans up after its predecessor. The kernel releases the
+// lock when the process and its forked copies have ended. If another server holds it for longer
+// than limit, the error is fault.Precondition.
 func Lock(ctx context.Context, stateDir string, limit time.Duration) (io.Closer, error) {
 	if err := os.MkdirAll(stateDir, 0o700); err != nil {
 		return nil, err
@@ -50,9 +49,9 @@ func Lock(ctx context.Context, stateDir string, limit time.Duration) (io.Closer,
 	return f, nil
 }
 
-// LockRun makes sure that only one server uses a run root, since another would remove
-// what is in it. The caller holds the Lock of the state directory. If the run root
-// belongs to another crius the error is an *owner.TakenError.
+// LockRun ensures that only one server uses a run root, since another one would remove what is
+// in it. The caller holds the Lock of the state directory. If the run root belongs to another
+// crius, the error is an *owner.TakenError.
 func LockRun(ctx context.Context, runDir, stateDir string, limit time.Duration) (io.Closer, error) {
 	if err := os.MkdirAll(runDir, 0o711); err != nil {
 		return nil, err

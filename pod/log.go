@@ -18,14 +18,13 @@ import (
 	"github.com/crius-run/crius/pod/records"
 )
 
-// ReopenContainerLog makes a running container's log go on in a new file. On an
-// error the old file stays the log.
+// ReopenContainerLog makes a running container continue its log in a new file. On an error the
+// old file stays the log.
 //
-// A kubelet that evicts a pod may remove the pod's log directory before the
-// containers have ended, and still ask for their logs to be opened again: that is
-// fault.Precondition. The directory is not made again, nor do CRI-O and containerd
-// make it: it is the kubelet's, who would only have to remove it once more. If it
-// comes back, so does the log, with the next call.
+// A kubelet that evicts a pod may remove the pod's log directory before the containers have
+// ended, and still ask for their logs to be reopened: that is fault.Precondition. Like CRI-O
+// and containerd, crius does not make the directory again: it belongs to the kubelet, which
+// would have to remove it once more. If the directory returns, the next call reopens the log.
 func (e *Engine) ReopenContainerLog(ctx context.Context, id string) error {
 	c, err := e.containers.Find(id)
 	if err != nil {
@@ -47,8 +46,8 @@ func (e *Engine) ReopenContainerLog(ctx context.Context, id string) error {
 	})
 }
 
-// Logged is how many bytes the logs of all containers have grown by since the
-// server started, and how many were discarded.
+// Logged returns how many bytes the logs of all containers have grown by since the server
+// started, and how many were discarded.
 func (e *Engine) Logged(ctx context.Context) conmon.LogCount {
 	var g errgroup.Group
 	g.SetLimit(recoverWidth)
@@ -66,7 +65,7 @@ func (e *Engine) Logged(ctx context.Context) conmon.LogCount {
 	return total
 }
 
-// countTime bounds how long a monitor may take to say how much it has logged.
+// countTime bounds how long a monitor may take to answer how much it has logged.
 const countTime = time.Second
 
 func (c *Container) countLog(ctx context.Context) {
@@ -76,8 +75,7 @@ func (c *Container) countLog(ctx context.Context) {
 	c.logged.Change(func(last *conmon.LogCount) { *last = logged })
 }
 
-// retire takes the container off the node's list and keeps what it had logged
-// when it was last counted.
+// retire takes the container off the node's list, and keeps the last count of its log.
 func (c *Container) retire() {
 	log := &c.engine.counters.log
 	log.mu.Lock()

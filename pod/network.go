@@ -19,10 +19,9 @@ func (s *Sandbox) planNetwork() error {
 	return nil
 }
 
-// attach gives the pod its network. The plan, which the record has had from the
-// beginning, is on the disk before the ADD, so that a DEL can be made of it
-// whatever happens: what a plugin has lent is not always on this node, where it
-// could be found without the record.
+// attach gives the pod its network. The plan, which the record has held since the start of the
+// creation, is on the disk before the ADD, so that a DEL is possible whatever happens: a lease
+// may be on another machine, where only the record leads to it.
 func (s *Sandbox) attach(ctx context.Context, onDisk func() error) error {
 	if err := onDisk(); err != nil {
 		return err
@@ -34,7 +33,7 @@ func (s *Sandbox) attach(ctx context.Context, onDisk func() error) error {
 	}
 	s.Change(func(now *livePod) { now.Network = done })
 	if len(done.HostPorts) > 0 {
-		// The rules are made of the record.
+		// The rules are made from the record.
 		if err := s.Put(ctx); err != nil {
 			return err
 		}
@@ -42,11 +41,11 @@ func (s *Sandbox) attach(ctx context.Context, onDisk func() error) error {
 			return err
 		}
 	}
-	// Sysctls of interfaces that the plugins have only just made.
+	// Sysctls of interfaces that the plugins have just made.
 	return trace.Call(ctx, "set interface sysctls", func() error { return ns.SetInterfaceSysctls(s.plan.Namespaces) })
 }
 
-// detach gives the network back if the pod has one, and forgets it.
+// detach releases the network if the pod has one, and removes it from the state.
 func (s *Sandbox) detach(ctx context.Context) error {
 	a := s.Now().Network
 	if a == nil {
@@ -60,7 +59,7 @@ func (s *Sandbox) detach(ctx context.Context) error {
 	return nil
 }
 
-// networkPod is how the network knows the pod.
+// networkPod returns the pod as the network knows it.
 func (s *Sandbox) networkPod() network.Pod {
 	cfg := s.plan.Config.M
 	meta := cfg.GetMetadata()
@@ -80,11 +79,11 @@ func (s *Sandbox) networkPod() network.Pod {
 	}
 }
 
-// SetPodCIDR hands the node's pod CIDR to the network.
+// SetPodCIDR passes the node's pod CIDR to the network.
 func (e *Engine) SetPodCIDR(cidr string) error { return e.deps.Network.SetPodCIDR(cidr) }
 
-// CollectNetwork has the network plugins remove, in the background, what they hold
-// for pods of ours that are gone. It is for the start of a server, after Recover.
+// CollectNetwork starts a background job in which the network plugins release what they hold
+// for removed pods of this server. It is called when a server starts, after Recover.
 func (e *Engine) CollectNetwork() {
 	e.background.Go("collect garbage of networks", func() {
 		ctx := e.background.Closing()

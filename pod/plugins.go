@@ -51,7 +51,7 @@ func (s *Sandbox) describe() *nri.Pod {
 	now := s.Now()
 	cfg := records.Pod{PodPlan: s.plan, PodState: now.PodState}.Current()
 	p := &nri.Pod{ID: s.ID, Handler: s.plan.Handler, Config: cfg}
-	// Invalid limits were refused when they were requested.
+	// Invalid limits have been refused in the request.
 	p.Overhead, _ = spec.Resources(cfg.GetLinux().GetOverhead(), s.engine.planner.Host)
 	p.Resources, _ = spec.Resources(cfg.GetLinux().GetResources(), s.engine.planner.Host)
 	if now.infra != nil {

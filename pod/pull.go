@@ -10,24 +10,24 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// pullKey is what makes two pulls the same. Credentials are part of it: nobody
-// gets at an image through somebody else's.
+// pullKey identifies a pull. Credentials are part of it: nobody gets an image through the
+// credentials of someone else.
 type pullKey struct {
 	image, namespace string
 	credentials      [sha256.Size]byte
 }
 
-// Of pulls that nobody waits for: how long they go on, which is twice the longest pause
-// of a kubelet between two tries (MaxContainerBackOff), and how many at a time.
+// Limits of pulls that no caller waits for: how long they continue, which is twice the longest
+// pause of a kubelet between two tries (MaxContainerBackOff), and how many at a time.
 const (
 	abandonedPullTime  = 10 * time.Minute
 	mostAbandonedPulls = 8
 )
 
-// PullImage pulls an image. Equal requests share one pull, which goes on when its
-// callers stop waiting: the kubelet's retry finds it further on, not at the beginning
-// (kubernetes/kubernetes#83471). Pulls that no caller asks for again end, so that
-// creating and deleting pods cannot pile them up.
+// PullImage pulls an image. Equal requests share one pull, which continues when its callers
+// stop waiting, so that the kubelet's retry finds it under way and does not start over
+// (kubernetes/kubernetes#83471). A pull that no caller asks for again ends, so that creating
+// and deleting pods cannot pile up pulls.
 func (e *Engine) PullImage(ctx context.Context, req storage.PullRequest) (*storage.Image, error) {
 	credentials, err := proto.MarshalOptions{Deterministic: true}.Marshal(req.Auth)
 	if err != nil {

@@ -11,15 +11,15 @@ import (
 	"github.com/crius-run/crius/pod/records"
 )
 
-// reconnect finds out how a container is, of which only its monitor can tell. One
-// that hangs is waited for as long as the server lives: its container may be well,
-// can be stopped, and is neither dead nor lost until it is known to be.
+// reconnect asks the monitor, which alone knows, for the state of the container. If the monitor
+// hangs, reconnect waits for as long as the server lives: the container may be well, can be
+// stopped, and is neither dead nor lost until that is known.
 func (c *Container) reconnect(known chan<- struct{}) {
 	ctx, cancel := context.WithCancel(c.engine.background.Closing())
 	defer cancel()
 	task, err := load(ctx, c.runtime, c.ref)
 	if err != nil {
-		return // the end of the server
+		return // the server ends
 	}
 	again := task.EndAbandoned(ctx)
 	if !c.setTask(task, false) || ctx.Err() != nil {
@@ -30,11 +30,11 @@ func (c *Container) reconnect(known chan<- struct{}) {
 		c.engine.cleanups.Add("exec processes of "+c.ID, unless(c.exited, again))
 	}
 	c.settleStart(ctx)
-	cancel() // watch takes as long as the container lives
+	cancel() // before watch, which takes as long as the container lives
 	c.Publish()
 	if oci.Exited(task) {
-		// Readers must not see it alive for even a moment: the kubelet has
-		// been told of the exit, perhaps.
+		// Readers must not see it alive even for a moment: the kubelet may have seen the
+		// exit already.
 		c.watch()
 		close(known)
 		return
@@ -44,7 +44,7 @@ func (c *Container) reconnect(known chan<- struct{}) {
 	c.watch()
 }
 
-// loadInfra is reconnect for the infra container of a pod that may live.
+// loadInfra is reconnect for the infra container of a pod that may still run.
 func (r *recovery) loadInfra(s *Sandbox) {
 	if s.Now().Phase != records.Ready || !s.plan.Infra || s.plan.BootID != s.engine.planner.Boot {
 		return
@@ -71,7 +71,7 @@ func (r *recovery) loadInfra(s *Sandbox) {
 	})
 }
 
-// load asks a monitor until it answers, or the server ends.
+// load asks a monitor until it answers or ctx ends.
 func load(ctx context.Context, runtime oci.Runtime, ref oci.Ref) (oci.Task, error) {
 	for wait := retryMin; ; wait = min(2*wait, retryMax) {
 		task, err := runtime.Load(ctx, ref)
@@ -85,7 +85,7 @@ func load(ctx context.Context, runtime oci.Runtime, ref oci.Ref) (oci.Task, erro
 	}
 }
 
-// unless is work that has nothing to do once ended is closed.
+// unless wraps work so that it is skipped once ended is closed.
 func unless(ended <-chan struct{}, work retry.Work) retry.Work {
 	return func(ctx context.Context) error {
 		select {
@@ -97,9 +97,9 @@ func unless(ended <-chan struct{}, work retry.Work) retry.Work {
 	}
 }
 
-// settleStart decides whether a start that an earlier server has begun has
-// happened. While the runtime is at it nobody knows: the container counts as
-// created, and can be stopped.
+// settleStart finds out whether a start that an earlier server began has happened. While the
+// runtime still works on it, that is unknown: the container counts as created, and can be
+// stopped.
 func (c *Container) settleStart(ctx context.Context) {
 	if c.Now().Phase != records.Starting {
 		return
@@ -115,8 +115,8 @@ func (c *Container) settleStart(ctx context.Context) {
 			break
 		}
 		if err == nil || oci.Exited(task) {
-			// The runtime answers nothing for a container that is dead: if it never
-			// started, its exit by SIGKILL says so well enough.
+			// The runtime knows nothing about a dead container. If it never started, its exit
+			// by SIGKILL says so well enough.
 			c.settleAs(records.Started)
 			break
 		}
@@ -131,14 +131,14 @@ func (c *Container) settleStart(ctx context.Context) {
 	c.engine.cleanups.AddNow(c.ID, c.recordStart)
 }
 
-// settleAs leaves a phase alone that is another one by now.
+// settleAs replaces the phase, unless it has changed from Starting meanwhile.
 func (c *Container) settleAs(p records.Phase) {
 	c.Change(func(now *liveContainer) {
 		if now.Phase != records.Starting {
 			return
 		}
 		now.Phase = p
-		if p == records.Created { // also if a start has failed amid whose undoing the server died
+		if p == records.Created { // also if the server died while it undid a failed start
 			now.StartedAt, now.StartError = time.Time{}, ""
 		}
 	})

@@ -25,11 +25,10 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// recoverWidth bounds how many objects are recovered side by side.
+// recoverWidth bounds how many objects are recovered concurrently.
 const recoverWidth = 16
 
-// recoverTime is how long the start waits for monitors, and then again for what is
-// to be torn down.
+// recoverTime is how long the start waits for monitors, and then again for teardown.
 const recoverTime = 5 * time.Second
 
 // Recover restores the engine after the last server ended, however it did: it reads the
@@ -38,19 +37,19 @@ const recoverTime = 5 * time.Second
 // any point. No verb may be called before it returns. A cleanup that fails is retried
 // and does not keep the server from starting.
 //
-// A node serves within seconds, and within a bound whatever hangs. Beside its own
-// files, the start of a server waits only for:
+// A node serves within seconds, and within a bound even if something hangs. Apart from its
+// own files, the start of a server waits only for:
 //
 //	lock of containers/storage that another process holds   10 s, then it fails and is started again
 //	post-crash check of images after a boot                 as long as it reads, which the service manager is notified of
-//	versions and features of runtimes                       10 s each, side by side
+//	versions and features of runtimes                       10 s each, concurrently
 //	paths of pod.additional_devices                         5 s, then it fails
 //	AppArmor's parser                                       30 s, once after a boot
 //	lock of containers/storage, for the images in use       10 s
-//	host ports: the firewall's tool                         30 s, then it is tried again later
-//	runtimes that are still starting commands               2 s, containers side by side
+//	host ports: the firewall's tool                         30 s, then it is retried in the background
+//	runtimes that are still starting commands               2 s, containers concurrently
 //	monitors' answers, teardown of unfinished containers    recoverTime, together; see reconnect
-//	teardown of pods, and of what has no record             recoverTime, together
+//	teardown of pods and of orphans                         recoverTime, together
 //
 // Teardown that takes longer continues in the background. Between two checks of a lock,
 // containers/storage itself may wait for it, without a limit.
@@ -66,7 +65,7 @@ func (r *recovery) run(ctx context.Context) error {
 	if err := e.classes.Load(ctx); err != nil {
 		return err
 	}
-	if err := e.labels.CopyProgram(); err != nil { // a full disk keeps no server from starting
+	if err := e.labels.CopyProgram(); err != nil { // a full disk must not keep the server from starting
 		slog.ErrorContext(ctx, "cannot copy the pause program, pods with shareProcessNamespace may fail", "err", err)
 	}
 	pods, orphanPods, damagedPods, err := e.records.Pods.All()
@@ -100,7 +99,7 @@ type recovery struct {
 	engine    *Engine
 	sandboxes map[string]*Sandbox // those whose handlers are configured
 	answers   waiting             // of monitors, and for the teardown of unfinished containers
-	ends      waiting             // of pods, and of what has no record
+	ends      waiting             // of pods and of orphans
 }
 
 func reportDamaged(ctx context.Context, noun string, damaged []record.Damaged) {
@@ -115,8 +114,8 @@ func (r *recovery) loadSandboxes(ctx context.Context, pods map[string]*records.P
 		r.engine.labels.Levels.Note(id, rec.SELinuxLevel)
 		s, err := r.engine.newSandbox(id, *rec)
 		if err != nil {
-			// The handler is no longer configured. Its pods cannot be managed
-			// until it is back; they are left alone, record and all.
+			// The handler is no longer configured. Its pods cannot be managed until it is back,
+			// and stay as they are, with their records.
 			slog.ErrorContext(ctx, "pod has an unknown runtime handler and is not managed: add the handler to runtime.handlers again", "pod", id, "handler", rec.Handler, "err", err)
 			continue
 		}
@@ -124,7 +123,7 @@ func (r *recovery) loadSandboxes(ctx context.Context, pods map[string]*records.P
 	}
 }
 
-// recoverContainers waits until their states are known, within bounds.
+// recoverContainers recovers all containers, and waits for their states for a limited time.
 func (r *recovery) recoverContainers(ctx context.Context, ctrs map[string]*records.Container) {
 	for _, s := range r.sandboxes {
 		r.loadInfra(s)
@@ -142,7 +141,7 @@ func (r *recovery) recoverContainers(ctx context.Context, ctrs map[string]*recor
 	r.answers.await(ctx, r.engine.recoverTime)
 }
 
-// recoverSandboxes comes after recoverContainers.
+// recoverSandboxes recovers all pods. The containers have been recovered before.
 func (r *recovery) recoverSandboxes(ctx context.Context) {
 	var g errgroup.Group
 	g.SetLimit(recoverWidth)
@@ -155,17 +154,16 @@ func (r *recovery) recoverSandboxes(ctx context.Context) {
 	_ = g.Wait()
 }
 
-// restoreNetwork makes the node's host ports those of the pods that were ready
-// when the last server ended. Those that have died since are detached later, as
-// any other.
+// restoreNetwork sets up the host ports of the pods that were ready when the last server ended.
+// Pods that have died since are detached later, like any others.
 func (r *recovery) restoreNetwork(ctx context.Context, pods map[string]*records.Pod) {
 	if err := r.engine.deps.Network.Restore(ctx, records.Attached(pods, r.engine.planner.Boot)); err != nil {
 		slog.ErrorContext(ctx, "host ports may not be forwarded to their pods, retrying", "err", err)
 	}
 }
 
-// adopt keeps the images of all containers on record, whatever becomes of those:
-// a teardown lets go of its own.
+// adopt restores the image references of all containers on record, even of those that will be
+// removed: their teardown releases them.
 func (r *recovery) adopt(ctx context.Context, ctrs map[string]*records.Container) {
 	var rootfs []storage.Rootfs
 	for id, rec := range ctrs {
@@ -173,18 +171,17 @@ func (r *recovery) adopt(ctx context.Context, ctrs map[string]*records.Container
 	}
 	adopt := func(ctx context.Context) error { return r.engine.deps.Images.Adopt(ctx, rootfs) }
 	if err := trace.Do(ctx, "restore image references", adopt); err != nil {
-		// Their containers run on; the kubelet will pull the images again.
+		// The containers continue to run; the kubelet will pull the images again.
 		slog.ErrorContext(ctx, "cannot keep all images that containers use", "err", err)
 	}
 }
 
-// end does cleanup at once, and retries it until it succeeds.
+// end starts cleanup now, and retries it until it succeeds.
 func (r *recovery) end(id string, cleanup retry.Work, ends *waiting) {
 	ends.add(r.engine.cleanups.AddNow(id, cleanup))
 }
 
-// recoverSandbox puts the pod back in its place, or tears it down if it was
-// not ready. Its containers have been recovered.
+// recoverSandbox restores the pod, or tears it down if its creation or removal was interrupted.
 func (r *recovery) recoverSandbox(ctx context.Context, s *Sandbox) {
 	e := r.engine
 	switch s.Now().Phase {
@@ -217,14 +214,14 @@ func (r *recovery) recoverSandbox(ctx context.Context, s *Sandbox) {
 	s.Tell()
 }
 
-// recoverContainer puts a container back in its place, or tears it down if it
-// was not ready or has lost its pod.
+// recoverContainer restores a container, or tears it down if its creation or removal was
+// interrupted or its pod is gone.
 func (r *recovery) recoverContainer(ctx context.Context, id string, rec records.Container) {
 	e, s := r.engine, r.sandboxes[rec.SandboxID]
 	if s == nil {
 		runtime, err := e.deps.Runtimes.Get(rec.Handler)
 		if err != nil {
-			return // with its pod, until the handler is back
+			return // like its pod, it waits for the handler
 		}
 		slog.WarnContext(ctx, "container without a pod, removing it", "container", id, "pod", rec.SandboxID)
 		s = &Sandbox{podObject: podObject{ID: rec.SandboxID}, engine: e, runtime: runtime, meters: e.meters, files: e.cfg.filesOf(rec.SandboxID, &records.PodPlan{})}
@@ -263,7 +260,7 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec records.
 	c.Tell()
 }
 
-// sweepWithoutRecord removes what has a run or state directory but no record.
+// sweepWithoutRecord removes run and state directories that have no record.
 func (r *recovery) sweepWithoutRecord(ctx context.Context, orphans []string, known func(id string) bool) {
 	for _, kind := range []string{"pods", "containers"} {
 		entries, _ := os.ReadDir(filepath.Join(r.engine.cfg.RunDir, kind))
@@ -285,7 +282,7 @@ func (r *recovery) sweepWithoutRecord(ctx context.Context, orphans []string, kno
 	}
 }
 
-// endLeftovers does that for all containers that had exited before this server was started.
+// endLeftovers kills what remains of all containers that had exited before this server started.
 func (r *recovery) endLeftovers(ctx context.Context) {
 	var cgroups []string
 	exited := map[string]*Container{}
@@ -312,9 +309,8 @@ func (r *recovery) endLeftovers(ctx context.Context) {
 	}
 }
 
-// restoreTuning finds out what an earlier server has done for containers, and undoes what it
-// did for those of which there is no record any more, or whose record was written by a crius
-// that knows nothing of it: nobody else would.
+// restoreTuning reads what an earlier server did for the CPUs of containers, and undoes it for
+// containers without a record, or with a record of a crius that cannot tune CPUs.
 func (r *recovery) restoreTuning(ctx context.Context, ctrs map[string]*records.Container) {
 	if err := r.recoverTuning(ctx, ctrs); err != nil {
 		slog.ErrorContext(ctx, "settings of CPUs not restored, retrying; containers with CPU annotations do not start until then", "err", err)

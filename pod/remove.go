@@ -23,12 +23,12 @@ func (c *Container) remove(ctx context.Context) error {
 	c.Life.Lock()
 	defer c.Life.Unlock()
 	if c.Now().Phase == records.Removing {
-		return nil // by a call that was here before us
+		return nil // an earlier call is at it
 	}
 	if err := c.kill(ctx); err != nil {
 		return fmt.Errorf("remove container %s: %w", c.ID, err)
 	}
-	c.Tell() // of its end; watch may not have come to it
+	c.Tell() // its exit; watch may not have told it yet
 	c.nri.Stopped(ctx)
 	c.nri.Plugins.RemoveContainer(ctx, c.describe)
 	c.countLog(ctx)
@@ -53,7 +53,7 @@ func (e *Engine) RemoveSandbox(ctx context.Context, id string) error {
 
 func (s *Sandbox) remove(ctx context.Context) error {
 	if s.Now().Phase == records.Removing {
-		return nil // by a call that was here before us
+		return nil // an earlier call is at it
 	}
 	if err := s.stop(ctx); err != nil {
 		return err
@@ -65,7 +65,7 @@ func (s *Sandbox) remove(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	s.Change(func(now *livePod) { now.Phase = records.Removing }) // before: a plugin that connects now is not told of this
+	s.Change(func(now *livePod) { now.Phase = records.Removing }) // first, so that plugins that connect from now on do not see it
 	s.nri.Plugins.RemovePod(ctx, s.describe)
 	if err := s.teardown(ctx); err != nil {
 		slog.WarnContext(ctx, "cleanup after pod removal incomplete, retrying", "pod", s.ID, "err", err)
@@ -77,7 +77,7 @@ func (s *Sandbox) remove(ctx context.Context) error {
 	return nil
 }
 
-// dismantle is the teardown of a pod that nobody knows any more.
+// dismantle removes a pod that readers cannot see any more, with its containers.
 func (s *Sandbox) dismantle(ctx context.Context) error {
 	for _, c := range s.Now().containers {
 		if err := c.remove(ctx); err != nil {

@@ -15,10 +15,12 @@ import (
 	"github.com/crius-run/crius/pod/rundir"
 )
 
-// bundleRest is what a bundle has beside its texts: the seccomp profile, mostly.
+// bundleRest is how much a bundle has apart from the texts of the request: mostly the seccomp
+// profile.
 const bundleRest = 64 << 10
 
-// claimRoom takes the room in its pod that a container may need with a spec of that size.
+// claimRoom claims the room in the pod that the container may need with a spec of specSize
+// bytes.
 func (c *Container) claimRoom(specSize int) error {
 	s := c.sandbox
 	need := rundir.Use{
@@ -31,7 +33,7 @@ func (c *Container) claimRoom(specSize int) error {
 	return nil
 }
 
-// claimExec takes the room that the files of a command need, until free is called.
+// claimExec claims the room that the files of a command need, until free is called.
 func (s *Sandbox) claimExec(bytes int) (free func(), err error) {
 	id := rand.Text()
 	if err := s.claim(id, rundir.Use{Files: int64(bytes)}); err != nil {
@@ -40,7 +42,8 @@ func (s *Sandbox) claimExec(bytes int) (free func(), err error) {
 	return func() { s.room.Free(id) }, nil
 }
 
-// claim has containers that have just exited give their bundles back before it refuses.
+// claim claims room. Before it refuses, it shortens the bundles of containers that have just
+// exited.
 func (s *Sandbox) claim(id string, need rundir.Use) error {
 	err := s.room.Claim(id, need, s.use)
 	if err == nil {
@@ -54,7 +57,7 @@ func (s *Sandbox) claim(id string, need rundir.Use) error {
 	return s.room.Claim(id, need, s.use)
 }
 
-// use measures what the pod has.
+// use measures what the pod uses.
 func (s *Sandbox) use() rundir.Use {
 	used := rundir.Use{Files: rundir.Size(s.files.Dir, filepath.Join(s.runtime.Handler().Root, s.ID))}
 	for _, c := range s.Now().containers {
@@ -72,11 +75,11 @@ func (c *Container) use() rundir.Use {
 	}
 }
 
-// shorten gives back what nobody reads of the bundle of a container that has exited.
+// shorten removes what nobody reads from the bundle of an exited container.
 func (c *Container) shorten() {
 	c.shortening.Lock()
 	defer c.shortening.Unlock()
-	if c.Now().Phase == records.Removing { // its files are going
+	if c.Now().Phase == records.Removing { // its files are being removed
 		return
 	}
 	if err := trace.Call(c.engine.background.Closing(), "shorten bundle", c.shortenBundle); err != nil {
@@ -84,11 +87,11 @@ func (c *Container) shorten() {
 	}
 }
 
-// shortenBundle shortens the bundle, and the copy that crun has of it.
+// shortenBundle shortens the bundle, and crun's copy of it.
 func (c *Container) shortenBundle() error {
 	handler := c.runtime.Handler()
 	if c.sandbox.plan.Sandboxed || handler.Type != "oci" {
-		return nil // these read it when they delete the container
+		return nil // these runtimes read it when they delete the container
 	}
 	return errors.Join(oci.ShortenSpec(c.ref.Dir), oci.ShortenSpec(filepath.Join(handler.Root, c.ID)))
 }

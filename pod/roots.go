@@ -18,9 +18,8 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// roots are the file systems of a container: its root file system, its image volumes,
-// which storage knows as root file systems that nobody writes to, and its copies of the
-// node's files.
+// roots are the file systems of a container: its root file system, its image volumes, which
+// storage knows as read-only root file systems, and its copies of the node's files.
 type roots struct {
 	images  Images
 	own     storage.Rootfs
@@ -44,7 +43,7 @@ func (r *roots) volume(v records.Volume) storage.Rootfs {
 	return volume
 }
 
-// copies is where the copies of the node's files are mounted.
+// copies returns where the copies of the node's files are mounted.
 func (r *roots) copies() string { return filepath.Join(r.bundle, "copies") }
 
 func (r *roots) remove(ctx context.Context) error {
@@ -59,9 +58,9 @@ func (r *roots) remove(ctx context.Context) error {
 	return nil
 }
 
-// mount mounts them, and returns where each image volume, or the part of
-// it that was asked for, has become visible: parallel to the request's mounts,
-// as spec.Facts wants it.
+// mount mounts the root file system and the image volumes. It returns the path of each image
+// volume, or of the part of it that was requested, parallel to the request's mounts, as
+// spec.Facts wants it.
 func (r *roots) mount(ctx context.Context, mounts []*cri.Mount) ([]string, error) {
 	if err := r.images.MountRootfs(ctx, r.own); err != nil {
 		return nil, fmt.Errorf("mount root file system: %w", err)
@@ -84,6 +83,6 @@ func (r *roots) mount(ctx context.Context, mounts []*cri.Mount) ([]string, error
 	return sources, nil
 }
 
-// ErrImageVolume is a container that was not created for want of one of its
-// image volumes.
+// ErrImageVolume says that a container was not created because one of its image volumes could
+// not be used.
 var ErrImageVolume = errors.New("image volume")

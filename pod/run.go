@@ -22,9 +22,9 @@ import (
 	"github.com/crius-run/crius/pod/records"
 )
 
-// RunSandbox runs a pod and returns its id. Asked again with the same request
-// it joins the work, or returns the pod that is running already; the same name
-// with another request is fault.Exists.
+// RunSandbox runs a pod and returns its id. A repeated call with the same request joins the
+// work, or returns the pod if it is running already; the same name with another request is
+// fault.Exists.
 func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSandboxConfig) (string, error) {
 	if handler == "" {
 		handler = e.deps.Runtimes.Default()
@@ -49,9 +49,9 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 	return e.creates.Do(ctx, key, func(ctx context.Context) (string, error) {
 		id := ids.New(e.mark)
 		if owner, ok := e.sandboxes.Reserve(name, id); !ok {
-			s, err := e.sandboxes.Find(owner) // whose work is done, if this is a retry
+			s, err := e.sandboxes.Find(owner) // it is ready, if this is a retry
 			if err == nil && s.View().State == cri.PodSandboxState_SANDBOX_READY &&
-				s.plan.Handler == handler && proto.Equal(s.plan.Config.M, cfg) { // as it was asked for, whatever updates have changed
+				s.plan.Handler == handler && proto.Equal(s.plan.Config.M, cfg) { // the original request, without updates
 				return owner, nil
 			}
 			return "", fmt.Errorf("pod %s already exists as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
@@ -71,7 +71,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 	})
 }
 
-// validatePod refuses what can never work before anything is made.
+// validatePod refuses requests that can never succeed, before anything is made.
 func (e *Engine) validatePod(cfg *cri.PodSandboxConfig) error {
 	if err := blueprint.CheckPod(cfg); err != nil {
 		return err
@@ -120,8 +120,7 @@ func (e *Engine) runSandbox(ctx context.Context, id string, plan records.PodPlan
 	return nil
 }
 
-// admitAsked refuses annotations that cannot be followed, and tells of those that will
-// not be.
+// admitAsked refuses invalid annotations, and logs those that have no effect.
 func (s *Sandbox) admitAsked(ctx context.Context) error {
 	asked, err := s.asked()
 	if err == nil && len(asked.Ignored) > 0 {
@@ -131,14 +130,13 @@ func (s *Sandbox) admitAsked(ctx context.Context) error {
 	return err
 }
 
-// build makes everything a pod consists of. What it made before an error is
-// left to teardown.
+// build makes everything that a pod consists of. After an error, teardown removes what it made.
 func (s *Sandbox) build(ctx context.Context) error {
-	var record errgroup.Group            // on its way to the disk
+	var record errgroup.Group            // sync of the record to the disk
 	defer func() { _ = record.Wait() }() // attach has returned its error
 	if s.plan.Namespaces.Net {
 		record.Go(func() error {
-			return trace.Call(ctx, "sync record", func() error { return s.Sync() })
+			return trace.Call(ctx, "sync record", s.Sync)
 		})
 	}
 	for _, step := range []struct {
@@ -167,7 +165,7 @@ func (s *Sandbox) build(ctx context.Context) error {
 	return s.Put(ctx)
 }
 
-// labelled calls a step that makes files with their SELinux context.
+// labelled wraps a step that makes files and takes their SELinux context.
 func (s *Sandbox) labelled(step func(label string) error) func(context.Context) error {
 	return func(context.Context) error {
 		label, err := s.engine.labels.Files(&s.plan, nil)
@@ -178,8 +176,7 @@ func (s *Sandbox) labelled(step func(label string) error) func(context.Context) 
 	}
 }
 
-// mountShm makes the /dev/shm of the pod's IPC namespace; the node's own goes
-// with the node's namespace.
+// mountShm mounts the /dev/shm of the pod's IPC namespace.
 func (s *Sandbox) mountShm(label string) error {
 	asked, err := s.asked()
 	if err != nil {
@@ -188,8 +185,8 @@ func (s *Sandbox) mountShm(label string) error {
 	return s.files.MountShm(cmp.Or(asked.ShmSize, s.engine.cfg.ShmSize), label)
 }
 
-// makeNamespaces makes and pins the namespaces that the containers share. No
-// process is needed to hold them.
+// makeNamespaces makes the namespaces that the containers share, and pins them, so that no
+// process has to hold them.
 func makeNamespaces(n ns.Spec) error {
 	if !n.Net && !n.IPC && !n.UTS && len(n.UIDs) == 0 {
 		return nil

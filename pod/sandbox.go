@@ -29,16 +29,16 @@ type Sandbox struct {
 	files   files.Pod
 	runtime oci.Runtime
 	meters  *cgroup.Meters // of its containers
-	meter   *usage.Meter   // nil: only the containers use anything
-	cgroup  string         // the pod's own, or the one of its infra container
-	// clamped: the sandbox may not have got all that an update has given to the pod.
+	meter   *usage.Meter   // nil: usage is that of the containers
+	cgroup  string         // the pod's own, or that of its infra container
+	// clamped: the sandbox may have less than an update has given to the pod.
 	clamped atomic.Bool
 
 	room rundir.Room
 	nri  nri.PodEvents // guarded by Life
 
-	// ending ends, within a change, when the pod does: no container is created from
-	// then on, and the creations under way are called off.
+	// ending ends, within a Change, when the pod does: from then on no container is created,
+	// and creations under way are cancelled.
 	ending   context.Context
 	callOff  context.CancelCauseFunc
 	creating sync.WaitGroup // of containers
@@ -68,18 +68,18 @@ func (e *Engine) newSandbox(id string, rec records.Pod) (*Sandbox, error) {
 	s.Change(func(now *livePod) { now.PodState = rec.PodState })
 	s.nri = nri.PodEvents{Plugins: e.deps.Plugins, Describe: s.describe}
 	s.ending, s.callOff = context.WithCancelCause(context.WithoutCancel(e.background.Closing()))
-	s.clamped.Store(rec.Overhead.M != nil || rec.Resources.M != nil) // as far as the next server knows
+	s.clamped.Store(rec.Overhead.M != nil || rec.Resources.M != nil) // an earlier server may have clamped it
 	return s, nil
 }
 
-// livePod is what changes of a pod.
+// livePod is the state of a pod: what changes of it.
 type livePod struct {
 	records.PodState
-	infra       oci.Task     // nil: there is none, or none yet
+	infra       oci.Task     // nil: there is none, or it is not started yet
 	unreachable bool         // the monitor of infra has not answered since the server was started
 	containers  []*Container // replaced, never modified
 	gone        bool         // removed
-	detachErr   error        // why the network could not be given back when that was last tried
+	detachErr   error        // why the last release of the network failed
 }
 
 func (p *livePod) add(c *Container) { p.containers = append(slices.Clone(p.containers), c) }
@@ -88,7 +88,7 @@ func (p *livePod) drop(c *Container) {
 	p.containers = slices.DeleteFunc(slices.Clone(p.containers), func(other *Container) bool { return other == c })
 }
 
-// podObject is what a pod has in common with a container.
+// podObject is the part of a pod that works like that of a container.
 type podObject = object.Object[livePod, records.Pod, view.Sandbox]
 
 func (s *Sandbox) kind() object.Kind[livePod, records.Pod, view.Sandbox] {
@@ -104,12 +104,13 @@ func (s *Sandbox) kind() object.Kind[livePod, records.Pod, view.Sandbox] {
 	}
 }
 
-// record is what is on record of the pod, or will be.
+// record returns what is on record of the pod, or will be with the next Put.
 func (s *Sandbox) record() records.Pod {
 	return records.Pod{PodPlan: s.plan, PodState: s.Now().PodState}
 }
 
-// takeInfra is false if the pod does not need the task any more.
+// takeInfra sets the infra container's task, and reports whether it did: a pod that ends has no
+// use for it.
 func (s *Sandbox) takeInfra(t oci.Task) (taken bool) {
 	s.Change(func(now *livePod) {
 		if taken = s.ending.Err() == nil; taken {
@@ -119,8 +120,8 @@ func (s *Sandbox) takeInfra(t oci.Task) (taken bool) {
 	return taken
 }
 
-// show returns the pod as readers see it. The meter of a pod that is not ready any more is
-// closed with that.
+// show returns the pod as readers see it. It also closes the meter of a pod that is no longer
+// ready.
 func (s *Sandbox) show(now *livePod) *view.Sandbox {
 	v := &view.Sandbox{
 		ID:        s.ID,
@@ -148,7 +149,8 @@ func (s *Sandbox) show(now *livePod) *view.Sandbox {
 	return v
 }
 
-// stage is how far the pod has come: it is, or is not, and has no other stages.
+// stage returns how far the pod has come: it runs, is stopped or is gone, and knows no other
+// stages.
 func (s *Sandbox) stage() (now, skip view.Stage) {
 	switch at := s.Now(); {
 	case at.gone:

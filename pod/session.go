@@ -18,12 +18,11 @@ import (
 	"github.com/crius-run/crius/pod/view"
 )
 
-// Client is whoever talks to a process in a container.
+// Client is the client side of a session with a process in a container.
 type Client = session.Client
 
-// ExecSync runs a command in a running container to its end; timeout 0 is no
-// limit. A command that ran into it has been killed, and the error is
-// fault.Timeout.
+// ExecSync runs a command in a running container until it ends; timeout 0 means no limit. A
+// command that exceeds the timeout is killed, and the error is fault.Timeout.
 func (e *Engine) ExecSync(ctx context.Context, id string, cmd []string, timeout time.Duration) (*oci.ExecResult, error) {
 	c, err := e.runningContainer(id, "exec")
 	if err != nil {
@@ -40,16 +39,15 @@ func (e *Engine) ExecSync(ctx context.Context, id string, cmd []string, timeout 
 	return result, nil
 }
 
-// Exec runs a command in a running container and connects it with a client until
-// it ends. A client that leaves takes its end of the streams along, as a terminal
-// is hung up; the command may run on.
+// Exec runs a command in a running container and connects it with a client until it ends. If
+// the client leaves, its end of the streams is closed, as when a terminal is hung up; the
+// command may continue.
 func (e *Engine) Exec(ctx context.Context, id string, cmd oci.Command, client Client) (exitCode int32, err error) {
 	c, err := e.runningContainer(id, "exec")
 	if err != nil {
 		return 0, err
 	}
-	// The operation is over when the command runs: how long it does is its user's
-	// business.
+	// The traced operation ends when the command runs: how long it runs is up to its user.
 	var s *stdio.Session
 	err = e.deps.Trace.Do(ctx, "exec", c.ID, func(ctx context.Context) (err error) {
 		s, err = c.Now().task.Open(ctx, cmd)
@@ -65,12 +63,11 @@ func (e *Engine) Exec(ctx context.Context, id string, cmd oci.Command, client Cl
 	return s.ExitCode()
 }
 
-// Attach connects a client with the standard streams of a running container
-// until either of them ends, or the client leaves. The end of the client's input
-// ends that of a container whose input is to be used once (CRI:
-// ContainerConfig.stdin_once), which the client sees to its end. Any other input,
-// and a terminal's, stays open and the session ends: kubectl waits for that
-// (docs/decisions/0003-sessions.md).
+// Attach connects a client with the standard streams of a running container until the container
+// ends or the client leaves. If the container's input is to be used once (CRI:
+// ContainerConfig.stdin_once), the end of the client's input also ends the container's, and the
+// client stays until the container ends. Any other input, and that of a terminal, stays open
+// and the session ends: kubectl waits for that (docs/decisions/0003-sessions.md).
 func (e *Engine) Attach(ctx context.Context, id string, client Client) error {
 	c, err := e.runningContainer(id, "attach")
 	if err != nil {
@@ -101,9 +98,8 @@ func (e *Engine) runningContainer(id, what string) (*Container, error) {
 	return c, nil
 }
 
-// PortForward connects stream with a TCP port of the pod, at 127.0.0.1 or ::1,
-// until both sides have ended. Closing stream ends what is sent to the client and
-// not what comes from it.
+// PortForward connects stream with a TCP port of the pod, at 127.0.0.1 or ::1, until both sides
+// have ended. Closing stream ends only what is sent to the client, not what comes from it.
 func (e *Engine) PortForward(ctx context.Context, id string, port uint16, stream io.ReadWriteCloser) error {
 	s, err := e.sandboxes.Find(id)
 	if err != nil {
@@ -126,8 +122,8 @@ func (e *Engine) PortForward(ctx context.Context, id string, port uint16, stream
 	return nil
 }
 
-// dial connects to a port inside the pod, as it was when it was ready: a later view may
-// have no network namespace, which means the node's.
+// dial connects to a port inside the pod. Ready is a view of the pod while it was ready: a
+// later view may have no network namespace, which would mean the node's.
 func (s *Sandbox) dial(ctx context.Context, ready *view.Sandbox, port uint16) (oci.Stream, error) {
 	if infra := s.Now().infra; infra != nil && s.plan.Sandboxed {
 		conn, err := infra.Forward(ctx, port)

@@ -17,8 +17,8 @@ import (
 	"github.com/crius-run/crius/pod/profile"
 )
 
-// makeSpec makes the container's spec, with what is installed on the node for all
-// containers or was asked for by name. Only NRI plugins change it further.
+// makeSpec makes the container's spec, including what is installed on the node for all
+// containers or was requested by name. Only NRI plugins change it further.
 func (c *Container) makeSpec(ctx context.Context, in spec.Input) (*nri.Spec, error) {
 	ociSpec, err := spec.Container(in)
 	if err != nil {
@@ -44,16 +44,16 @@ func (c *Container) makeSpec(ctx context.Context, in spec.Input) (*nri.Spec, err
 	return ociSpec, c.sandbox.addHooks(ctx, in.Request.Container, ociSpec)
 }
 
-// addClasses puts a container of the pod into the classes that annotations name.
+// addClasses adds the classes that annotations name to the spec of a container of the pod.
 func (s *Sandbox) addClasses(ctx context.Context, request *cri.ContainerConfig, ociSpec *nri.Spec) error {
 	return s.engine.classes.AddTo(ctx, ociSpec, classes.Container{
 		Name: request.GetMetadata().GetName(), Annotations: request.GetAnnotations(), PodAnnotations: s.plan.Config.M.GetAnnotations(),
 	})
 }
 
-// addHooks gives a container of the pod, or its infra container if the request is
-// nil, the hooks that are installed on the node. They are read each time, which finds
-// what was installed a moment ago.
+// addHooks adds the hooks that are installed on the node to the spec of a container of the pod,
+// or of its infra container if request is nil. It reads them each time, so that new ones take
+// effect at once.
 func (s *Sandbox) addHooks(ctx context.Context, request *cri.ContainerConfig, ociSpec *nri.Spec) error {
 	set, err := hooks.Read(s.engine.cfg.HookDirs)
 	if err != nil || len(set) == 0 {
@@ -70,7 +70,7 @@ func (s *Sandbox) addHooks(ctx context.Context, request *cri.ContainerConfig, oc
 	return trace.Do(ctx, "add OCI hooks", func(ctx context.Context) error { return set.Inject(ctx, ociSpec, c) })
 }
 
-// seccompProfile gets the profile that the pod asks for by annotation, for a container whose
+// seccompProfile loads the profile that the pod requests by annotation for a container whose
 // request leaves it unconfined; nil: none.
 func (s *Sandbox) seccompProfile(ctx context.Context, cfg *cri.ContainerConfig) (*spec.Profile, error) {
 	asked, err := s.asked()

@@ -48,10 +48,10 @@ func (c *Container) start(ctx context.Context) error {
 	if err := c.cpus.tune(ctx); err != nil {
 		return c.failStart(ctx, err)
 	}
-	// Killed between here and the put below, a restarted server cannot tell
-	// from the record whether the program runs, and asks the runtime. When it
-	// did the record does tell, which may be long before that; and before the
-	// runtime returns, for a short life may be over then.
+	// If the server is killed between here and the last Put, the next one cannot tell from the
+	// record whether the program runs, and asks the runtime. The time of the start must be on
+	// record, since the next server may come much later; and it is taken before the runtime
+	// returns, since a short-lived program may have ended by then.
 	started := time.Now()
 	c.Change(func(now *liveContainer) { now.Phase, now.StartedAt = records.Starting, started })
 	if err := c.Put(ctx); err != nil {
@@ -65,7 +65,7 @@ func (c *Container) start(ctx context.Context) error {
 	c.Change(func(now *liveContainer) { now.Phase = records.Started })
 	c.Publish()
 	c.Tell()
-	if err := c.Put(ctx); err != nil { // but it runs, and recovery would find that out
+	if err := c.Put(ctx); err != nil { // it runs all the same, and recovery would find that out
 		slog.WarnContext(ctx, "container start not recorded, retrying", "container", c.ID, "err", err)
 		c.engine.cleanups.Add(c.ID, c.recordStart)
 	}
@@ -74,7 +74,7 @@ func (c *Container) start(ctx context.Context) error {
 	return nil
 }
 
-// mayStart refuses a start that would only end the container.
+// mayStart refuses a start while the state of the container is unknown.
 func (c *Container) mayStart() error {
 	now := c.Now()
 	if now.unreachable {
@@ -89,18 +89,18 @@ func (c *Container) mayStart() error {
 // recordStart records a start that could not be recorded when it happened.
 func (c *Container) recordStart(ctx context.Context) error { return c.Finish(ctx, c.Put) }
 
-// failStart ends a container whose start failed: it will never be startable.
+// failStart ends a container whose start failed. It can never be started.
 func (c *Container) failStart(ctx context.Context, cause error) error {
-	if c.stop.Asked() { // and a step has met a container that was dead, or that nobody knew any more
+	if c.stop.Asked() { // the step failed because the container was dead or gone
 		cause = fmt.Errorf("stopped while starting: %s: %w", cause.Error(), fault.Precondition)
 	}
 	ctx, cancel := undoContext(ctx)
 	defer cancel()
 	c.Change(func(now *liveContainer) { now.StartError, now.StartedAt = cause.Error(), time.Time{} })
 	err := errors.Join(cause, c.Put(ctx), c.stop.Kill(ctx))
-	c.restoreCPUs() // of a container that was dead before
+	c.restoreCPUs() // if it was dead before
 	c.nri.End(ctx, nil)
-	c.Publish() // it may have been dead before, and said to have ended otherwise
+	c.Publish() // if it was dead before, another end has been published
 	c.Tell()
 	return err
 }

@@ -14,11 +14,10 @@ import (
 	"github.com/crius-run/crius/pod/records"
 )
 
-// StopContainer ends a container: its stop signal, and SIGKILL once grace is
-// over. It returns when the container is dead, when the caller's time is up, or
-// with fault.Timeout if the container does not die of SIGKILL; the stop goes on
-// in any case. Unknown ids and containers that are dead are no
-// error (CRI: StopContainer).
+// StopContainer stops a container: it sends the stop signal, and SIGKILL once grace is over. It
+// returns when the container is dead, when ctx ends, or with fault.Timeout if the container
+// does not die of SIGKILL; the stop continues in any case. Unknown ids and dead containers are
+// no error (CRI: StopContainer).
 func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Duration) error {
 	c, err := e.containers.Find(id)
 	if err != nil {
@@ -32,7 +31,7 @@ func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Durati
 	return nil
 }
 
-// end ends the container, and what it had left alive when its first process ended.
+// end stops the container, and kills the processes that remained when its first process ended.
 func (c *Container) end(ctx context.Context, grace time.Duration) error {
 	if err := c.stop.End(ctx, grace); err != nil {
 		return err
@@ -43,20 +42,20 @@ func (c *Container) end(ctx context.Context, grace time.Duration) error {
 	return c.killLeftovers(ctx)
 }
 
-// kill is end without grace.
+// kill is end without a grace period.
 func (c *Container) kill(ctx context.Context) error {
 	return trace.Do(ctx, "kill container", func(ctx context.Context) error { return c.end(ctx, 0) })
 }
 
 // StopSandbox kills the pod's containers and removes its network and namespaces. It is
-// idempotent, and unknown ids are no error (CRI: StopPodSandbox). If the network cannot
-// be removed now, that is retried.
+// idempotent, and unknown ids are no error (CRI: StopPodSandbox). If the network cannot be
+// released now, that is retried.
 func (e *Engine) StopSandbox(ctx context.Context, id string) error {
 	return e.onPod(ctx, "stop pod", id, (*Sandbox).stop)
 }
 
-// stop wants Life held. A pod whose removal has begun is the removal's: its record
-// must not be written again.
+// stop stops the pod; it wants Life held. It leaves a pod alone that is being removed: its
+// record must not be written again.
 func (s *Sandbox) stop(ctx context.Context) error {
 	if p := s.Now().Phase; p == records.Removing || p == records.Stopped && !s.Now().HasNetwork() {
 		return nil
@@ -67,8 +66,8 @@ func (s *Sandbox) stop(ctx context.Context) error {
 	if err := s.killMembers(ctx); err != nil {
 		return err
 	}
-	// From here on the pod cannot come back, whoever dies: its address may be
-	// another pod's soon.
+	// From here on the pod cannot come back, even if the server dies: its address may soon be
+	// another pod's.
 	s.Change(func(now *livePod) { now.Phase = records.Stopping })
 	s.Note(ctx)
 	for _, c := range s.Now().containers {
@@ -88,8 +87,7 @@ func (s *Sandbox) stop(ctx context.Context) error {
 	return nil
 }
 
-// end refuses new containers, calls off those being created and waits until
-// they are gone.
+// end refuses new containers, cancels creations under way and waits until they are undone.
 func (s *Sandbox) end() {
 	s.Change(func(*livePod) { s.callOff(errPodEnding) })
 	s.creating.Wait()
@@ -97,7 +95,7 @@ func (s *Sandbox) end() {
 
 var errPodEnding = fmt.Errorf("the pod is being stopped: %w", fault.Precondition)
 
-// killMembers kills all containers side by side and waits for their end.
+// killMembers kills all containers concurrently and waits until they are dead.
 func (s *Sandbox) killMembers(ctx context.Context) error {
 	members := s.Now().containers
 	errs := make([]error, len(members))
@@ -109,11 +107,10 @@ func (s *Sandbox) killMembers(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// finishStop does what is left of a stop: it gives back the network, and writes
-// down that the pod is stopped.
+// finishStop finishes a stop: it releases the network and records that the pod is stopped.
 func (s *Sandbox) finishStop(ctx context.Context) error { return s.Finish(ctx, s.settleStop) }
 
-// settleStop wants Life held.
+// settleStop is finishStop with Life held.
 func (s *Sandbox) settleStop(ctx context.Context) error {
 	if err := s.detach(ctx); err != nil {
 		return err
@@ -124,7 +121,7 @@ func (s *Sandbox) settleStop(ctx context.Context) error {
 	return s.Put(ctx)
 }
 
-// expire is the stop of a pod that is dead already.
+// expire stops a pod that is dead already.
 func (s *Sandbox) expire(ctx context.Context) error {
 	s.Life.Lock()
 	defer s.Life.Unlock()

@@ -13,13 +13,13 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// sweep removes what bears an id that has no record, of a container or of a pod.
+// sweep removes everything with an id that has no record, of a container or a pod.
 func (e *Engine) sweep(ctx context.Context, id string) error {
 	return errors.Join(e.sweepContainer(ctx, id), e.sweepSandbox(ctx, id))
 }
 
-// deleteFromAny deletes a container of which no record says to which handler it belongs: all
-// are asked.
+// deleteFromAny deletes a container whose handler is unknown, since it has no record: it asks
+// all handlers.
 func (e *Engine) deleteFromAny(ctx context.Context, ref oci.Ref) error {
 	var errs []error
 	for _, name := range e.deps.Runtimes.Names() {
@@ -32,7 +32,7 @@ func (e *Engine) deleteFromAny(ctx context.Context, ref oci.Ref) error {
 	return errors.Join(errs...)
 }
 
-// sweepContainer removes what an id without a record left in the run directory.
+// sweepContainer removes what a container without a record left in the run directory.
 func (e *Engine) sweepContainer(ctx context.Context, id string) error {
 	ref := e.containerRef(id, records.ContainerPlan{})
 	errs := []error{e.deleteFromAny(ctx, ref)}
@@ -50,14 +50,14 @@ func (e *Engine) sweepContainer(ctx context.Context, id string) error {
 	return e.records.Containers.Delete(ctx, id)
 }
 
-// sweepSandbox is sweepContainer for a pod. Its network is beyond reach: only
-// the record knew how it was made.
+// sweepSandbox is sweepContainer for a pod. Its network is out of reach: only the record knew
+// how it was made.
 func (e *Engine) sweepSandbox(ctx context.Context, id string) error {
 	plan := records.PodPlan{OwnFiles: true, Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: blueprint.PinPrefix + id}}
 	s := &Sandbox{podObject: podObject{ID: id}, engine: e, plan: plan, files: e.cfg.filesOf(id, &plan)}
 	errs := []error{e.deleteFromAny(ctx, s.infraRef()), s.release(ctx)}
 	if err := mount.UnmountBelow(s.files.Dir); err != nil {
-		return errors.Join(append(errs, err)...) // and nothing is deleted through a mount
+		return errors.Join(append(errs, err)...) // nothing must be deleted through a mount
 	}
 	errs = append(errs, removeRunDir(ctx, s.files.Dir))
 	if err := errors.Join(errs...); err != nil {

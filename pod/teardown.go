@@ -13,9 +13,9 @@ import (
 	"github.com/crius-run/crius/pod/records"
 )
 
-// This file is the one way back. Each function takes "already gone" for
-// success, goes on after an error as far as that is safe, and can be called
-// again; a failed create, Remove and recovery all come here.
+// This file is the one way back: a failed create, Remove and recovery all come here. Each
+// function takes "already gone" for success, continues after an error as far as that is safe,
+// and can be called again.
 
 // teardown removes every trace of the container, the record last.
 func (c *Container) teardown(ctx context.Context) error {
@@ -32,14 +32,14 @@ func (c *Container) teardown(ctx context.Context) error {
 		c.cpus.restoreLater(ctx, c.engine, err)
 	}
 	if task := c.Now().task; task != nil {
-		task.Close() // not before: it is the task that buries the monitor
+		task.Close() // not before the delete, in which the task reaps the monitor
 	}
 	if err := trace.Do(ctx, "remove root file system", c.roots.remove); err != nil {
-		// With it still mounted below the run directory, that must not be walked.
+		// While it is mounted below the run directory, that one must not be walked.
 		return errors.Join(append(errs, fmt.Errorf("remove root file system: %w", err))...)
 	}
 	if err := errors.Join(errs...); err != nil {
-		return err // the next try needs the run directory, to find the monitor
+		return err // the next try finds the monitor by the run directory
 	}
 	if err := removeRunDir(ctx, c.ref.Dir); err != nil {
 		return err
@@ -48,12 +48,11 @@ func (c *Container) teardown(ctx context.Context) error {
 	return c.Forget(ctx)
 }
 
-// errNetworkOwed is what teardown of a pod says when all is gone but the
-// network could not be given back.
+// errNetworkOwed says that everything of a pod is gone except for its network, which could not
+// be released.
 var errNetworkOwed = errors.New("network not released")
 
-// teardown removes every trace of the pod, the record last. The members must
-// be gone.
+// teardown removes every trace of the pod, the record last. Its containers must be gone.
 func (s *Sandbox) teardown(ctx context.Context) error {
 	s.Change(func(now *livePod) { now.Phase = records.Removing })
 	s.Note(ctx)
@@ -73,9 +72,9 @@ func (s *Sandbox) teardown(ctx context.Context) error {
 	return nil
 }
 
-// release gives back what a stopped pod does not need: its infra container,
-// network, namespaces and mounts. A network that cannot be given back does not
-// hold up the rest; it stays in the record, to be retried.
+// release removes what a stopped pod does not need: its infra container, network, namespaces
+// and mounts. A network that cannot be released does not hold up the rest; it stays on record
+// and is retried.
 func (s *Sandbox) release(ctx context.Context) error {
 	var errs []error
 	if s.plan.Infra {
@@ -97,8 +96,8 @@ func (s *Sandbox) release(ctx context.Context) error {
 	if err := trace.Do(ctx, "detach network", s.detach); err != nil {
 		slog.WarnContext(ctx, "pod network not removed, retrying", "pod", s.ID, "err", err)
 	}
-	// Plugins give back less without the namespace (bridge leaves its firewall
-	// chain), so it is kept for the next try.
+	// Plugins release less without the namespace (bridge leaves its firewall chain), so it is
+	// kept for the next try.
 	if !s.Now().HasNetwork() {
 		if err := trace.Call(ctx, "remove namespaces", func() error { return ns.Remove(s.plan.Namespaces) }); err != nil {
 			errs = append(errs, fmt.Errorf("remove namespaces: %w", err))
@@ -115,15 +114,14 @@ func (s *Sandbox) release(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// endCgroup removes a cgroup of the pod's own, with any process that somebody has put there.
+// endCgroup removes a cgroup of the pod, and kills any process that someone has moved there.
 func endCgroup(ctx context.Context, path string) error {
 	killing, cancel := context.WithTimeout(ctx, leftoverTime)
 	defer cancel()
 	return errors.Join(cgroup.Kill(killing, path), cgroup.Remove(ctx, path))
 }
 
-// removeRunDir removes a directory of which nothing is needed any more, and in
-// which no directory is a mount point any more.
+// removeRunDir removes a directory in which nothing is mounted any more.
 func removeRunDir(ctx context.Context, dir string) error {
 	return trace.Call(ctx, "remove run directory", func() error { return mount.RemoveAll(dir) })
 }

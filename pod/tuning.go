@@ -17,14 +17,14 @@ func (e *Engine) newTuner() (*tuning.Tuner, error) {
 	})
 }
 
-// cpus are those of one container, if it has CPUs of its own.
+// cpus are the CPUs of one container, if it has them to itself.
 type cpus struct {
 	tuner      *tuning.Tuner
 	plan       *tuning.Plan
 	id, cgroup string // of the container
 }
 
-// tune does what is planned for the CPUs, before the container runs on them.
+// tune carries out the plan for the CPUs, before the container runs on them.
 func (c *cpus) tune(ctx context.Context) error {
 	if !c.plan.Changes() {
 		return nil
@@ -45,8 +45,8 @@ func (c *cpus) restore(ctx context.Context) error {
 	return trace.Do(ctx, "restore CPUs", func(ctx context.Context) error { return c.tuner.Release(ctx, c.id) })
 }
 
-// restoreCPUs is for a container that is dead. What fails is tried again, and keeps nobody
-// from hearing of the end.
+// restoreCPUs restores the CPUs of a dead container. Failures are retried, and do not delay the
+// report of the exit.
 func (c *Container) restoreCPUs() {
 	if !c.plan.Tuning.Changes() {
 		return
@@ -58,7 +58,8 @@ func (c *Container) restoreCPUs() {
 	}
 }
 
-// restoreLater needs nothing of the container, which may be removed.
+// restoreLater retries restore in the background. It needs nothing of the container, which may
+// be removed meanwhile.
 func (c *cpus) restoreLater(ctx context.Context, e *Engine, failed error) {
 	slog.WarnContext(ctx, "CPUs of a dead container not restored, retrying", "container", c.id, "err", failed)
 	e.cleanups.Add("CPUs of "+c.id, c.restore)

@@ -18,20 +18,20 @@ import (
 	"github.com/crius-run/crius/pod/records"
 )
 
-// UpdateContainerResources changes the limits in force. Fields that are zero
-// keep their value (CRI: UpdateContainerResourcesRequest).
+// UpdateContainerResources changes the limits in force. Fields that are zero keep their value
+// (CRI: UpdateContainerResourcesRequest).
 func (e *Engine) UpdateContainerResources(ctx context.Context, id string, r *cri.LinuxContainerResources) error {
 	c, err := e.containers.Find(id)
 	if err != nil {
 		return err
 	}
-	ctx = context.WithoutCancel(ctx) // plugins that have been asked count on the update
+	ctx = context.WithoutCancel(ctx) // plugins that were asked rely on the update
 	return c.changeResources(ctx, r, func(limits *nri.Resources) (*nri.Resources, error) {
 		return e.deps.Plugins.UpdateContainer(ctx, c.describe, limits)
 	})
 }
 
-// changeResources changes the limits in force by r, and then by change.
+// changeResources applies r to the limits in force, and change to the result.
 func (c *Container) changeResources(ctx context.Context, r *cri.LinuxContainerResources, change nri.Change) error {
 	c.sandbox.raiseSandbox(ctx)
 	c.Life.Lock()
@@ -39,8 +39,7 @@ func (c *Container) changeResources(ctx context.Context, r *cri.LinuxContainerRe
 	if c.View().State == cri.ContainerState_CONTAINER_EXITED {
 		return fmt.Errorf("container %s has exited: %w", c.ID, fault.Precondition)
 	}
-	// Half an update is worse than a late one: a caller who leaves does not
-	// interrupt it.
+	// Half an update is worse than a late one: a caller that leaves does not interrupt it.
 	update := func(ctx context.Context) error { return c.update(ctx, r, change) }
 	err := c.engine.deps.Trace.Do(context.WithoutCancel(ctx), "update container", c.ID, update)
 	if err != nil {
@@ -84,10 +83,10 @@ func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, 
 	return c.Put(ctx)
 }
 
-// UpdateSandboxResources notes what the kubelet gives to the pod since it was
-// made; nil leaves it as it was. The pod's cgroup is the kubelet's, who changes it
-// afterwards and takes an error for a refusal (since 1.36; CRI:
-// UpdatePodSandboxResources); that of a sandbox with a kernel of its own is ours.
+// UpdateSandboxResources records the resources that the kubelet has given to the pod since its
+// creation; nil keeps the former ones. The pod's cgroup belongs to the kubelet, which changes
+// it afterwards and takes an error for a refusal (since 1.36; CRI: UpdatePodSandboxResources).
+// The cgroup of a sandbox with its own kernel belongs to crius.
 func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead, resources *cri.LinuxContainerResources) error {
 	s, err := e.sandboxes.Find(id)
 	if err != nil {
@@ -98,7 +97,7 @@ func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead
 	if s.View().State != cri.PodSandboxState_SANDBOX_READY {
 		return fmt.Errorf("pod %s is not ready: %w", s.ID, fault.Precondition)
 	}
-	ctx = context.WithoutCancel(ctx) // as of a container
+	ctx = context.WithoutCancel(ctx) // as for a container
 	if err := s.askPluginsForUpdate(ctx, overhead, resources); err != nil {
 		return fmt.Errorf("update pod %s: %w", s.ID, err)
 	}
@@ -116,8 +115,8 @@ func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead
 	return nil
 }
 
-// limitSandbox gives the sandbox in which all containers live the pod's limits, as
-// far as the pod's cgroup allows: raiseSandbox does the rest. It wants Life held.
+// limitSandbox gives the sandbox in which all containers run the limits of the pod, as far as
+// the pod's cgroup allows them; raiseSandbox does the rest. It wants Life held.
 func (s *Sandbox) limitSandbox(ctx context.Context, before *cri.PodSandboxConfig) error {
 	infra := s.Now().infra
 	if !s.plan.Sandboxed || infra == nil {
@@ -146,9 +145,9 @@ func (s *Sandbox) parentQuota() (quota, period int64, err error) {
 	return cgroup.Quota(path.Dir(s.infraRef().Cgroup))
 }
 
-// raiseSandbox gives the sandbox the limits that its pod's cgroup did not allow
-// when they were asked for. A kubelet that raises those of a pod updates its
-// containers last. What is still not allowed then is tried again the next time.
+// raiseSandbox gives the sandbox the limits that the pod's cgroup did not allow when they were
+// requested. A kubelet that raises the limits of a pod updates the containers last. What is not
+// allowed even then is retried at the next update.
 func (s *Sandbox) raiseSandbox(ctx context.Context) {
 	if !s.clamped.Load() {
 		return

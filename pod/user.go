@@ -10,9 +10,9 @@ import (
 	"github.com/crius-run/crius/oci/spec"
 )
 
-// lookUpUser resolves the user that the container runs as, and adds entries to
-// passwd and group if they are missing. It reads files of the image into memory, so only
-// a few containers do this at the same time.
+// lookUpUser resolves the user that the container runs as, and adds missing entries to passwd
+// and group. It reads files of the image into memory, so only a few containers do this at the
+// same time.
 func (c *Container) lookUpUser(ctx context.Context, imageUser string) (spec.Identity, error) {
 	select {
 	case c.engine.userLookups <- struct{}{}:
@@ -30,9 +30,9 @@ func (c *Container) lookUpUser(ctx context.Context, imageUser string) (spec.Iden
 	return user, nil
 }
 
-// nameUser gives the user and group that the container runs as a name in its
-// root file system, if they have none: many programs ask for that of their own
-// user, and a cluster that allots user ids cannot put them into images.
+// nameUser adds the user and group that the container runs as to its passwd and group files, if
+// they are missing: many programs look up their own user, and images cannot contain user ids
+// that a cluster allots.
 func nameUser(rootfs string, user spec.Identity, home string) error {
 	return errors.Join(
 		spec.AddAccount(rootfs, "/etc/passwd", user.PasswdLine(cmp.Or(home, "/"))),

@@ -8,7 +8,7 @@ import (
 	"github.com/crius-run/crius/pod/view"
 )
 
-// Sandbox finds a pod.
+// Sandbox returns the view of a pod.
 func (e *Engine) Sandbox(id string) (*view.Sandbox, error) {
 	s, err := e.sandboxes.Find(id)
 	if err != nil {
@@ -17,12 +17,12 @@ func (e *Engine) Sandbox(id string) (*view.Sandbox, error) {
 	return s.View(), nil
 }
 
-// Sandboxes is a snapshot of all pods, in no order.
+// Sandboxes returns the views of all pods, in no order.
 func (e *Engine) Sandboxes() []*view.Sandbox {
 	return mapped(e.sandboxes.All(), func(s *Sandbox) *view.Sandbox { return s.View() })
 }
 
-// SandboxContainers are the containers of a pod, newest first.
+// SandboxContainers returns the views of a pod's containers, newest first.
 func (e *Engine) SandboxContainers(id string) ([]*view.Container, error) {
 	s, err := e.sandboxes.Find(id)
 	if err != nil {
@@ -31,14 +31,14 @@ func (e *Engine) SandboxContainers(id string) ([]*view.Container, error) {
 	return s.memberViews(), nil
 }
 
-// memberViews are the pod's containers, newest first.
+// memberViews returns the views of the pod's containers, newest first.
 func (s *Sandbox) memberViews() []*view.Container {
 	views := mapped(s.Now().containers, func(c *Container) *view.Container { return c.View() })
 	slices.SortFunc(views, func(a, b *view.Container) int { return b.CreatedAt.Compare(a.CreatedAt) })
 	return views
 }
 
-// Container finds a container.
+// Container returns the view of a container.
 func (e *Engine) Container(id string) (*view.Container, error) {
 	c, err := e.containers.Find(id)
 	if err != nil {
@@ -47,12 +47,12 @@ func (e *Engine) Container(id string) (*view.Container, error) {
 	return c.View(), nil
 }
 
-// Containers is a snapshot of all containers, in no order.
+// Containers returns the views of all containers, in no order.
 func (e *Engine) Containers() []*view.Container {
 	return mapped(e.containers.All(), func(c *Container) *view.Container { return c.View() })
 }
 
-// RuntimeSpec is the config.json of a container's bundle.
+// RuntimeSpec returns the config.json of a container's bundle.
 func (e *Engine) RuntimeSpec(id string) (json.RawMessage, error) {
 	c, err := e.containers.Find(id)
 	if err != nil {
@@ -65,7 +65,7 @@ func (e *Engine) RuntimeSpec(id string) (json.RawMessage, error) {
 	return *text, nil
 }
 
-// mapped returns what f makes of each of all.
+// mapped applies f to each element.
 func mapped[T, V any](all []T, f func(T) V) []V {
 	made := make([]V, len(all))
 	for i, one := range all {

@@ -20,8 +20,8 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// planVolumes finds the images that a container mounts. They were pulled
-// before, as the container's own (CRI: Mount.image).
+// planVolumes finds the images that a container mounts. Like the container's own image, they
+// have been pulled before (CRI: Mount.image).
 func planVolumes(ctx context.Context, images Images, pod *cri.PodSandboxConfig, mounts []*cri.Mount) ([]records.Volume, error) {
 	var volumes []records.Volume
 	for i, m := range mounts {
@@ -37,8 +37,8 @@ func planVolumes(ctx context.Context, images Images, pod *cri.PodSandboxConfig, 
 	return volumes, nil
 }
 
-// admitImage finds an image that was pulled before and asks the signature policy of
-// the pod's namespace about it, for another namespace may have pulled it.
+// admitImage finds an image that was pulled before, and asks the signature policy of the pod's
+// namespace about it, since another namespace may have pulled it.
 func admitImage(ctx context.Context, images Images, pod *cri.PodSandboxConfig, asked *cri.ImageSpec) (*storage.Image, error) {
 	image, err := images.Image(ctx, asked.GetImage())
 	if err == nil {
@@ -54,7 +54,7 @@ func admitImage(ctx context.Context, images Images, pod *cri.PodSandboxConfig, a
 	return image, nil
 }
 
-// makeVolumes makes the directories that the image declares as its volumes
+// makeVolumes makes the directories that the image declares as volumes
 // (docs/decisions/0027-image-volumes.md), and returns those that are mounted.
 func (c *Container) makeVolumes(ctx context.Context, in spec.Input) ([]string, error) {
 	mode := c.engine.cfg.ImageVolumes
@@ -77,7 +77,7 @@ func (c *Container) makeVolumes(ctx context.Context, in spec.Input) ([]string, e
 	return volumes, nil
 }
 
-// copyNodeFiles gives the container its copies of what the node's mounts.conf lists.
+// copyNodeFiles makes the container's copies of the files that the node's mounts.conf lists.
 func (c *Container) copyNodeFiles(ctx context.Context, asked annotation.Asked) (mounts []*cri.Mount, err error) {
 	set, problems := mountsconf.Read(c.engine.cfg.MountsFiles, mountsconf.FIPSFile)
 	if asked.DisableFIPS {

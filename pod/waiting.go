@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// waiting is what the start has begun and gives some time.
+// waiting is work that the start of a server has begun and waits for, for a limited time.
 type waiting struct {
 	mu  sync.Mutex
 	all []<-chan struct{}
@@ -18,7 +18,8 @@ func (w *waiting) add(done <-chan struct{}) {
 	w.all = append(w.all, done)
 }
 
-// await tells how many have not come to an end.
+// await waits until all work has finished or limit is over, and returns how many pieces have
+// not finished.
 func (w *waiting) await(ctx context.Context, limit time.Duration) (left int) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -9,10 +9,10 @@ import (
 	"github.com/crius-run/crius/pod/audit"
 )
 
-// Wipe removes all pods and containers, running or not, and all else with an id of this
-// server. It returns what remains: what could not be removed stays on record and is
-// retried, by this server or the next. When ctx ends no further removal begins; those
-// in progress are not interrupted.
+// Wipe removes all pods and containers, running or not, and everything else with an id of this
+// server. It returns what remains: objects that could not be removed stay on record and are
+// retried, by this server or the next. When ctx ends, no further removal begins; those in
+// progress are not interrupted.
 func (e *Engine) Wipe(ctx context.Context) ([]audit.Finding, error) {
 	all := e.sandboxes.All()
 	errs := make([]error, len(all))
