@@ -17,6 +17,7 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/blueprint"
 	"github.com/crius-run/crius/pod/files"
 	"github.com/crius-run/crius/pod/records"
@@ -73,7 +74,10 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 
 // validatePod refuses requests that can never succeed, before anything is made.
 func (e *Engine) validatePod(cfg *cri.PodSandboxConfig) error {
-	if err := blueprint.CheckPod(cfg); err != nil {
+	if err := spec.ValidatePod(cfg); err != nil {
+		return err
+	}
+	if err := spec.CheckPodSeccomp(cfg.GetLinux().GetSecurityContext()); err != nil {
 		return err
 	}
 	if _, err := files.ResolvConf(cfg.GetDnsConfig()); err != nil {

@@ -1,9 +1,10 @@
-// Package blueprint plans pods and containers: from a request, the image and the node's
-// policy it derives the plan that goes on record, and what the OCI spec is made from. What
-// changes nothing and waits for nothing belongs here: no function takes a lock, starts a
-// process, or changes the node. The engine finds out beforehand what only the node knows (the
-// hostname, the abilities of a runtime, the quota of a cgroup) and passes it on. Two things
-// are asked for amid a plan, through the small interfaces Labels and Tuner.
+// Package blueprint plans pods and containers: from the request, the image and the node's
+// policy it derives the plan that goes on record, and the input of the OCI spec. It is pure:
+// no function takes a lock, reads a file, starts a process or changes the node. The engine
+// finds out what only the node knows (the hostname, the abilities of a runtime, the files
+// that a handler names) and passes it on. Three things are asked for while a plan is made:
+// labels and the tuning of CPUs through the interfaces Labels and Tuner, and the quota of a
+// cgroup through a Quota.
 package blueprint
 
 import (

@@ -13,15 +13,6 @@ import (
 // PinPrefix is what the names of pinned namespaces begin with.
 const PinPrefix = "crius-"
 
-// CheckPod refuses a request for a pod that no container could ever run in. It reads the
-// seccomp profile on the node that the request names, and nothing else.
-func CheckPod(cfg *cri.PodSandboxConfig) error {
-	if err := spec.ValidatePod(cfg); err != nil {
-		return err
-	}
-	return spec.CheckPodSeccomp(cfg.GetLinux().GetSecurityContext())
-}
-
 // PodRequest is a request for a pod.
 type PodRequest struct {
 	Handler   string
@@ -54,7 +45,7 @@ func sharesPIDs(cfg *cri.PodSandboxConfig) bool {
 // Namespaces returns what the pod's namespaces are made from; nothing else is needed to
 // remove them.
 func (p *Planner) Namespaces(id string, cfg *cri.PodSandboxConfig) ns.Spec {
-	sysctls, _ := spec.Sysctls(p.Defaults.Sysctls, cfg) // CheckPod has refused invalid ones
+	sysctls, _ := spec.Sysctls(p.Defaults.Sysctls, cfg) // spec.ValidatePod has refused invalid ones
 	options := cfg.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	ownNet := options.GetNetwork() != cri.NamespaceMode_NODE
 	s := ns.Spec{
