@@ -19,12 +19,12 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// Images is what is asked of storage.
+// Images is what an audit needs of storage.
 type Images interface {
 	Verify(ctx context.Context, live []storage.Rootfs) ([]storage.Defect, error)
 }
 
-// Network is what is asked of CNI and of host ports.
+// Network is what an audit needs of CNI and of host ports.
 type Network interface {
 	Restore(ctx context.Context, live map[string]*network.Attachment) error
 	Collect(ctx context.Context, dirs []string, live network.Live) error
@@ -34,23 +34,23 @@ type Network interface {
 	Release(ctx context.Context, p network.Pod, l network.Lease) error
 }
 
-// Node is what the engine knows.
+// Node is the engine as an audit sees it.
 type Node interface {
 	Pods() []*Pod
 	Containers() []*Container
-	// Knows says whether an id is that of an object, also of one that is being made.
-	// An id is known by this, its record or a pending cleanup from before the first
-	// thing bears it until after the last is gone, and never used again.
+	// Knows reports whether an object has this id, even one that is being made. As long as
+	// anything with the id exists, it is known by this, by its record or by a pending cleanup.
+	// No id is used twice.
 	Knows(id string) bool
-	// CgroupParents are the cgroups below which those of pods and containers are.
+	// CgroupParents returns the cgroups below which those of pods and containers are.
 	CgroupParents() []string
-	// Sweep removes everything of the engine's that has this id. It is idempotent.
+	// Sweep removes everything of the engine with this id. It is idempotent.
 	Sweep(ctx context.Context, id string) error
-	// Repair does a remedy for an object, within a limit of its own.
+	// Repair carries out a remedy for an object, within a time limit.
 	Repair(ctx context.Context, object string, do func(context.Context) error) error
 }
 
-// Pod is a pod as the engine has it: what never changes of it, and what can be done with it.
+// Pod is a pod as the engine has it: facts that never change, and the side of it that does.
 type Pod struct {
 	LivePod
 
@@ -62,33 +62,34 @@ type Pod struct {
 	Network network.Pod
 }
 
-// LivePod is the side of a pod that changes. Its repairs are called within WhileIdle.
+// LivePod is the side of a pod that changes. An audit calls the methods that change the pod
+// only within WhileIdle.
 type LivePod interface {
 	Idler
 	Now() PodNow
 	Put(ctx context.Context) error        // writes the record
 	Stop(ctx context.Context) error       // stops the pod
-	SettleStop(ctx context.Context) error // gives the network of a stopped pod back
-	Release(ctx context.Context) error    // gives back what a stopped pod does not need
+	SettleStop(ctx context.Context) error // releases the network of a stopped pod
+	Release(ctx context.Context) error    // removes what a stopped pod does not need
 }
 
-// Idler is an object that verbs change, one at a time.
+// Idler is an object that one verb at a time changes.
 type Idler interface {
 	// WhileIdle calls look while no verb changes the object, and reports whether it did. It
-	// does not wait for a verb that is at work.
+	// does not wait for a verb to end.
 	WhileIdle(look func()) bool
 }
 
 // PodNow is a pod at one moment.
 type PodNow struct {
 	records.PodState
-	Infra oci.Task // nil: there is none, or it is not known
+	Infra oci.Task // nil: there is none, or it is unknown
 	Ended bool     // as the kubelet has been told
 	Gone  bool     // removed
 }
 
-// Container is a container as the engine has it: what never changes of it, and what can be
-// done with it.
+// Container is a container as the engine has it: facts that never change, and the side of it
+// that does.
 type Container struct {
 	LiveContainer
 
@@ -101,7 +102,8 @@ type Container struct {
 	Exited    <-chan struct{} // closed when the exit is known
 }
 
-// LiveContainer is the side of a container that changes. Put is called within WhileIdle.
+// LiveContainer is the side of a container that changes. An audit calls Put only within
+// WhileIdle.
 type LiveContainer interface {
 	Idler
 	Now() ContainerNow
@@ -117,14 +119,14 @@ type ContainerNow struct {
 	Gone        bool // removed
 }
 
-// Sources are what a node is compared by.
+// Sources are what an audit works with.
 type Sources struct {
-	// Where a server's things are, and how they are named.
+	// Where the server keeps things, and how it names them.
 	StateDir      string // records, below pods and containers
 	RunDir        string // run directories, below pods and containers
 	NamespacesDir string // pinned namespaces
-	PinPrefix     string // what the names of pinned namespaces begin with, before the id
-	CgroupPrefix  string // what the names of cgroups begin with, if not as by default
+	PinPrefix     string // of the names of pinned namespaces
+	CgroupPrefix  string // of the names of cgroups; empty: the default
 	Mark          string // of the server's ids
 
 	Boot     string // id of this boot
@@ -134,14 +136,14 @@ type Sources struct {
 	Network  Network
 	Runtimes status.Runtimes
 	Cleanups *retry.Queue
-	Checks   *background.Group // in which checks run
+	Checks   *background.Group // runs the checks
 }
 
 // Auditor compares a node with its records.
 type Auditor struct {
 	Sources
 
-	verifying chan struct{} // has an item while Verify is at work
+	verifying chan struct{} // semaphore: one Verify at a time
 }
 
 // New returns an Auditor of a node.
@@ -150,24 +152,23 @@ func New(from Sources) *Auditor { return &Auditor{Sources: from, verifying: make
 // answerTime is how long a monitor may take to answer.
 const answerTime = 5 * time.Second
 
-// width bounds how many objects are looked at side by side.
+// width bounds how many objects are checked concurrently.
 const width = 16
 
-// verification is one comparison. It first checks everything without locks. A
-// difference counts only if it is still there while the object is idle, since no verb works on
-// the object then. Repairs of objects are the engine's own operations,
-// such as stop and teardown.
+// verification is one comparison. It first checks everything without locks. A difference counts
+// only if it is still there while the object is idle, since no verb works on the object then.
+// Objects are repaired by the engine's own operations, such as stop and teardown.
 type verification struct {
 	*Auditor
 	report *Report
-	loose  []storage.Defect // of the image store itself
+	loose  []storage.Defect // defects of the image store itself
 }
 
-// Verify compares the node with its records and says what is wrong; with repair it also
-// does something about it. It may be called at any time beside the verbs. The error
-// says what could not be checked; the findings are valid all the same. Only one check
-// runs at a time, until ctx ends at the latest: a part that hangs is abandoned, and
-// repairs nothing any more.
+// Verify compares the node with its records and returns the differences; with repair it also
+// repairs what it can. It may be called at any time, concurrently with verbs. The error says
+// what could not be checked; the findings are valid all the same. Only one check runs at a
+// time, and it ends with ctx at the latest: a part that hangs is abandoned, and repairs nothing
+// any more.
 func (a *Auditor) Verify(ctx context.Context, repair bool) ([]Finding, error) {
 	select {
 	case a.verifying <- struct{}{}:
@@ -207,10 +208,10 @@ func (v *verification) look(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// unknown reports what has no record.
+// unknown reports objects without a record.
 func (v *verification) unknown(ctx context.Context) error { return v.Orphans(ctx, v.report) }
 
-// suspects are those of objects that look wrong.
+// suspects returns the objects that look wrong.
 func suspects[T any](objects []T, looksWrong func(T) bool) []T {
 	var mu sync.Mutex
 	var found []T
@@ -224,8 +225,8 @@ func suspects[T any](objects []T, looksWrong func(T) bool) []T {
 	return found
 }
 
-// sideBySide calls f for all objects: a monitor that hangs takes its time. A panic of one
-// is the caller's.
+// sideBySide calls f for all objects concurrently, since a monitor that hangs takes its time. A
+// panic of f is passed on to the caller.
 func sideBySide[T any](objects []T, f func(T)) {
 	var group panics.Group
 	turns := make(chan struct{}, width)
@@ -239,7 +240,7 @@ func sideBySide[T any](objects []T, f func(T)) {
 	group.Wait()
 }
 
-// hostPorts compares the firewall's rules with the records.
+// hostPorts compares the rules of the firewall with the records.
 func (v *verification) hostPorts(ctx context.Context) error {
 	wrong, err := v.Network.VerifyHostPorts(ctx)
 	if err != nil {
@@ -254,7 +255,7 @@ func (v *verification) hostPorts(ctx context.Context) error {
 	return nil
 }
 
-// store reports what containers has found of the image store itself.
+// store reports the defects of the image store itself, which containers has found.
 func (v *verification) store(ctx context.Context) error {
 	for _, d := range v.loose {
 		v.report.Add(ctx, d.Object, []Problem{{Wrong: d.Text, Remedy: Remedy{d.Remedy, d.Mend}}})
@@ -262,7 +263,7 @@ func (v *verification) store(ctx context.Context) error {
 	return nil
 }
 
-// pending reports the cleanups that are retried.
+// pending reports cleanups that are being retried.
 func (v *verification) pending(ctx context.Context) error {
 	for _, id := range v.Cleanups.Keys() {
 		again := Remedy{"retry it now", func(ctx context.Context) error { return v.Cleanups.Try(ctx, id) }}
@@ -271,7 +272,7 @@ func (v *verification) pending(ctx context.Context) error {
 	return nil
 }
 
-// unfinished is what a server that died in the middle of a verb has left.
+// unfinished is the problem of an object that a server left in the middle of a verb.
 func unfinished(what string) Problem {
 	return Problem{Wrong: what + " was interrupted", Remedy: Remedy{Text: "remove what is left of it"}}
 }

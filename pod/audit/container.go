@@ -14,7 +14,7 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// containers looks at all containers.
+// containers checks all containers.
 func (v *verification) containers(ctx context.Context) error {
 	all := v.Node.Containers()
 	var living []storage.Rootfs
@@ -40,7 +40,7 @@ func (v *verification) containers(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// confirm looks again at a container, while no verb changes it.
+// confirm checks a container again, while no verb changes it.
 func (v *verification) confirm(ctx context.Context, c *Container) (err error) {
 	c.WhileIdle(func() { err = v.confirmIdle(ctx, c) })
 	return err
@@ -60,8 +60,8 @@ func (v *verification) confirmIdle(ctx context.Context, c *Container) error {
 	return nil
 }
 
-// sort tells what is a root file system's from what is the store's own, which
-// it keeps for later.
+// sort returns the defects of root file systems, by their ids. With keep it puts those of the
+// store itself aside for later.
 func (v *verification) sort(defects []storage.Defect, keep bool) map[string][]string {
 	byRoot := map[string][]string{}
 	for _, d := range defects {
@@ -74,18 +74,17 @@ func (v *verification) sort(defects []storage.Defect, keep bool) map[string][]st
 	return byRoot
 }
 
-// shouldLive tells whether the container has a process, as far as is known.
+// shouldLive reports whether the container should have a process, as far as is known.
 func (a *Auditor) shouldLive(c *Container) bool {
 	now := c.Now()
 	if now.Exit == nil && !now.Gone && c.Plan.BootID == a.Boot && now.Phase != records.Creating && now.Phase != records.Removing && now.Refused() == nil {
 		_, err := conmon.ReadExit(c.Ref.ExitFile)
-		return err != nil // with the server down, that is where it is noted
+		return err != nil // an exit while the server was down is noted only there
 	}
 	return false
 }
 
-// settle waits until the server has come to terms with an exit, for which it
-// kills what a lost monitor has left.
+// settle waits until the server has dealt with an exit: it kills what a lost monitor has left.
 func (c *Container) settle() {
 	if task := c.Now().Task; task == nil || !oci.Exited(task) {
 		return
@@ -96,8 +95,8 @@ func (c *Container) settle() {
 	}
 }
 
-// containerProblems are the ways in which the container is not what its record says.
-// Roots has what is wrong with root file systems.
+// containerProblems returns the differences between the container and its record. Roots are the
+// defects of root file systems, by their ids.
 func (a *Auditor) containerProblems(ctx context.Context, c *Container, roots map[string][]string) []Problem {
 	now := c.Now()
 	if now.Gone {
@@ -148,11 +147,11 @@ func (c *Container) recordExit(context.Context) error {
 	return conmon.WriteExit(c.Ref.ExitFile, *c.Now().Exit)
 }
 
-// exitProblems: the container is dead, as its monitor's silence has it, and the
-// server has not noted that.
+// exitProblems returns the problems of a container that is dead although the server has not
+// noted that.
 func (c *Container) exitProblems(task oci.Task) []Problem {
 	if _, err := task.Exit(); err == nil {
-		return nil // it will, or the next one does
+		return nil // this server will note it, or the next one
 	}
 	if known := c.Now().Task; known != nil && !oci.Exited(known) && !c.Now().Unreachable {
 		return []Problem{{Wrong: "its monitor can no longer be reached through its socket in " + c.Ref.Dir,
@@ -162,7 +161,7 @@ func (c *Container) exitProblems(task oci.Task) []Problem {
 		Remedy: Remedy{Text: "kill what is left of the container and record that as its exit"}}}
 }
 
-// livingProblems: what a container with a process has.
+// livingProblems returns the problems of a container that has a process.
 func (c *Container) livingProblems(task oci.Task, roots map[string][]string) []Problem {
 	const advice = "delete the pod or restart the container"
 	var found []Problem
@@ -171,10 +170,10 @@ func (c *Container) livingProblems(task oci.Task, roots map[string][]string) []P
 			found = append(found, Problem{Wrong: text, Advice: advice})
 		}
 	}
-	// What lives in a sandbox has its limits there.
+	// The limits of a sandboxed container are those of the sandbox.
 	if !c.Sandboxed && lacksCgroup(c.Plan.Cgroup) {
 		select {
-		case <-task.Exited(): // systemd has removed it, and the monitor has not said so yet
+		case <-task.Exited(): // systemd removed it before the monitor reported the exit
 		case <-time.After(time.Second):
 			found = append(found, Problem{Wrong: "its cgroup " + c.Plan.Cgroup + " is gone, and with it the container's limits", Advice: advice})
 		}
@@ -185,7 +184,7 @@ func (c *Container) livingProblems(task oci.Task, roots map[string][]string) []P
 	return found
 }
 
-// lacksCgroup tells whether a cgroup is gone from one that is there.
+// lacksCgroup reports whether a cgroup is gone although its parent is there.
 func lacksCgroup(name string) bool {
 	if name == "" {
 		return false

@@ -17,11 +17,10 @@ import (
 	"github.com/crius-run/crius/network"
 )
 
-// orphan is what bears an id in the way that crius names things, and belongs to
-// nothing on record.
+// orphan is everything that has an id in the form of crius's ids and is not on record.
 type orphan struct {
 	id       string
-	traces   map[string]bool // what and where, each
+	traces   map[string]bool // what has the id, and where
 	monitors []conmon.Process
 	cgroups  []string
 	netNS    string
@@ -32,8 +31,8 @@ func (a *Auditor) knows(id string) bool {
 	return a.Node.Knows(id) || a.Cleanups.Has(id) || a.Records.Has(id)
 }
 
-// Orphans reports objects without a record. An object is an orphan if it exists, its id
-// is then unknown, and it still exists after that.
+// Orphans reports objects without a record. An object counts as an orphan if it exists, its id
+// is unknown after that, and it still exists then.
 func (a *Auditor) Orphans(ctx context.Context, report *Report) error {
 	first, err := a.everywhere()
 	if err != nil {
@@ -71,16 +70,14 @@ func (a *Auditor) Orphans(ctx context.Context, report *Report) error {
 	return ctx.Err()
 }
 
-// addTime is more than CNI plugins take from the making of an interface to its
-// address.
+// addTime is more than CNI plugins take from creating an interface to giving it an address.
 const addTime = 3 * time.Second
 
-// dropLeases takes from an orphan's list the leases whose addresses are in use on this
-// node: they belong to another runtime's pod. While it cannot tell, it looks again until
-// patience ends; then it takes all of them, and returns those that it is unsure about and
-// why.
+// dropLeases drops from an orphan the leases whose addresses are in use on this node: they
+// belong to a pod of another runtime. While it cannot find out, it retries until patience ends;
+// then it drops all of them, and returns those that it is unsure about, and why.
 func (a *Auditor) dropLeases(patience context.Context, o *orphan) (unsure []string, why error) {
-	if len(o.leases) == 0 || o.netNS != "" { // it is the orphan itself that may have them
+	if len(o.leases) == 0 || o.netNS != "" { // the orphan itself may have them
 		return nil, nil
 	}
 	var addresses []string
@@ -122,8 +119,8 @@ func (a *Auditor) idle(addresses []string) ([]string, error) {
 	return network.Idle(addresses, pins, own)
 }
 
-// killTime is far more than a kill takes: what does not die of it must not keep
-// the rest of an orphan from being removed.
+// killTime is far more than a kill takes: a process that does not die must not keep the rest of
+// an orphan from being removed.
 const killTime = 10 * time.Second
 
 func killCgroup(ctx context.Context, name string) error {
@@ -132,8 +129,8 @@ func killCgroup(ctx context.Context, name string) error {
 	return cgroup.Kill(ctx, name)
 }
 
-// remove removes everything that bears the id. A network that cannot be given back
-// keeps its namespace.
+// remove removes everything with the id of the orphan. A network that cannot be released keeps
+// its namespace.
 func (a *Auditor) remove(ctx context.Context, o *orphan) error {
 	for _, l := range o.leases {
 		p := network.Pod{ID: o.id, NetNS: o.netNS, CacheDir: filepath.Join(a.StateDir, "pods", o.id, "cni")}
@@ -142,14 +139,14 @@ func (a *Auditor) remove(ctx context.Context, o *orphan) error {
 		}
 	}
 	if len(o.leases) == len(o.traces) {
-		return nil // nothing else is ours, and other runtimes have ids like it
+		return nil // only leases have the id, which may be that of another runtime
 	}
 	var errs []error
 	for _, name := range o.cgroups {
 		errs = append(errs, killCgroup(ctx, name))
 	}
 	errs = append(errs, a.Node.Sweep(ctx, o.id))
-	for _, monitor := range o.monitors { // whose directory has gone before it
+	for _, monitor := range o.monitors { // their directories are gone
 		errs = append(errs, conmon.Signal(monitor, unix.SIGKILL))
 	}
 	for _, name := range o.cgroups {
@@ -158,9 +155,9 @@ func (a *Auditor) remove(ctx context.Context, o *orphan) error {
 	return errors.Join(errs...)
 }
 
-// CollectNetwork has the network plugins remove what they hold for pods of this server
-// that are gone (network.Collect). It is for the start of a server, after recovery:
-// whatever was lost with an earlier one has no record any more.
+// CollectNetwork has the network plugins remove what they hold for removed pods of this server
+// (network.Collect). It is called when a server starts, after recovery: pods that an earlier
+// server lost have no record then.
 func (a *Auditor) CollectNetwork(ctx context.Context) error {
 	var dirs []string // of handlers that have networks of their own
 	for _, name := range a.Runtimes.Names() {
@@ -172,15 +169,15 @@ func (a *Auditor) CollectNetwork(ctx context.Context) error {
 	return a.Network.Collect(ctx, dirs, network.Live{Attached: a.attached, Ours: ours})
 }
 
-// attached are the pods on record that have a network, or are about to get one. The
-// record comes before the network: of a pod that the plugins know there is one.
+// attached returns the pods on record that have a network or are about to get one. A pod that
+// plugins know is among them, since it is recorded before it gets a network.
 func (a *Auditor) attached() (map[string]string, error) {
 	pods, _, damaged, err := a.Records.Pods.Read()
 	if err != nil {
 		return nil, fmt.Errorf("read pod records: %w", err)
 	}
 	attached := map[string]string{}
-	for _, d := range damaged { // its network is not known
+	for _, d := range damaged { // its network is unknown
 		return nil, fmt.Errorf("read pod records: %w", d.Err)
 	}
 	for id, rec := range pods {
@@ -191,14 +188,14 @@ func (a *Auditor) attached() (map[string]string, error) {
 	return attached, nil
 }
 
-// OpaqueIPAM are the IPAM plugins whose addresses cannot be compared with the records,
+// OpaqueIPAM returns the IPAM plugins whose addresses cannot be compared with the records,
 // since only the plugins can list them.
 func (a *Auditor) OpaqueIPAM() []string {
-	_, opaque, _ := a.Network.Leases(a.attachments()) // Verify has told the error
+	_, opaque, _ := a.Network.Leases(a.attachments()) // Verify has returned the error
 	return opaque
 }
 
-// attachments are the networks that the node's pods have.
+// attachments returns the networks of the node's pods.
 func (a *Auditor) attachments() []*network.Attachment {
 	var all []*network.Attachment
 	for _, p := range a.Node.Pods() {

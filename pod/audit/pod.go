@@ -13,7 +13,7 @@ import (
 	"github.com/crius-run/crius/pod/records"
 )
 
-// pods looks at all pods.
+// pods checks all pods.
 func (v *verification) pods(ctx context.Context) error {
 	all := v.Node.Pods()
 	networks := v.networks(all)
@@ -23,7 +23,7 @@ func (v *verification) pods(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// confirmPod looks again at a pod, while no verb changes it.
+// confirmPod checks a pod again, while no verb changes it.
 func (v *verification) confirmPod(ctx context.Context, p *Pod) {
 	p.WhileIdle(func() {
 		v.report.Add(ctx, "pod "+p.ID, v.podProblems(ctx, p, v.networks([]*Pod{p})))
@@ -39,14 +39,15 @@ func (a *Auditor) networks(pods []*Pod) map[string][]network.Damage {
 			continue
 		}
 		if _, err := ns.Inode(p.Network.NetNS); err != nil {
-			continue // which is a problem of its own
+			continue // podProblems reports the namespace
 		}
 		attached = append(attached, network.Attached{Pod: p.Network, Attachment: now.Network, OwnStack: p.Plan.Sandboxed})
 	}
 	return a.Network.Verify(attached)
 }
 
-// podProblems are the ways in which the pod is not what its record says.
+// podProblems returns the differences between the pod and its record. Networks are the damages
+// to networks, by pod.
 func (a *Auditor) podProblems(ctx context.Context, p *Pod, networks map[string][]network.Damage) []Problem {
 	now := p.Now()
 	if now.Gone {
@@ -72,11 +73,11 @@ func (a *Auditor) podProblems(ctx context.Context, p *Pod, networks map[string][
 	return append(found, a.readyProblems(ctx, p, &now, networks[p.ID])...)
 }
 
-// stoppedProblems: a stopped pod has given everything back.
+// stoppedProblems returns what a stopped pod still has.
 func (a *Auditor) stoppedProblems(p *Pod, now *PodNow) []Problem {
 	if now.Network != nil {
 		if a.Cleanups.Has(p.ID) {
-			return nil // with its namespaces, and reported as a pending cleanup
+			return nil // it keeps its namespaces, and is reported as a pending cleanup
 		}
 		return []Problem{{Wrong: "it is stopped, but its network was not released", Remedy: Remedy{Text: "retry the release", Do: p.SettleStop}}}
 	}
@@ -89,9 +90,9 @@ func (a *Auditor) stoppedProblems(p *Pod, now *PodNow) []Problem {
 	return found
 }
 
-// Lost are the reasons why a pod that is ready on record is dead; unseen is what
-// could not be looked at, which is not to say that it is gone. Infra is its own
-// container, as far as that is known.
+// Lost returns the reasons why a pod that is ready on record is dead; unseen is what could not
+// be checked, which does not mean that it is gone. Infra is its infra container, as far as that
+// is known.
 func Lost(rec records.Pod, infra oci.Task, boot string) (lost, unseen []error) {
 	if rec.BootID != boot {
 		return []error{errors.New("its record says ready, but the node was rebooted since")}, nil
@@ -115,7 +116,7 @@ func Lost(rec records.Pod, infra oci.Task, boot string) (lost, unseen []error) {
 
 var errInfraDead = errors.New("its infra container is dead")
 
-// readyProblems: what a ready pod consists of.
+// readyProblems returns the problems of a pod that should be ready.
 func (a *Auditor) readyProblems(ctx context.Context, p *Pod, now *PodNow, damage []network.Damage) []Problem {
 	over := Remedy{Text: "stop it, so that the kubelet recreates it", Do: p.Stop}
 	var found []Problem
@@ -150,7 +151,8 @@ func (a *Auditor) readyProblems(ctx context.Context, p *Pod, now *PodNow, damage
 	return found
 }
 
-// unseen is what could not be looked at, which is not to say that it is gone.
+// unseen is the problem of something that could not be checked, which does not mean that it is
+// gone.
 func unseen(err error) Problem {
 	return Problem{Wrong: fmt.Sprintf("it cannot be checked: %v", err), Advice: "check again; if the error persists, look at its monitor process and the kernel log"}
 }

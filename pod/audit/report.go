@@ -1,9 +1,7 @@
-// Package audit compares a node with its records: it reports differences, repairs them
-// on request, and looks for orphans, which are objects of crius that belong to no
-// record.
+// Package audit compares a node with its records: it reports differences, repairs them on
+// request, and searches for orphans, which are objects of crius without a record.
 //
-// What objects there are, and how far their verbs have come, is the caller's business;
-// see [Node].
+// The engine says which objects there are, and how far their verbs have come; see [Node].
 package audit
 
 import (
@@ -18,28 +16,28 @@ import (
 // Finding is a difference between the node and its records, or an object without one.
 type Finding struct {
 	Object   string `json:"object"`           // "pod ID", "container ID", or what it is
-	Wrong    string `json:"wrong"`            // what is the case
-	Remedy   string `json:"remedy,omitempty"` // what a repair does, or has done; empty: it can do nothing
+	Wrong    string `json:"wrong"`            // what is wrong
+	Remedy   string `json:"remedy,omitempty"` // what a repair does, or has done; empty: none is possible
 	Advice   string `json:"advice,omitempty"` // what a person can do
 	Repaired bool   `json:"repaired"`
 	Err      string `json:"error,omitempty"` // why the repair failed
 }
 
-// Problem is what Report.Add makes a Finding of.
+// Problem is a difference that is not reported yet.
 type Problem struct {
 	Wrong  string
 	Remedy Remedy
 	Advice string
 }
 
-// Remedy is what can be done about a problem. Remedies of one object with the same text
-// are the same remedy.
+// Remedy is a way to repair a problem. Remedies of one object with the same text are the same
+// remedy.
 type Remedy struct {
 	Text string
-	Do   func(context.Context) error // nil: only the next start of a server does it
+	Do   func(context.Context) error // nil: only the start of a server can do it
 }
 
-// Repair does a remedy for an object, within a limit of its own.
+// Repair carries out a remedy for an object, within a time limit.
 type Repair func(ctx context.Context, object string, do func(context.Context) error) error
 
 // Report collects findings. It is safe for concurrent use.
@@ -50,12 +48,11 @@ type Report struct {
 	findings []Finding
 }
 
-// NewReport makes an empty report. With a Repair, problems are repaired as they are
-// added.
+// NewReport makes an empty report. With a Repair, problems are repaired as they are added.
 func NewReport(repair Repair) *Report { return &Report{repair: repair} }
 
-// Add makes findings of the problems of an object. Once ctx has ended nothing is
-// repaired any more: what was seen when the time was up may be untrue.
+// Add turns the problems of an object into findings. Once ctx has ended nothing is repaired any
+// more: an observation made when the time was up may be wrong.
 func (r *Report) Add(ctx context.Context, object string, problems []Problem) {
 	done := map[string]error{}
 	for _, p := range problems {
@@ -87,15 +84,15 @@ func (r *Report) try(ctx context.Context, object string, p Problem) error {
 	return nil
 }
 
-// Findings are those so far, by object.
+// Findings returns the findings so far, ordered by object.
 func (r *Report) Findings() []Finding {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.SortedStableFunc(slices.Values(r.findings), func(a, b Finding) int { return cmp.Compare(a.Object, b.Object) })
 }
 
-// Mended merges the findings from before a server's start with those after it: a
-// finding that is gone, and could be repaired, was repaired by the start.
+// Mended merges the findings from before a server's start with those after it: a finding that
+// is gone, and could be repaired, was repaired by the start.
 func Mended(before, after []Finding) []Finding {
 	all := slices.Clone(after)
 	for _, f := range before {
@@ -104,12 +101,12 @@ func Mended(before, after []Finding) []Finding {
 		if slices.ContainsFunc(after, same) {
 			continue
 		}
-		// What neither sees any more, and nothing remains of, is mended.
+		// It is repaired if nothing else is reported of the object.
 		f.Repaired = f.Remedy != "" && !slices.ContainsFunc(after, about)
 		all = append(all, f)
 	}
 	return all
 }
 
-// id is the last word of Object.
+// id returns the last word of Object.
 func (f Finding) id() string { return f.Object[strings.LastIndexByte(f.Object, ' ')+1:] }

@@ -21,14 +21,14 @@ import (
 	"github.com/crius-run/crius/oci/spec"
 )
 
-// visit is one look at all places where things of the server are.
+// visit is one look at all places where the server keeps things.
 type visit struct {
 	*Auditor
 	found  map[string]*orphan
 	others map[string]bool // ids of other servers on this node
 }
 
-// everywhere visits all places, and tells by id what is there.
+// everywhere visits all places, and returns by id what is there.
 func (a *Auditor) everywhere() (map[string]*orphan, error) {
 	v := &visit{Auditor: a, found: map[string]*orphan{}, others: map[string]bool{}}
 	for _, look := range []func() error{v.directories, v.files, v.mounts, v.pins, v.monitors, v.cgroups, v.leases} {
@@ -40,12 +40,11 @@ func (a *Auditor) everywhere() (map[string]*orphan, error) {
 	return v.found, nil
 }
 
-// leaseAge is how old a lease must be to count: another runtime may be making
-// the pod it is for.
+// leaseAge is how old a lease must be to count: another runtime may just be making the pod that
+// the lease is for.
 const leaseAge = 2 * time.Minute
 
-// addShared is add for what is in a place that other servers of the node may use as
-// well.
+// addShared is add for places that other servers of the node may use as well.
 func (v *visit) addShared(id, format string, args ...any) *orphan {
 	if ids.Valid(id) && ids.Foreign(id, v.Mark) {
 		return nil
@@ -53,7 +52,8 @@ func (v *visit) addShared(id, format string, args ...any) *orphan {
 	return v.add(id, format, args...)
 }
 
-// add notes a thing that bears the id; nil if it is no id of ours.
+// add notes a thing that has the id. It returns nil if the id is not in the form of crius's
+// ids.
 func (v *visit) add(id, format string, args ...any) *orphan {
 	if !ids.Valid(id) {
 		return nil
@@ -67,7 +67,7 @@ func (v *visit) add(id, format string, args ...any) *orphan {
 	return o
 }
 
-// directories are those of records and of bundles.
+// directories visits the directories of records and bundles.
 func (v *visit) directories() error {
 	dirs := []string{
 		filepath.Join(v.StateDir, "pods"), filepath.Join(v.StateDir, "containers"),
@@ -85,11 +85,11 @@ func (v *visit) directories() error {
 	return nil
 }
 
-// files are the runtimes' own.
+// files visits the state files of the runtimes.
 func (v *visit) files() error {
 	for _, name := range v.Runtimes.Names() {
 		runtime, err := v.Runtimes.Get(name)
-		// A root elsewhere may be other programs' as well.
+		// Other programs may use a root elsewhere as well.
 		if err != nil || !strings.HasPrefix(runtime.Handler().Root, filepath.Clean(v.RunDir)+"/") {
 			continue
 		}
@@ -148,8 +148,7 @@ func (v *visit) pins() error {
 	return nil
 }
 
-// monitors are known by the directory that they were given, which also tells
-// those of other servers.
+// monitors visits all monitors. The directory of a monitor says whether it is of this server.
 func (v *visit) monitors() error {
 	all, err := conmon.Monitors()
 	if err != nil {
@@ -169,8 +168,8 @@ func (v *visit) monitors() error {
 	return nil
 }
 
-// leaveAlone notes the ids of another server's container and of its pod: they
-// may share a directory of namespaces, or a cgroup, with ours.
+// leaveAlone notes the ids of another server's container and of its pod, which may share a
+// directory of namespaces, or a cgroup, with those of this server.
 func (v *visit) leaveAlone(m conmon.Monitor) {
 	v.others[m.ID] = true
 	type bundle struct {
@@ -187,7 +186,7 @@ func (v *visit) leaveAlone(m conmon.Monitor) {
 	}
 }
 
-// cgroups are those below the parents that our pods have, or would have.
+// cgroups visits the parents of the cgroups of pods and containers.
 func (v *visit) cgroups() error {
 	tops := slices.Clone(v.Node.CgroupParents())
 	slices.Sort(tops)
@@ -209,7 +208,8 @@ func (v *visit) cgroups() error {
 	return nil
 }
 
-// cgroupID is the id in the name of a cgroup of ours.
+// cgroupID returns the id in the name of a cgroup; empty: the name is not in the form of
+// crius's.
 func (v *visit) cgroupID(name string) string {
 	name = strings.TrimSuffix(name, ".scope")
 	for _, prefix := range []string{spec.CgroupPrefix, cmp.Or(v.CgroupPrefix, spec.CgroupPrefix)} {
@@ -220,7 +220,7 @@ func (v *visit) cgroupID(name string) string {
 	return ""
 }
 
-// leases are those of ids in the form of ours. Other runtimes use it as well:
+// leases visits the leases of ids in the form of crius's. Other runtimes use that form as well:
 // see dropLeases.
 func (v *visit) leases() error {
 	leases, _, err := v.Network.Leases(v.attachments())
@@ -242,8 +242,7 @@ func leaseTrace(l network.Lease) string {
 	return fmt.Sprintf("address %s, reserved in %s,", l.Address, l.File)
 }
 
-// pinnedNetworks are the places of all network namespaces that are kept without
-// a process, by whomever.
+// pinnedNetworks returns the paths of all network namespaces that are pinned, by any program.
 func pinnedNetworks() ([]string, error) {
 	var points []string
 	err := mount.Each(func(m mount.Info) bool {
