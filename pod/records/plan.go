@@ -19,19 +19,19 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// PodPlan is what a pod is made of. It never changes and is read without a lock.
+// PodPlan is what a pod is made from. It never changes and is read without a lock.
 type PodPlan struct {
 	Handler    string
 	Config     Message[*cri.PodSandboxConfig]
 	CreatedAt  time.Time
 	BootID     string
 	Namespaces ns.Spec
-	Infra      bool // the pod has a container of its own
+	Infra      bool // the pod has an infra container
 	// Sandboxed: the infra container holds the runtime's sandbox, in which all containers
 	// run.
 	Sandboxed bool `json:",omitempty"`
-	// OwnFiles: its files are in a file system of their own, as those of pods from
-	// before 0015-pod-files.md are not.
+	// OwnFiles: its files are in a file system of their own. Those of pods from before
+	// 0015-pod-files.md are not.
 	OwnFiles bool `json:",omitempty"`
 	// CgroupPrefix is what the name of its cgroup begins with; empty: crius.
 	CgroupPrefix string `json:",omitempty"`
@@ -39,11 +39,11 @@ type PodPlan struct {
 	SELinuxLevel string `json:",omitempty"`
 }
 
-// PodState is what verbs change of a pod.
+// PodState is the part of a pod's record that verbs change.
 type PodState struct {
 	Phase Phase
-	// Network is planned before the ADD, completed by it, and nil again once
-	// the DEL has succeeded: while it is not, the network needs a DEL.
+	// Network is planned before the ADD, completed by it, and nil again once the DEL has
+	// succeeded: until then the network needs a DEL.
 	Network *network.Attachment `json:",omitempty"`
 	// Overhead and Resources replace those of the plan's Config since an update.
 	Overhead  Message[*cri.LinuxContainerResources]
@@ -53,8 +53,7 @@ type PodState struct {
 // Reached returns Phase.
 func (state PodState) Reached() Phase { return state.Phase }
 
-// Give records the resources that an update assigns to the pod; nil keeps the former
-// ones.
+// Give records the resources that an update assigns to the pod; nil keeps the former ones.
 func (state *PodState) Give(overhead, resources *cri.LinuxContainerResources) {
 	if overhead != nil {
 		state.Overhead.M = overhead
@@ -67,13 +66,13 @@ func (state *PodState) Give(overhead, resources *cri.LinuxContainerResources) {
 // HasNetwork reports whether the pod has a network that needs a DEL.
 func (state PodState) HasNetwork() bool { return state.Network != nil }
 
-// Pod is all that is on record of a pod.
+// Pod is everything that is on record of a pod.
 type Pod struct {
 	PodPlan
 	PodState
 }
 
-// Current is the request as updates have changed it.
+// Current returns the request with the changes that updates have made.
 func (rec Pod) Current() *cri.PodSandboxConfig {
 	if rec.Overhead.M == nil && rec.Resources.M == nil {
 		return rec.Config.M
@@ -91,14 +90,14 @@ func (rec Pod) Current() *cri.PodSandboxConfig {
 	return config
 }
 
-// NeedsNetworkCgroup reports whether the pod needs an empty cgroup of its own id.
-// cAdvisor, which takes crius for CRI-O, asks for a pod's network only by that cgroup;
-// CRI-O, too, creates it for pods without an infra container.
+// NeedsNetworkCgroup reports whether the pod needs an empty cgroup with its own id. cAdvisor,
+// which takes crius for CRI-O, finds a pod's network only by that cgroup; CRI-O also creates it
+// for pods without an infra container.
 func (plan *PodPlan) NeedsNetworkCgroup() bool {
 	return plan.CgroupPrefix == spec.CrioPrefix && plan.Namespaces.Net && !plan.Infra
 }
 
-// Hostname is the pod's, or the node's for a pod that shares its network.
+// Hostname returns the pod's hostname, or the node's for a pod that shares its network.
 func (plan *PodPlan) Hostname() (string, error) {
 	if plan.Namespaces.UTS && plan.Namespaces.Hostname != "" {
 		return plan.Namespaces.Hostname, nil
@@ -106,7 +105,7 @@ func (plan *PodPlan) Hostname() (string, error) {
 	return os.Hostname()
 }
 
-// Pins are the paths of the pod's pinned namespaces.
+// Pins returns the paths of the pod's pinned namespaces.
 func (plan *PodPlan) Pins() []string {
 	set := plan.Namespaces.Paths()
 	var paths []string
@@ -124,7 +123,7 @@ type PodName struct {
 	Attempt              uint32
 }
 
-// NameOfPod is the name in a pod's metadata.
+// NameOfPod returns the name in a pod's metadata.
 func NameOfPod(m *cri.PodSandboxMetadata) PodName {
 	return PodName{m.GetNamespace(), m.GetName(), m.GetUid(), m.GetAttempt()}
 }
@@ -133,8 +132,8 @@ func (n PodName) String() string {
 	return fmt.Sprintf("%s/%s (uid %s, attempt %d)", n.Namespace, n.Name, n.UID, n.Attempt)
 }
 
-// Attached are the networks of the pods that live in this boot as far as their records
-// tell.
+// Attached returns the networks of the pods that are ready in this boot according to their
+// records.
 func Attached(pods map[string]*Pod, boot string) map[string]*network.Attachment {
 	live := map[string]*network.Attachment{}
 	for id, rec := range pods {
@@ -145,8 +144,7 @@ func Attached(pods map[string]*Pod, boot string) map[string]*network.Attachment 
 	return live
 }
 
-// ContainerPlan is what a container is made of. It never changes and is read
-// without a lock.
+// ContainerPlan is what a container is made from. It never changes and is read without a lock.
 type ContainerPlan struct {
 	SandboxID string
 	Handler   string
@@ -156,35 +154,35 @@ type ContainerPlan struct {
 	CreatedAt time.Time
 	BootID    string
 	LogPath   string
-	// CgroupsPath is spec.Linux.CgroupsPath, Cgroup the same below the mount.
+	// CgroupsPath is spec.Linux.CgroupsPath; Cgroup is its path below the cgroup mount.
 	CgroupsPath string
 	Cgroup      string
 	MountLabel  string   `json:",omitempty"` // SELinux context of its files
 	Volumes     []Volume `json:",omitempty"`
-	// Workload are the limits that the pod's workload or Tuning has set, which no update
-	// changes.
+	// Workload are the limits that the pod's workload or Tuning has set. No update changes
+	// them.
 	Workload Message[*cri.LinuxContainerResources] `json:",omitzero"`
-	// Tuning is for a container that has CPUs of its own; nil: nothing is to be done.
+	// Tuning is for a container that has CPUs of its own; nil: there is nothing to do.
 	Tuning     *tuning.Plan `json:",omitempty"`
 	StopSignal cri.Signal   // as reported
 	StopNumber int          // as sent
 }
 
-// ContainerState is what verbs change of a container.
+// ContainerState is the part of a container's record that verbs change.
 type ContainerState struct {
 	Phase     Phase
 	StartedAt time.Time
 	Resources Message[*cri.LinuxContainerResources]
 	User      Message[*cri.ContainerUser]
-	// StartError is why the container could not be started or, of one that is still
-	// Created, why it cannot be: the runtime has nothing of that one.
+	// StartError says why the container could not be started. If the container is still
+	// Created, it says why it cannot be: the runtime does not know the container.
 	StartError string `json:",omitempty"`
 }
 
 // Reached returns Phase.
 func (state ContainerState) Reached() Phase { return state.Phase }
 
-// Refused is why the runtime did not create the container, nil if it did.
+// Refused returns why the runtime did not create the container, nil if it did.
 func (state *ContainerState) Refused() error {
 	if state.Phase != Created || state.StartError == "" {
 		return nil
@@ -192,7 +190,7 @@ func (state *ContainerState) Refused() error {
 	return &oci.ProgramError{Message: state.StartError}
 }
 
-// Container is all that is on record of a container but for its exit.
+// Container is everything that is on record of a container, except for its exit.
 type Container struct {
 	ContainerPlan
 	ContainerState
@@ -204,10 +202,10 @@ type Volume struct {
 	ImageID string
 }
 
-// StartErrorCode is what peers report for a program that could not be started.
+// StartErrorCode is the exit code that peers report for a program that could not be started.
 const StartErrorCode = 128
 
-// Ending says how the container ended, in the words that the kubelet knows.
+// Ending returns how the container ended, in the words that the kubelet knows.
 func (state *ContainerState) Ending(exit conmon.Exit) (code int32, reason, message string) {
 	switch {
 	case state.StartError != "":
@@ -221,8 +219,8 @@ func (state *ContainerState) Ending(exit conmon.Exit) (code int32, reason, messa
 	}
 }
 
-// ImagesInUse are the root file systems of a container and its image volumes, with what
-// image references need of them.
+// ImagesInUse returns the root file systems of a container and its image volumes, with the
+// fields that image references need.
 func (plan *ContainerPlan) ImagesInUse(id string) []storage.Rootfs {
 	held := []storage.Rootfs{{ID: id, ImageID: plan.ImageID}}
 	for _, v := range plan.Volumes {
@@ -231,12 +229,12 @@ func (plan *ContainerPlan) ImagesInUse(id string) []storage.Rootfs {
 	return held
 }
 
-// RootID is the volume's storage.Rootfs.ID.
+// RootID returns the volume's storage.Rootfs.ID.
 func (v Volume) RootID(container string) string {
 	return container + "-volume-" + strconv.Itoa(v.Mount)
 }
 
-// Mounts are the request's, with the images that were mounted: with their ids, as
+// Mounts returns the mounts of the request, with the ids of the images that were mounted, as
 // PullImage and Container.image_id have them (KEP-5365).
 func (plan *ContainerPlan) Mounts() []*cri.Mount {
 	asked := plan.Config.M.GetMounts()
@@ -258,7 +256,7 @@ type ContainerName struct {
 	Attempt         uint32
 }
 
-// NameOfContainer is the name in the metadata of a container of a pod.
+// NameOfContainer returns the name in the metadata of a container of a pod.
 func NameOfContainer(sandboxID string, m *cri.ContainerMetadata) ContainerName {
 	return ContainerName{sandboxID, m.GetName(), m.GetAttempt()}
 }

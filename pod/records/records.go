@@ -1,10 +1,8 @@
-// Package records holds what is on record of pods and containers: what they are made
-// of, how far their verbs have come, and what an operator reads in pod.json and
-// container.json.
+// Package records holds the records of pods and containers: what they are made from, how far
+// their verbs have come, and what an operator reads in pod.json and container.json.
 //
-// A record has two parts. The plan is what was decided when the object was made, and
-// never changes. The state is what verbs change. This package changes nothing on the
-// node but the records.
+// A record has two parts. The plan was decided when the object was made, and never changes. The
+// state is what verbs change. This package changes nothing on the node except for the records.
 package records
 
 import (
@@ -64,16 +62,16 @@ type Phase string
 const (
 	Creating Phase = "creating"
 	Ready    Phase = "ready"    // pod
-	Stopping Phase = "stopping" // pod: dead, and its network is being given back
+	Stopping Phase = "stopping" // pod: dead, and its network is being released
 	Stopped  Phase = "stopped"  // pod: everything but the record and the run directory is gone
 	Created  Phase = "created"  // container
-	Starting Phase = "starting" // container: whether it started, the runtime knows
+	Starting Phase = "starting" // container: only the runtime knows whether it started
 	Started  Phase = "started"  // container
 	Removing Phase = "removing" // both: hidden from readers
 )
 
-// Message lets a protobuf message live in a JSON document in its own JSON
-// form, which an operator can read.
+// Message stores a protobuf message in a JSON document in its own JSON form, which an operator
+// can read.
 type Message[M proto.Message] struct{ M M }
 
 // MarshalJSON writes the JSON form of the message, null for none.
@@ -82,7 +80,7 @@ func (m Message[M]) MarshalJSON() ([]byte, error) {
 		return []byte("null"), nil
 	}
 	text, err := protojson.Marshal(m.M)
-	// protojson varies its white space on purpose; records should not.
+	// protojson varies its white space on purpose; a record must not.
 	var compact bytes.Buffer
 	if err == nil {
 		err = json.Compact(&compact, text)
@@ -90,7 +88,7 @@ func (m Message[M]) MarshalJSON() ([]byte, error) {
 	return compact.Bytes(), err
 }
 
-// UnmarshalJSON reads what MarshalJSON wrote, also if a later version did.
+// UnmarshalJSON reads what MarshalJSON of this version or a later one wrote.
 func (m *Message[M]) UnmarshalJSON(text []byte) error {
 	var typed M
 	if string(text) == "null" {
