@@ -1,6 +1,6 @@
-// Package session connects clients with processes in containers and with ports of
-// pods: it copies bytes, decides when a session is over, and lets no client that
-// does not read hold up anything.
+// Package session connects clients with processes in containers and with ports of pods: it
+// copies bytes, decides when a session is over, and does not let a client that does not read
+// hold up anything.
 package session
 
 import (
@@ -15,8 +15,8 @@ import (
 	"github.com/crius-run/crius/oci/stdio"
 )
 
-// Client is whoever talks to a process in a container, as streams. The context
-// that comes with it ends when the client has gone; its methods return then.
+// Client is the client of a session, as streams. The context that comes with it ends when the
+// client has gone; its methods return then.
 type Client struct {
 	Stdin          io.ReadCloser     // nil: nothing will come. Close makes a Read under way return.
 	Stdout, Stderr io.Writer         // nil: not wanted
@@ -26,28 +26,29 @@ type Client struct {
 	Hangup func()
 }
 
-// drainTime is how long a client may leave the last output of a container that
-// has ended untouched: nobody who does not read can hold anything up (cri-o#6699).
-// Who reads slowly gets all there is, which is no more than pipes hold.
+// drainTime is how long a client may leave the last output of an ended container unread: a
+// client that does not read must not hold anything up (cri-o#6699). A client that reads slowly
+// gets everything there is, which is no more than pipes hold.
 const drainTime = 2 * time.Second
 
-// quietTime is how long a container that has read all of a client's input may take
-// for its next output before it counts as answered.
+// quietTime is how long a container that has read all of a client's input may take until its
+// next output before it counts as answered.
 const quietTime = time.Second
 
-// Process is what a client is connected with; *stdio.Session is the one there is.
+// Process is the other side of a session; *stdio.Session implements it.
 type Process interface {
 	// Input copies r to the process; it returns at the end of r, or when the process
 	// takes no more.
 	Input(r io.Reader)
-	// EndInput tells the process that no more input comes; TakesInput, whether there
-	// is anything that could read it; Unread, how many bytes have not been read.
+	// EndInput tells the process that no more input comes. TakesInput reports whether anything
+	// could read it, Unread how many bytes have not been read.
 	EndInput()
 	TakesInput() bool
 	Unread() int
 	// Output copies what the process writes until that ends, or the session is closed.
 	Output(ctx context.Context, stdout, stderr io.Writer) error
-	// Dropped says that output was lost; Detach ends the output with the last of it.
+	// Dropped returns an error if output was lost. Detach ends the output after what has been
+	// written so far.
 	Dropped() error
 	Detach(ctx context.Context) error
 	Resize(ctx context.Context, size stdio.Size) error
@@ -56,18 +57,17 @@ type Process interface {
 	Close()
 }
 
-// Exec connects a client with a command, for as long as that runs and there is
-// output. Exited is closed when the command's container ends. The process is closed
-// in the end.
+// Exec connects a client with a command, for as long as that runs and there is output. Exited
+// is closed when the command's container ends. Exec closes the process in the end.
 func Exec(ctx context.Context, p Process, client Client, exited <-chan struct{}) error {
 	s := session{process: p, client: client, exited: exited, endInput: p.EndInput, command: true}
 	return s.copy(ctx)
 }
 
-// Attach connects a client with the standard streams of a container until either of
-// them ends. Exited is closed when the container ends. With once the end of the
-// client's input ends the container's, which the client sees to its end; otherwise
-// it stays open and the session ends. The process is closed in the end.
+// Attach connects a client with the standard streams of a container until one of the two ends.
+// Exited is closed when the container ends. With once, the end of the client's input ends the
+// container's, and the client stays until the container ends; otherwise the input stays open
+// and the session ends. Attach closes the process in the end.
 func Attach(ctx context.Context, p Process, client Client, exited <-chan struct{}, once bool) error {
 	s := session{process: p, client: client, exited: exited, endInput: func() {}}
 	if once {
@@ -78,7 +78,7 @@ func Attach(ctx context.Context, p Process, client Client, exited <-chan struct{
 	return s.copy(ctx)
 }
 
-// session is a client and a process that have been connected.
+// session connects a client with a process.
 type session struct {
 	process  Process
 	client   Client
@@ -102,7 +102,7 @@ func (c counted) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// count is w and counts its writes, unless it is not wanted.
+// count returns w with its writes counted; nil if it is not wanted.
 func (s *session) count(w io.Writer) io.Writer {
 	if w == nil {
 		return nil
@@ -110,7 +110,7 @@ func (s *session) count(w io.Writer) io.Writer {
 	return counted{w, &s.taken}
 }
 
-// copy copies bytes until the session is over. Then the process is closed.
+// copy copies bytes until the session is over, and closes the process.
 func (s *session) copy(ctx context.Context) error {
 	var group panics.Group
 	defer group.Wait()
@@ -155,8 +155,7 @@ func (s *session) copy(ctx context.Context) error {
 	return nil
 }
 
-// awaitOutput waits for the end of the output, which it brings about once the client
-// may leave.
+// awaitOutput waits for the end of the output, and ends it once the client may leave.
 func (s *session) awaitOutput(ctx context.Context, copied <-chan error, answered, unread <-chan struct{}) (err error) {
 	select {
 	case err = <-copied:
@@ -174,7 +173,7 @@ func (s *session) awaitOutput(ctx context.Context, copied <-chan error, answered
 	return err
 }
 
-// detach ends the session with the last of what the container has written.
+// detach ends the session after the last output of the container.
 func (s *session) detach(ctx context.Context, copied <-chan error, unread <-chan struct{}) error {
 	limited, cancel := context.WithTimeout(ctx, drainTime)
 	defer cancel()
@@ -190,11 +189,11 @@ func (s *session) detach(ctx context.Context, copied <-chan error, unread <-chan
 	}
 }
 
-// awaitAnswer closes answered when the container has answered the client's input, which
-// has ended: it has read all of it and then written nothing for quietTime. One that
-// reads no more of it for drainTime, and one that writes all the time, is not
-// waited for longer. How much is unread counts the input of other clients as well.
-// Ticks are counted, of which a machine that stands still for a while gets one.
+// awaitAnswer closes answered when the container has answered the client's input, which has
+// ended: the container has read all of it and then written nothing for quietTime. It does not
+// wait longer than drainTime after the last read, even if the container writes all the time.
+// Unread input of other clients counts as well. The time is counted in ticks, since a machine
+// that stands still for a while gets only one of them.
 func (s *session) awaitAnswer(unread func() int, over <-chan struct{}, answered chan<- struct{}) {
 	const period = quietTime / 10
 	tick := time.NewTicker(period)
@@ -220,7 +219,7 @@ func (s *session) awaitAnswer(unread func() int, over <-chan struct{}, answered 
 	}
 }
 
-// resize sets the size of the terminal to that of the client's.
+// resize gives the terminal the size of the client's.
 func (s *session) resize(ctx context.Context, over <-chan struct{}) {
 	for {
 		select {
@@ -228,15 +227,15 @@ func (s *session) resize(ctx context.Context, over <-chan struct{}) {
 			if !more {
 				return
 			}
-			_ = s.process.Resize(ctx, size) // there may be no terminal, or no process any more
+			_ = s.process.Resize(ctx, size) // there may be no terminal, or the process may be gone
 		case <-over:
 			return
 		}
 	}
 }
 
-// awaitDrain closes unread when the container has ended, or the client may leave, and
-// the client has taken nothing for some time: it has had its chance.
+// awaitDrain closes unread when the container has ended, or the client may leave, and the
+// client has read nothing for some time after that.
 func (s *session) awaitDrain(over, answered <-chan struct{}, unread chan<- struct{}) {
 	select {
 	case <-s.exited:
@@ -271,7 +270,7 @@ func Forward(ctx context.Context, conn oci.Stream, stream io.ReadWriteCloser) er
 	go func() {
 		_, _ = io.Copy(conn, stream)
 		_ = conn.CloseWrite()
-		_, _ = io.Copy(io.Discard, stream) // the pod does not want it, others wait behind it
+		_, _ = io.Copy(io.Discard, stream) // the pod does not want it, but others wait behind it
 		ended <- nil
 	}()
 	go func() {
