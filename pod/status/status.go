@@ -1,6 +1,6 @@
-// Package status says what the node can do now: whether pods can be run and given a
-// network, and which handlers may run them. The answers are kept up to date beside the
-// kubelet's calls (docs/decisions/0037-status.md).
+// Package status reports what the node can do now: whether pods can be run and given a network,
+// and which handlers may run them. The answers are kept up to date in the background
+// (docs/decisions/0037-status.md).
 package status
 
 import (
@@ -24,13 +24,13 @@ import (
 )
 
 const (
-	// runtimePeriod and networkPeriod are how long a change that nothing announces may
-	// go unnoticed. A look at the network may run plugins, by CNI's verb STATUS.
+	// runtimePeriod and networkPeriod are how long a change that nothing announces may go
+	// unnoticed. A check of the network may run plugins, by CNI's verb STATUS.
 	runtimePeriod = 2 * time.Second
 	networkPeriod = 5 * time.Second
 	// statusWait is how long a call waits for a new check if the last one said not ready.
 	statusWait = 3 * time.Second
-	// firstWait is how long one waits that comes before the first look has ended, which
+	// firstWait is how long a call waits that comes before the first check has ended, which
 	// takes as long as runtimes and plugins may.
 	firstWait = 15 * time.Second
 )
@@ -45,13 +45,13 @@ type Runtimes interface {
 	MonitorReady() error
 }
 
-// Images is what is asked of storage.
+// Images is what is needed of storage.
 type Images interface {
 	Ready(ctx context.Context) error
 	CheckMapping(userNS string) error
 }
 
-// Network is what is asked of CNI.
+// Network is what is needed of CNI.
 type Network interface {
 	Ready(ctx context.Context) error
 }
@@ -67,7 +67,7 @@ type Node struct {
 	watching sync.Once
 }
 
-// New returns a Node whose checks run in checks, from the first question on.
+// New returns a Node. Its checks run in checks, from the first question on.
 func New(runtimes Runtimes, images Images, network Network, checks *background.Group) *Node {
 	n := &Node{runtimes: runtimes, images: images, checks: checks}
 	n.runtime = refresh.New(func(ctx context.Context) view.RuntimeStatus {
@@ -80,8 +80,8 @@ func New(runtimes Runtimes, images Images, network Network, checks *background.G
 	return n
 }
 
-// watch begins to keep the answers up to date. It is for the first reader to call, for
-// a program that only looks at records has none.
+// watch starts to keep the answers up to date. The first reader calls it: a program that only
+// looks at records has none.
 func (n *Node) watch() {
 	keep := func(work string, run func(context.Context, time.Duration), period time.Duration) {
 		n.checks.Go(work, func() { n.checks.Insist(work, func() { run(n.checks.Closing(), period) }) })
@@ -90,31 +90,30 @@ func (n *Node) watch() {
 	keep("network status", n.network.Run, networkPeriod)
 }
 
-// RuntimeStatus says whether containers of the default handler can be run, and which
-// handlers this node offers; readers share the answer. It is at most runtimePeriod
-// old, plus the time that runtimes take to answer. Where the runtime was not ready
-// the answer is that of now.
+// RuntimeStatus reports whether containers of the default handler can be run, and which
+// handlers this node offers; readers share the answer. It is at most runtimePeriod old, plus
+// the time that runtimes take to answer. If the runtime was not ready, the answer is a new one.
 func (n *Node) RuntimeStatus(ctx context.Context) (*view.RuntimeStatus, error) {
 	n.watching.Do(n.watch)
 	version := n.runtimes.Version()
 	return current(ctx, n.runtime, func(s *view.RuntimeStatus) bool { return s.NotReady == nil && s.Table == version })
 }
 
-// NetworkStatus says whether pods can be given a network, as RuntimeStatus does; it
-// is at most networkPeriod old.
+// NetworkStatus reports whether pods can be given a network, like RuntimeStatus; it is at most
+// networkPeriod old.
 func (n *Node) NetworkStatus(ctx context.Context) (*view.NetworkStatus, error) {
 	n.watching.Do(n.watch)
 	return current(ctx, n.network, func(s *view.NetworkStatus) bool { return s.NotReady == nil })
 }
 
-// Last is what was found last, for readers who must not wait; nil: nothing yet.
+// Last returns the last answers, for readers that must not wait; nil: there is none yet.
 func (n *Node) Last() (*view.RuntimeStatus, *view.NetworkStatus) {
 	n.watching.Do(n.watch)
 	return n.runtime.Last(), n.network.Last()
 }
 
-// current is the last answer if that will do, else a new one or, if that takes longer
-// than statusWait, the last one all the same.
+// current returns the last answer if willDo accepts it, otherwise a new one or, if that takes
+// longer than statusWait, the last one all the same.
 func current[T any](ctx context.Context, v *refresh.Value[T], willDo func(*T) bool) (*T, error) {
 	last := v.Last()
 	if last != nil && willDo(last) {
@@ -136,26 +135,26 @@ func current[T any](ctx context.Context, v *refresh.Value[T], willDo func(*T) bo
 	return last, nil
 }
 
-// runtimeReady says why containers of the default handler cannot be run now: its
-// runtime or the monitor is missing or broken, or the store is not ready. Other
-// handlers do not count (they are left out of the list): the pod that installs one
-// may have to run first. The text stays the same for as long as the cause does.
+// runtimeReady returns why containers of the default handler cannot be run now: its runtime or
+// the monitor is missing or broken, or the store is not ready. Other handlers do not count
+// (they are left out of the list): the pod that installs one may have to run first. The text
+// stays the same for as long as the cause does.
 func (n *Node) runtimeReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, oci.StatusTime)
 	defer cancel()
 	return errors.Join(n.images.Ready(ctx), n.runtimes.Ready(ctx))
 }
 
-// Handlers lists the RuntimeClass handlers that this node offers now in alphabetical
-// order, after the default one under its other name "" (CRI: RuntimeHandler.name). A
-// handler whose runtime cannot be used, or does not say within oci.StatusTime what it
-// can do, is left out, but for the default one, which has no features then.
+// Handlers lists the RuntimeClass handlers that this node offers now in alphabetical order,
+// after the default one under its other name "" (CRI: RuntimeHandler.name). It leaves out a
+// handler whose runtime cannot be used, or does not report its features within oci.StatusTime.
+// The default handler is always listed, without features then.
 func (n *Node) Handlers(ctx context.Context) []*cri.RuntimeHandler {
 	ctx, cancel := context.WithTimeout(ctx, oci.StatusTime)
 	defer cancel()
 	names := append([]string{""}, n.runtimes.Names()...)
 	found := make([]*cri.RuntimeHandler, len(names))
-	var group panics.Group // side by side: a runtime may hang
+	var group panics.Group // concurrently, since a runtime may hang
 	for i, name := range names {
 		group.Go(func() { found[i] = n.offered(ctx, name) })
 	}
@@ -163,7 +162,7 @@ func (n *Node) Handlers(ctx context.Context) []*cri.RuntimeHandler {
 	return slices.DeleteFunc(found, func(one *cri.RuntimeHandler) bool { return one == nil })
 }
 
-// offered is nil for a handler that is not offered now.
+// offered returns nil for a handler that is not offered now.
 func (n *Node) offered(ctx context.Context, name string) *cri.RuntimeHandler {
 	abilities, err := n.Probe(ctx, name)
 	if err != nil && name != "" && name != n.runtimes.Default() {
@@ -177,7 +176,7 @@ func (n *Node) offered(ctx context.Context, name string) *cri.RuntimeHandler {
 	return &cri.RuntimeHandler{Name: name, Features: features}
 }
 
-// Probe says what pods of a handler may ask for, or why it makes none now.
+// Probe returns what pods of a handler may ask for, or why the handler cannot run pods now.
 func (n *Node) Probe(ctx context.Context, handler string) (*oci.Abilities, error) {
 	runtime, err := n.runtimes.Get(handler)
 	if err != nil {
@@ -193,9 +192,9 @@ func (n *Node) Probe(ctx context.Context, handler string) (*oci.Abilities, error
 	return abilities, abilities.CanServe(cmp.Or(handler, n.runtimes.Default()), runtime.Handler())
 }
 
-// CanMap says why a handler's pods cannot have user namespaces of their own:
-// both their volumes, which the runtime mounts, and their root file systems,
-// which the kernel puts together, need id-mapped mounts.
+// CanMap returns why a handler's pods cannot have user namespaces of their own: both their
+// volumes, which the runtime mounts, and their root file systems, which the kernel puts
+// together, need id-mapped mounts.
 func (n *Node) CanMap(handler string, abilities *oci.Abilities) error {
 	if !abilities.IDMap {
 		return fmt.Errorf("userns_options: runtime handler %q (%s) does not support ID-mapped mounts, which user namespaces need; use runc 1.2, crun 1.9 or later: %w",
@@ -207,9 +206,8 @@ func (n *Node) CanMap(handler string, abilities *oci.Abilities) error {
 	return nil
 }
 
-// mapping remembers whether the node can id-map the layers of images. To find
-// out takes some milliseconds, and the answer holds for as long as the node is
-// up, unless there was none.
+// mapping remembers whether the node can id-map the layers of images. The check takes some
+// milliseconds. Its result is valid as long as the node is up, unless the check failed.
 type mapping struct {
 	mu       sync.Mutex
 	answered bool

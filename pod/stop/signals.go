@@ -7,15 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// noHandler is why the init of a PID namespace does not notice a signal. While a process sleeps
-// in sigwait the kernel shows the signals that it waits for as not blocked.
+// noHandler is the reason why the init of a PID namespace does not notice a signal. While a
+// process sleeps in sigwait, the kernel shows the signals that it waits for as not blocked.
 const noHandler = "its first process is PID 1 of a PID namespace and had no handler for the signal when looked at: if it had none when the signal came, the kernel discarded it (pid_namespaces(7)); an init that waits for signals, such as tini, looks the same"
 
-// discarded says why a process would not notice a signal that it were sent now, by its
+// discarded returns why a process would not notice a signal now, according to its
 // /proc/PID/status; empty: it would, as far as can be told.
 //
-// The kernel discards what the init of a PID namespace neither handles nor blocks, so that
-// it cannot be killed from inside (pid_namespaces(7)). A program that has not come to install
+// The kernel discards signals that the init of a PID namespace neither handles nor blocks, so
+// that it cannot be killed from inside (pid_namespaces(7)). A program that has not installed
 // its handler yet is such an init, too.
 func discarded(status string, signal unix.Signal) string {
 	pids := strings.Fields(field(status, "NSpid"))
@@ -28,7 +28,7 @@ func discarded(status string, signal unix.Signal) string {
 	return ""
 }
 
-// pending says why a process has not got a signal that it was sent, by its
+// pending returns why a process has not received a signal that was sent, according to its
 // /proc/PID/status; empty: it has, as far as can be told.
 func pending(status string, signal unix.Signal) string {
 	if among(status, "ShdPnd", signal) {
@@ -37,13 +37,13 @@ func pending(status string, signal unix.Signal) string {
 	return ""
 }
 
-// among tells whether a signal is in one of the sets of a /proc/PID/status.
+// among reports whether a signal is in one of the sets of a /proc/PID/status.
 func among(status, set string, signal unix.Signal) bool {
 	mask, err := strconv.ParseUint(field(status, set), 16, 64)
 	return err == nil && mask>>(signal-1)&1 != 0
 }
 
-// field is the value of a line of /proc/PID/status.
+// field returns the value of a line of /proc/PID/status.
 func field(status, name string) string {
 	_, rest, _ := strings.Cut(status, "\n"+name+":\t")
 	value, _, _ := strings.Cut(rest, "\n")

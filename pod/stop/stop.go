@@ -23,9 +23,9 @@ import (
 	"github.com/crius-run/crius/oci"
 )
 
-// Stopper is a container's stop under way: the stop signal once, or once more if the kernel
-// has discarded it and the program has become able to take it since; SIGKILL when the time is
-// up. Whoever asks again with less grace brings the deadline forward; nobody can put it off.
+// Stopper stops one container: it sends the stop signal once, or once more if the kernel
+// discarded it and the program has become able to receive it since, and SIGKILL when the time
+// is up. A caller with less grace brings the deadline forward; no one can put it off.
 type Stopper struct {
 	ID      string
 	Ref     oci.Ref
@@ -61,7 +61,7 @@ func (s *Stopper) ask(deadline time.Time) (begin bool) {
 	return false
 }
 
-// Asked tells whether the stop has begun.
+// Asked reports whether the stop has begun.
 func (s *Stopper) Asked() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,18 +77,18 @@ func (s *Stopper) remaining() time.Duration {
 // dieTime is how long a caller waits for a container that has been killed.
 const dieTime = 30 * time.Second
 
-// killAgain is how long a killed container may take before it is killed again
-// and the operator is told.
+// killAgain is how long a killed container may take before it is killed again and the operator
+// is informed.
 const killAgain = 10 * time.Second
 
-// Kill ends the container now.
+// Kill ends the container without a grace period.
 func (s *Stopper) Kill(ctx context.Context) error {
 	return trace.Do(ctx, "kill container", func(ctx context.Context) error { return s.End(ctx, 0) })
 }
 
-// End sends the stop signal, and SIGKILL once grace is over. It returns when the
-// container is dead, when ctx ends, or with fault.Timeout if the container does not die
-// of SIGKILL; the stop goes on in any case.
+// End sends the stop signal, and SIGKILL once grace is over. It returns when the container is
+// dead, when ctx ends, or with fault.Timeout if the container does not die of SIGKILL; the stop
+// continues in any case.
 func (s *Stopper) End(ctx context.Context, grace time.Duration) error {
 	select {
 	case <-s.Exited:
@@ -96,7 +96,7 @@ func (s *Stopper) End(ctx context.Context, grace time.Duration) error {
 	default:
 	}
 	if s.ask(time.Now().Add(grace)) {
-		// A container that never ran has nothing to say goodbye to.
+		// A container that never ran needs no grace.
 		graceful := grace > 0 && s.Running()
 		ctx := context.WithoutCancel(ctx)
 		s.Work.Go("stop container", func() {
@@ -115,8 +115,8 @@ func (s *Stopper) End(ctx context.Context, grace time.Duration) error {
 	}
 }
 
-// How long to wait before looking again whether a program that missed its stop signal has
-// a handler by now: at first, and at most. A program that is starting is told soon, and one
+// How long to wait before checking again whether a program that missed its stop signal has a
+// handler by now: at first, and at most. A starting program gets the signal soon, and a program
 // that never has a handler costs next to nothing.
 const (
 	lookSoon = 20 * time.Millisecond
@@ -146,8 +146,8 @@ func (s *Stopper) stopAndKill(ctx context.Context, graceful bool) {
 			continue
 		case <-again:
 			look = min(2*look, lookLate)
-			// Only a handler counts: what sleeps in sigwait (tini) or forks blocks the signal
-			// now and then, and may have got it.
+			// Only a handler counts: a process that sleeps in sigwait (tini) or forks blocks the
+			// signal now and then, and may have received it.
 			if among(s.firstProcess(), "SigCgt", s.Signal) {
 				ignored, missed = s.signal(ctx)
 			}
@@ -176,7 +176,7 @@ func (s *Stopper) killOnce(ctx context.Context) {
 
 // signal sends the stop signal. ignored says why the container's first process does not notice
 // it; empty: it does, as far as can be told. missed: as far as can be told, the kernel has
-// discarded it, for there was no handler before and after it was sent.
+// discarded it, since there was no handler before and after it was sent.
 func (s *Stopper) signal(ctx context.Context) (ignored string, missed bool) {
 	before := discarded(s.firstProcess(), s.Signal)
 	send := func(ctx context.Context) error { return s.Task().Signal(ctx, s.Signal) }
@@ -184,16 +184,16 @@ func (s *Stopper) signal(ctx context.Context) (ignored string, missed bool) {
 		slog.WarnContext(ctx, "cannot send stop signal, SIGKILL follows after the grace period", "container", s.ID, "err", err)
 		return "", false
 	}
-	// Meanwhile it may have become another program, whose handlers are to come; or its handler
-	// has run and is gone.
+	// Meanwhile the process may have executed another program, which has no handler yet; or the
+	// handler has run and is gone.
 	after := discarded(s.firstProcess(), s.Signal)
 	ignored = cmp.Or(before, after)
 	slog.DebugContext(ctx, "stop signal sent", "container", s.ID, "signal", unix.SignalName(s.Signal), "pid", s.Task().PID(), "why", ignored)
 	return ignored, before == noHandler && after == noHandler
 }
 
-// firstProcess is /proc/PID/status of the container's first process, empty if that is not
-// to be seen.
+// firstProcess returns /proc/PID/status of the container's first process, empty if it cannot be
+// read.
 func (s *Stopper) firstProcess() string {
 	if s.Sandboxed {
 		return ""
@@ -205,9 +205,9 @@ func (s *Stopper) firstProcess() string {
 	return string(text)
 }
 
-// allDead tells whether a container has no process left whose monitor has not
-// said so. One that waits for the disk may be writing down the exit, which nobody
-// else knows.
+// allDead reports whether a container has no process left although its monitor has not reported
+// that. A monitor that waits for the disk counts as working: it may be writing down the exit,
+// which no one else knows.
 func (s *Stopper) allDead() bool {
 	processes, err := conmon.ReadProcesses(s.Ref.Dir)
 	if err != nil || conmon.Alive(processes.Container) || cgroup.Asleep(processes.Monitor.PID) != "" {
@@ -217,8 +217,8 @@ func (s *Stopper) allDead() bool {
 	return err == nil && len(pids) == 0
 }
 
-// endMonitor ends a monitor that hangs, or lets one that does not record the
-// exit: its container can be removed then.
+// endMonitor ends a monitor that hangs or does not record the exit. The container can be
+// removed then.
 func (s *Stopper) endMonitor(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, killAgain)
 	defer cancel()
@@ -228,7 +228,7 @@ func (s *Stopper) endMonitor(ctx context.Context) {
 	}
 }
 
-// undead says why no end is known of a killed container.
+// undead says why the end of a killed container is not known.
 func (s *Stopper) undead() string {
 	if file, thawed := cgroup.Frozen(s.Ref.Cgroup); file != "" {
 		return "its cgroup is frozen, not by crius: thaw it (echo " + thawed + " > " + file + ")"

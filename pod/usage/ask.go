@@ -16,25 +16,25 @@ import (
 const (
 	// answerTime is how long a runtime may take to report the usage of a container.
 	answerTime = 5 * time.Second
-	// silence is how long a container is not asked about whose question was not
-	// answered in time.
+	// silence is how long a container is not asked about again after a runtime did not answer
+	// in time.
 	silence = 30 * time.Second
-	// askTime bounds the questions of one call: a kubelet waits for the statistics of
-	// all pods before it decides on evictions, every 10 s.
+	// askTime bounds the questions of one call: a kubelet waits for the statistics of all pods
+	// before it decides on evictions, every 10 s.
 	askTime = 8 * time.Second
 	// mostAsked is how many containers a call asks about at a time: some questions start a
 	// process.
 	mostAsked = 16
 )
 
-// questions are those to runtimes that are under way or were not answered in time, by
-// container: at most one of each.
+// questions are the questions to runtimes that are under way or were not answered in time, by
+// container: at most one for each.
 type questions struct {
 	mu   sync.Mutex
 	byID map[string]*question
 }
 
-// question is answered, perhaps with nothing, when its channel is closed.
+// question is answered when its channel is closed; the answer may be empty.
 type question struct {
 	deadline time.Time
 	answered chan struct{}
@@ -42,8 +42,8 @@ type question struct {
 	ended    bool // the runtime returned; guarded by questions
 }
 
-// ask returns by id what runtimes report of those containers that only they can measure.
-// It takes askTime at most; what is not known by then is missing.
+// ask returns by id what runtimes report of those containers that only they can measure. It
+// takes at most askTime; answers that come later are missing.
 func (r *Reader) ask(ctx context.Context, lists ...[]Container) map[string]cgroup.Usage {
 	var asked []Container
 	for _, list := range lists {
@@ -71,8 +71,9 @@ func (r *Reader) ask(ctx context.Context, lists ...[]Container) map[string]cgrou
 	return byID
 }
 
-// about returns the question about a container that is under way or was not answered of
-// late, else a new one. A caller who leaves does not end it: others may wait for it.
+// about returns the question about a container that is under way or was recently not answered
+// in time, otherwise a new one. A caller that leaves does not end the question: others may wait
+// for it.
 func (qs *questions) about(ctx context.Context, c Container) *question {
 	now := time.Now()
 	qs.mu.Lock()
@@ -113,7 +114,7 @@ func (qs *questions) put(ctx context.Context, q *question, c Container) {
 	close(q.answered)
 }
 
-// wait returns the answer, which is empty if there is none in time.
+// wait returns the answer; empty if there is none in time.
 func (q *question) wait(ctx context.Context) cgroup.Usage {
 	select {
 	case <-q.answered:

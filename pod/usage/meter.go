@@ -14,7 +14,7 @@ import (
 // Meter is a cgroup's meter that logs its first error. A nil one measures nothing.
 type Meter struct {
 	*cgroup.Meter
-	wholePod bool // it is of a pod's own cgroup, or of its sandbox
+	wholePod bool // it measures a pod's own cgroup, or its sandbox
 	path     string
 	failed   sync.Once
 }
@@ -50,7 +50,7 @@ func NewPodMeter(meters *cgroup.Meters, cfg *cri.PodSandboxConfig, infraCgroup s
 	return infraCgroup, m
 }
 
-// read is empty for a container without a cgroup.
+// read returns the usage of the cgroup; empty for a container without one.
 func (m *Meter) read() cgroup.Usage {
 	if m == nil {
 		return cgroup.Usage{}
@@ -86,10 +86,10 @@ func (m *Meter) complain(err error) {
 	}
 }
 
-// isPodCgroup tells whether a cgroup is the pod's own by its name, which a
-// kubelet makes of the pod's uid: pod<uid>, or in the language of systemd
-// kubepods-pod<uid with _ for ->.slice. Any other cgroup_parent may be shared
-// with other pods or with the node's services, whose usage is not the pod's.
+// isPodCgroup reports whether a cgroup is the pod's own, by the name that a kubelet makes from
+// the pod's uid: pod<uid> or, with systemd, kubepods-pod<uid with _ for ->.slice. Any other
+// cgroup_parent may be shared with other pods or with the node's services, whose usage is not
+// the pod's.
 func isPodCgroup(cgroup string, cfg *cri.PodSandboxConfig) bool {
 	uid := cfg.GetMetadata().GetUid()
 	if uid == "" || cfg.GetLinux().GetCgroupParent() == "" {

@@ -14,7 +14,7 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// MetricParts says what Metrics measures; what is not asked for costs nothing.
+// MetricParts says what Metrics measures; parts that are not wanted cost nothing.
 type MetricParts struct {
 	Cgroup     cgroup.Parts
 	Interfaces bool
@@ -23,19 +23,19 @@ type MetricParts struct {
 	Processes  bool
 }
 
-// PodMetrics is all that is known of what a pod uses.
+// PodMetrics is everything that is known about what a pod uses.
 type PodMetrics struct {
 	View *view.Sandbox
 	// Cgroup is the pod's own, or the one that its infra container would have.
 	Cgroup     string
 	Details    cgroup.Details // of the pod's own cgroup, empty if it has none
 	Interfaces []network.Interface
-	Sockets    *network.Sockets // nil: not asked for, or not known
+	Sockets    *network.Sockets // nil: not wanted, or not known
 	Containers []*ContainerMetrics
 }
 
-// ContainerMetrics is all that is known of what a container uses. Only the
-// containers that have not exited have any.
+// ContainerMetrics is everything that is known about what a container uses. Only containers
+// that have not exited have metrics.
 type ContainerMetrics struct {
 	View      *view.Container
 	Cgroup    string
@@ -90,8 +90,8 @@ func (r *Reader) measure(ctx context.Context, s Sandbox, m *PodMetrics, parts Me
 	}
 }
 
-// addTraffic asks all pods that have a network of their own together, since to
-// go into their namespaces takes a thread.
+// addTraffic measures the networks of all pods that have one together, since entering their
+// namespaces takes a thread.
 func addTraffic(all []*PodMetrics, parts MetricParts) {
 	var own []*PodMetrics
 	var paths []string

@@ -1,7 +1,7 @@
-// Package usage measures what pods and containers use. It reads the kernel's files
-// and what storage measured before: it takes no lock of a container, walks no
-// directory tree, and asks a runtime only for what lives in a sandbox of its own. A
-// runtime that does not answer delays a call by seconds, however many containers it has.
+// Package usage measures what pods and containers use. It reads the kernel's files and earlier
+// measurements of storage: it takes no lock of a container, walks no directory tree, and asks a
+// runtime only about containers in a sandbox. A runtime that does not answer delays a call by
+// seconds, however many containers it has.
 package usage
 
 import (
@@ -36,15 +36,15 @@ type SandboxStats struct {
 	Containers []*ContainerStats
 }
 
-// NetworkStats is what went through the interfaces of a pod that has a network
-// of its own, but for its loopback.
+// NetworkStats is the traffic of the interfaces of a pod that has its own network, except for
+// its loopback.
 type NetworkStats struct {
 	Time    time.Time
 	Default network.Interface   // the one that CNI made
 	Others  []network.Interface // all but Default
 }
 
-// Reporter asks a runtime what its container uses, until ctx ends; oci.Task is one.
+// Reporter asks a runtime what its container uses, until ctx ends; oci.Task implements it.
 type Reporter interface {
 	Usage(ctx context.Context) (cgroup.Usage, error)
 }
@@ -53,7 +53,7 @@ type Reporter interface {
 type Container struct {
 	View  *view.Container
 	Meter *Meter   // nil: its cgroup cannot be measured
-	Task  Reporter // asked instead of the kernel for what lives in a sandbox; nil: ask the kernel
+	Task  Reporter // asked instead of the kernel about a container in a sandbox; nil: ask the kernel
 }
 
 // Sandbox is a pod to measure.
@@ -64,14 +64,14 @@ type Sandbox struct {
 	Containers func() []Container
 }
 
-// Images is what is asked of storage.
+// Images is what is needed of storage.
 type Images interface {
 	WritableUsage(ctx context.Context, id string) (usage storage.FsUsage, ok bool)
 	WritableSize() (storage.FsSize, error)
 }
 
-// Reader measures what Sandboxes and Containers list, each with what readers see of
-// it at that moment. What vanishes meanwhile has no value, which is no error.
+// Reader measures the pods and containers that Sandboxes and Containers list, each with its
+// view at that moment. Objects that vanish meanwhile have no value, which is no error.
 type Reader struct {
 	Images     Images
 	Meters     *cgroup.Meters
@@ -81,7 +81,7 @@ type Reader struct {
 	questions questions
 }
 
-// ContainerStats measures the containers that are wanted; they come in no order.
+// ContainerStats measures the containers that are wanted, in no order.
 func (r *Reader) ContainerStats(ctx context.Context, wanted func(*view.Container) bool) []*ContainerStats {
 	containers := slices.DeleteFunc(r.Containers(), func(c Container) bool { return !wanted(c.View) })
 	reported := r.ask(ctx, containers)
@@ -90,8 +90,8 @@ func (r *Reader) ContainerStats(ctx context.Context, wanted func(*view.Container
 	return stats
 }
 
-// container is what a container uses, with what runtimes have reported. Without a report
-// the usage of what lives in a sandbox is not known.
+// container returns what a container uses, with what runtimes have reported. Without a report
+// the usage of a container in a sandbox is unknown.
 func (r *Reader) container(ctx context.Context, c Container, reported map[string]cgroup.Usage) *ContainerStats {
 	s := &ContainerStats{View: c.View}
 	switch {
@@ -130,7 +130,7 @@ func (r *Reader) SandboxStats(ctx context.Context, wanted func(*view.Sandbox) bo
 	return stats
 }
 
-// measure adds what the pod uses, without its network, to stats of its containers.
+// measure adds what the pod uses, except for its network, to the stats of its containers.
 func (s Sandbox) measure(stats *SandboxStats) {
 	if stats.View.State != cri.PodSandboxState_SANDBOX_READY {
 		return
@@ -150,7 +150,7 @@ func (s Sandbox) measure(stats *SandboxStats) {
 // sideBySide calls f for 0 to n-1, on several CPUs if there is much to do.
 func sideBySide(n int, f func(i int)) { spread(min(4, runtime.GOMAXPROCS(0)), n, f) }
 
-// spread calls f for 0 to n-1, most at a time.
+// spread calls f for 0 to n-1, at most so many at a time.
 func spread(most, n int, f func(i int)) {
 	var next atomic.Int64
 	var group panics.Group
@@ -164,7 +164,7 @@ func spread(most, n int, f func(i int)) {
 	group.Wait()
 }
 
-// total leaves out what is gone, or has never been there.
+// total adds up what is known; parts that are gone, or were never there, do not count.
 func total(parts []cgroup.Usage) (sum cgroup.Usage) {
 	for _, part := range parts {
 		switch {
@@ -178,8 +178,8 @@ func total(parts []cgroup.Usage) (sum cgroup.Usage) {
 	return sum
 }
 
-// addNetworks asks all pods together, since to go into their namespaces takes a
-// thread.
+// addNetworks measures the networks of all pods together, since entering their namespaces takes
+// a thread.
 func addNetworks(stats []*SandboxStats) {
 	var own []*SandboxStats
 	var paths []string
@@ -202,8 +202,8 @@ func addNetworks(stats []*SandboxStats) {
 	}
 }
 
-// networkStats always has a default interface, which kubelets take for granted;
-// should it not be there, it has counted nothing.
+// networkStats always has a default interface, because kubelets rely on it; if it is not there,
+// its counters are zero.
 func networkStats(name string, interfaces []network.Interface) *NetworkStats {
 	n := &NetworkStats{Default: network.Interface{Name: name}}
 	for _, i := range interfaces {

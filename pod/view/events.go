@@ -13,8 +13,8 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Event tells that a pod or a container has reached a stage of its life (CRI:
-// ContainerEventResponse). Views are those of that moment.
+// Event reports that a pod or a container has reached a stage of its life (CRI:
+// ContainerEventResponse). Its views are those of that moment.
 type Event struct {
 	ID         string // of the container, or of the pod itself
 	Type       cri.ContainerEventType
@@ -23,19 +23,18 @@ type Event struct {
 	Containers []*Container // the pod's, newest first
 }
 
-// Listener gets the events from its making on. Those about one container come
-// in the order of its life, none is left out and none comes twice.
+// Listener receives the events from its creation on. Events about one container come in the
+// order of its life; none is missing and none comes twice.
 type Listener struct {
 	hub  *Hub
 	wake chan struct{} // holds a token while there is something to see
 
 	mu    sync.Mutex
 	queue []*Event
-	ended error // what Next says when the queue is empty
+	ended error // error of Next when the queue is empty
 }
 
-// Hub passes events on to the listeners. It never waits for one. The zero Hub is
-// ready for use.
+// Hub passes events on to the listeners. It never waits for one. The zero Hub is ready for use.
 type Hub struct {
 	mu        sync.Mutex
 	listeners map[*Listener]bool
@@ -44,19 +43,19 @@ type Hub struct {
 	dropped atomic.Uint64
 }
 
-// Dropped is how many events did not reach a listener, since it was too slow. Those
-// after it has left are not known.
+// Dropped returns how many events did not reach a listener because it was too slow. Events
+// after the listener has left are not counted.
 func (h *Hub) Dropped() uint64 { return h.dropped.Load() }
 
 const (
 	maxListeners = 32
-	// maxQueue is how many events a listener may be behind: what a full node
-	// makes when all its pods are restarted.
+	// maxQueue is how many events a listener may lag behind: as many as a full node makes when
+	// all its pods are restarted.
 	maxQueue = 2048
 )
 
-// Listen begins to listen; the caller closes the Listener. The error is
-// fault.Exhausted if too many do, or the cause of Close.
+// Listen starts to listen; the caller closes the Listener. The error is fault.Exhausted if
+// there are too many listeners, or the cause of Close.
 func (h *Hub) Listen() (*Listener, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -74,16 +73,16 @@ func (h *Hub) Listen() (*Listener, error) {
 	return l, nil
 }
 
-// Close ends the listening.
+// Close stops listening.
 func (l *Listener) Close() {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
 	delete(l.hub.listeners, l)
 }
 
-// Next waits for an event. A listener that was too slow gets what it was kept
-// and then fault.Exhausted: it has to list what there is, and listen anew. After
-// Hub.Close the error is its cause.
+// Next waits for an event. A listener that was too slow gets the events that were queued for
+// it, and then fault.Exhausted: it has to list what there is and listen again. After Hub.Close
+// the error is its cause.
 func (l *Listener) Next(ctx context.Context) (*Event, error) {
 	for {
 		if event, err := l.take(); event != nil || err != nil {
@@ -142,8 +141,8 @@ func (l *Listener) stir() {
 	}
 }
 
-// Emit passes the event that describe returns on to all listeners. Without any it
-// is not called. Events come in the order of the calls.
+// Emit passes the event that describe returns on to all listeners. If there are none, describe
+// is not called. Events arrive in the order of the calls.
 func (h *Hub) Emit(describe func() *Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -156,7 +155,7 @@ func (h *Hub) Emit(describe func() *Event) {
 	}
 }
 
-// Close ends all listening: Next returns cause once the events before it are taken.
+// Close ends all listeners: Next returns cause once the earlier events are taken.
 func (h *Hub) Close(cause error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -166,7 +165,7 @@ func (h *Hub) Close(cause error) {
 	}
 }
 
-// Stage is how far an object has come in its life, as far as events tell.
+// Stage is how far an object has come in its life, as events report it.
 type Stage int
 
 // Stages in the order in which they are reached.
@@ -178,16 +177,15 @@ const (
 	Deleted
 )
 
-// Progress makes events of an object's changes, whoever made them and however many
-// at once: the stage that was reported only grows, one at a time. The zero Progress
-// is ready for use.
+// Progress makes events from an object's changes, even from concurrent ones: the reported stage
+// only grows, one at a time. The zero Progress is ready for use.
 type Progress struct {
 	mu       sync.Mutex
 	reported Stage
 }
 
-// Reach calls emit for each stage up to now that was not reported yet, in order,
-// but not for skip.
+// Reach calls emit for each stage up to now that was not reported yet, in order, except for
+// skip.
 func (p *Progress) Reach(now, skip Stage, emit func(cri.ContainerEventType)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -24,7 +24,7 @@ type Sandbox struct {
 	Memo      *Memo
 }
 
-// Container is what readers see of a container; immutable as Sandbox is.
+// Container is what readers see of a container; immutable like Sandbox.
 type Container struct {
 	ID         string
 	SandboxID  string
@@ -49,7 +49,7 @@ type Container struct {
 	Memo       *Memo
 }
 
-// Started is when the container was started, or made if it has not been.
+// Started returns when the container was started, or created if it was not started.
 func (v *Container) Started() time.Time {
 	if v.StartedAt.IsZero() {
 		return v.CreatedAt
@@ -57,12 +57,12 @@ func (v *Container) Started() time.Time {
 	return v.StartedAt
 }
 
-// Memo keeps what a reader has made of a view, which stays true for as long as the
-// view is shown. A nil one keeps nothing.
+// Memo keeps what a reader has computed from a view, which stays valid as long as the view is
+// shown. A nil Memo keeps nothing.
 type Memo struct{ made atomic.Pointer[[]byte] }
 
-// Get is what produce has returned the first time that it did not fail. The
-// caller must not modify it.
+// Get returns the result of the first successful call of produce. The caller must not modify
+// it.
 func (m *Memo) Get(produce func() ([]byte, error)) ([]byte, error) {
 	if m == nil {
 		return produce()
@@ -74,18 +74,18 @@ func (m *Memo) Get(produce func() ([]byte, error)) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.made.Store(&made) // readers at the same moment have made the same
+	m.made.Store(&made) // concurrent readers have computed the same
 	return made, nil
 }
 
-// RuntimeStatus is what readers see of the node's runtimes; immutable as Sandbox is.
+// RuntimeStatus is what readers see of the node's runtimes; immutable like Sandbox.
 type RuntimeStatus struct {
 	NotReady error                 // why containers of the default handler cannot be run; nil: they can
 	Handlers []*cri.RuntimeHandler // that can be used, in an order that never changes
 	Table    uint64                // version of the table of handlers
 }
 
-// NetworkStatus is what readers see of the node's network; immutable as Sandbox is.
+// NetworkStatus is what readers see of the node's network; immutable like Sandbox.
 type NetworkStatus struct {
 	NotReady error // why pods cannot be given a network; nil: they can
 }
