@@ -1,5 +1,5 @@
-// Package files makes the files that the containers of a pod see, below the run
-// directory of the pod, and the directories of its logs.
+// Package files makes the files that the containers of a pod see, below the run directory of
+// the pod, and the directories of its logs.
 package files
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/crius-run/crius/pod/records"
 )
 
-// Pod has the place and the owner of the files of a pod.
+// Pod describes the files of a pod: where they are, and who owns them.
 type Pod struct {
 	Dir string // run directory of the pod
 
@@ -34,10 +34,10 @@ func Of(dir string, plan *records.PodPlan) Pod {
 	return Pod{dir, plan.OwnFiles, plan.Namespaces.IPC, uid, gid}
 }
 
-// Shm is the /dev/shm of the pod's IPC namespace.
+// Shm returns the path of the /dev/shm of the pod's IPC namespace.
 func (p Pod) Shm() string { return filepath.Join(p.Dir, "shm") }
 
-// Root has the files that containers see and may write to.
+// Root returns the directory of the files that containers see and may write to.
 func (p Pod) Root() string {
 	if !p.own {
 		return p.Dir
@@ -45,16 +45,16 @@ func (p Pod) Root() string {
 	return filepath.Join(p.Dir, "files")
 }
 
-// ResolvConf is the pod's resolv.conf.
+// ResolvConf returns the path of the pod's resolv.conf.
 func (p Pod) ResolvConf() string { return filepath.Join(p.Root(), "resolv.conf") }
 
-// Hostname is the pod's /etc/hostname.
+// Hostname returns the path of the pod's /etc/hostname.
 func (p Pod) Hostname() string { return filepath.Join(p.Root(), "hostname") }
 
 // MakeDir makes the run directory.
 func (p Pod) MakeDir() error { return errors.Join(os.Mkdir(p.Dir, 0o700), p.LetIn(p.Dir)) }
 
-// MountShm mounts a /dev/shm of so many bytes with an SELinux label.
+// MountShm mounts a /dev/shm of size bytes with an SELinux label.
 func (p Pod) MountShm(size int64, label string) error {
 	if err := mount.Shm(p.Shm(), size, label); err != nil {
 		return err
@@ -68,7 +68,7 @@ func (p Pod) Mount(label string) error {
 	return errors.Join(mount.Files(p.Root(), label), p.LetIn(p.Root()))
 }
 
-// Write makes the files that the request asks for.
+// Write writes the files that the request asks for.
 func (p Pod) Write(plan *records.PodPlan) error {
 	cfg := plan.Config.M
 	if dir := cfg.GetLogDirectory(); dir != "" {
@@ -107,8 +107,8 @@ func (p Pod) Give(files ...string) error {
 	return nil
 }
 
-// LetIn gives the root of the pod's user namespace search permission on a directory of
-// crius, and no other: runtimes set up a container's mounts as that root.
+// LetIn gives the root of the pod's user namespace search permission on a directory of crius,
+// and nothing more: runtimes set up a container's mounts as that root.
 func (p Pod) LetIn(dir string) error {
 	if p.gid == 0 {
 		return nil
@@ -116,7 +116,7 @@ func (p Pod) LetIn(dir string) error {
 	return errors.Join(os.Chown(dir, 0, p.gid), os.Chmod(dir, 0o710))
 }
 
-// Missing says which of them new containers would miss.
+// Missing returns which files new containers would lack.
 func (p Pod) Missing() []string {
 	var missing []string
 	unmounted := func(path string) bool {
@@ -140,11 +140,10 @@ func (p Pod) Missing() []string {
 	return missing
 }
 
-// maxResolvConf leaves room for a pod's other files, and for those who rewrite it.
+// maxResolvConf leaves room for a pod's other files, and for programs that rewrite it.
 const maxResolvConf = 256 << 10
 
-// ResolvConf is exactly what dns_config says, or the node's file where the
-// request leaves DNS open.
+// ResolvConf returns what dns_config says, or the node's file if the request has no dns_config.
 func ResolvConf(dns *cri.DNSConfig) ([]byte, error) {
 	if dns == nil {
 		text, err := regular.Read("/etc/resolv.conf", maxResolvConf)
@@ -176,8 +175,8 @@ func ResolvConf(dns *cri.DNSConfig) ([]byte, error) {
 	return []byte(text.String()), nil
 }
 
-// LogPath joins the pod's directory and the container's path in it, which must
-// not lead out (CVE-2025-0750). No path means that output is discarded.
+// LogPath joins the pod's log directory and the container's path in it, which must not lead out
+// (CVE-2025-0750). An empty path means that output is discarded.
 func LogPath(pod *cri.PodSandboxConfig, cfg *cri.ContainerConfig) (string, error) {
 	if cfg.GetLogPath() == "" || pod.GetLogDirectory() == "" {
 		return "", nil
@@ -188,10 +187,9 @@ func LogPath(pod *cri.PodSandboxConfig, cfg *cri.ContainerConfig) (string, error
 	return filepath.Join(pod.GetLogDirectory(), cfg.GetLogPath()), nil
 }
 
-// MakeLogDir makes the directory of a log below the pod's, and that one as well. A
-// link on the way that leads out of the directory of all pods' logs is refused
-// (CVE-2025-0750); any other, and one in place of the file itself, the monitor
-// refuses.
+// MakeLogDir makes the directory of a log below the pod's, and that one as well. It refuses a
+// link on the way that leads out of the directory of all pods' logs (CVE-2025-0750). The
+// monitor refuses any other link, and one in place of the file itself.
 func MakeLogDir(root, logPath string) error {
 	all, own := filepath.Split(filepath.Clean(root))
 	if err := os.MkdirAll(all, 0o755); err != nil {
@@ -216,10 +214,10 @@ func MakeLogDir(root, logPath string) error {
 	return nil
 }
 
-// ofPath tells whether a path was to blame, and not a disk that is full or read-only.
+// ofPath reports whether the path caused the error, and not a disk that is full or read-only.
 func ofPath(err error) bool {
 	var errno unix.Errno
-	if !errors.As(err, &errno) { // os.Root's own: it leads out
+	if !errors.As(err, &errno) { // an error of os.Root: the path leads out
 		return true
 	}
 	return slices.Contains([]unix.Errno{unix.EEXIST, unix.ENOTDIR, unix.ELOOP, unix.ENAMETOOLONG, unix.EINVAL, unix.ENOENT}, errno)

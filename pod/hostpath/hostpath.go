@@ -1,6 +1,5 @@
-// Package hostpath deals with the paths of the node that requests name. They may be
-// missing, or on a file server that does not answer: a process of its own looks at them
-// before the server does.
+// Package hostpath checks paths of the node that requests name. They may be missing, or on a
+// file server that does not answer: a separate process accesses them before the server does.
 package hostpath
 
 import (
@@ -20,15 +19,15 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 )
 
-// Paths are the node's.
+// Paths checks the paths of one node.
 type Paths struct {
 	*conmon.HostPaths
-	Reject []string // that are not made when they are missing
+	Reject []string // paths that are not created if they are missing
 }
 
-// Prepare starts to check the host paths of a container's mounts in the background.
-// ensure waits for that and creates missing directories (as other runtimes do; hostPath
-// volumes of type "" rely on it). The caller must always call stop.
+// Prepare starts to check the host paths of a container's mounts in the background. ensure
+// waits for that and creates missing directories (like other runtimes; hostPath volumes of type
+// "" rely on it). The caller must always call stop.
 func (p *Paths) Prepare(ctx context.Context, mounts []*cri.Mount) (ensure func() error, stop func()) {
 	var wanted, absent []string
 	for _, m := range mounts {
@@ -77,14 +76,14 @@ func (p *Paths) CheckDevices(ctx context.Context, devices []*cri.Device, others 
 	return nil
 }
 
-// valid tells what may be looked at from what will be refused.
+// valid reports whether a path may be accessed; the request is refused otherwise.
 func valid(hostPath string) bool {
 	return path.IsAbs(hostPath) && !strings.ContainsRune(hostPath, 0)
 }
 
-// Explain adds to the failure of a create what is known of the request's
-// host paths: that one is missing and was not to be made, or that some lie on
-// file servers, if the runtime did not end in time.
+// Explain adds to the error of a create what is known about the request's host paths: that one
+// is missing and was not to be created or, if the runtime did not end in time, that some are on
+// file servers.
 func (p *Paths) Explain(ctx context.Context, mounts []*cri.Mount, cause error) error {
 	if errors.Is(cause, fault.Timeout) {
 		if suspects := onServers(mounts); len(suspects) > 0 {
@@ -97,7 +96,7 @@ func (p *Paths) Explain(ctx context.Context, mounts []*cri.Mount, cause error) e
 		if m.GetHostPath() == "" || !slices.Contains(p.Reject, source) {
 			continue
 		}
-		// One that does not answer is not missing.
+		// A path that does not answer is not missing.
 		if absent, _ := p.Look(context.WithoutCancel(ctx), []string{source}); len(absent) > 0 {
 			return fmt.Errorf("host path %s does not exist, and pod.reject_missing_mounts keeps crius from creating it: %w (%w)", source, fault.Precondition, cause)
 		}
@@ -105,8 +104,8 @@ func (p *Paths) Explain(ctx context.Context, mounts []*cri.Mount, cause error) e
 	return cause
 }
 
-// onServers are the host paths whose file systems some other machine or process
-// serves, as the mount table tells: none of them is touched.
+// onServers returns the host paths whose file systems another machine or a process serves,
+// according to the mount table. It accesses none of them.
 func onServers(mounts []*cri.Mount) []string {
 	var served []string
 	for _, m := range mounts {
@@ -125,9 +124,9 @@ func onServers(mounts []*cri.Mount) []string {
 	return served
 }
 
-// CheckPropagation refuses a mount whose source cannot do what is asked of it:
-// without a shared (or, in one direction, slave) mount underneath, nothing would
-// propagate, and the pod would find out much later.
+// CheckPropagation refuses a mount whose source cannot propagate as requested: without a shared
+// (or, in one direction, slave) mount underneath nothing would propagate, and the pod would
+// only find out much later.
 func CheckPropagation(mounts []*cri.Mount) error {
 	for _, m := range mounts {
 		if m.GetPropagation() == cri.MountPropagation_PROPAGATION_PRIVATE || m.GetHostPath() == "" {

@@ -1,6 +1,6 @@
-// Package label keeps pods apart by SELinux, on nodes that have it: each pod has a level
-// of its own, which is on its record, and the files that are made for it have that
-// level's label (docs/decisions/0033-selinux.md).
+// Package label separates pods by SELinux, on nodes that have it: each pod has its own level,
+// which is on record, and the files that are made for it get that level's label
+// (docs/decisions/0033-selinux.md).
 package label
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/crius-run/crius/pod/records"
 )
 
-// Policy is how a node separates pods; nil: it does not, or is not to.
+// Policy returns how a node separates pods; nil: it does not.
 func Policy(host spec.Host, enable, confineHostNetwork bool) (*spec.SELinux, error) {
 	if !host.SELinux || !enable {
 		return nil, nil //nolint:nilnil // a node without SELinux is an ordinary one
@@ -34,11 +34,11 @@ func Policy(host spec.Host, enable, confineHostNetwork bool) (*spec.SELinux, err
 	return &spec.SELinux{Contexts: *contexts, HostNetwork: confineHostNetwork}, nil
 }
 
-// Node gives labels to what is made for pods. Without a policy it gives none.
+// Node labels what is made for pods. Without a policy it labels nothing.
 type Node struct {
-	Levels *selinux.Levels // that pods have
-	// Program is what infra containers run: a copy with a label that containers
-	// may execute, where the label of the installed one may not be.
+	Levels *selinux.Levels // of pods
+	// Program is the program of infra containers. With SELinux it is a copy with a label that
+	// containers may execute, which they may not be allowed to do with the installed file.
 	Program string
 
 	policy    *spec.SELinux
@@ -56,8 +56,8 @@ func New(policy *spec.SELinux, program, dir string) *Node {
 	return n
 }
 
-// Allot gives a new pod its level: the one that its request names, or one that no
-// other pod has. It is the pod's until Levels.Free.
+// Allot gives a new pod its level: the one that its request names, or one that no other pod
+// has. It stays the pod's until Levels.Free.
 func (n *Node) Allot(id string, cfg *cri.PodSandboxConfig) (string, error) {
 	if n.policy == nil {
 		return "", nil
@@ -69,9 +69,8 @@ func (n *Node) Allot(id string, cfg *cri.PodSandboxConfig) (string, error) {
 	return n.Levels.Allot(id)
 }
 
-// Files is the SELinux context of the files of a pod or, unless c is nil, of a
-// container of it; empty: they need none. One that the policy does not have is
-// fault.Invalid.
+// Files returns the SELinux context of the files of a pod or, unless c is nil, of a container
+// of it; empty: they need none. A context that the policy does not have is fault.Invalid.
 func (n *Node) Files(pod *records.PodPlan, c *cri.ContainerConfig) (string, error) {
 	label, err := n.policy.FileContext(pod.SELinuxLevel, pod.Config.M, c)
 	if err == nil && label != "" && errors.Is(selinux.Accepted(label), selinux.ErrRefused) {
@@ -80,7 +79,7 @@ func (n *Node) Files(pod *records.PodPlan, c *cri.ContainerConfig) (string, erro
 	return label, err
 }
 
-// Relabel gives the volumes of a container that ask for it the container's label.
+// Relabel gives the container's label to its volumes that ask for it.
 func (n *Node) Relabel(ctx context.Context, paths *conmon.HostPaths, pod *records.PodPlan, c *records.ContainerPlan) error {
 	wanted := spec.Relabels(c.Config.M)
 	if len(wanted) == 0 || !n.policy.Confines(pod.Config.M, c.Config.M) {
@@ -89,8 +88,8 @@ func (n *Node) Relabel(ctx context.Context, paths *conmon.HostPaths, pod *record
 	return trace.Do(ctx, "relabel volumes", func(ctx context.Context) error { return paths.Relabel(ctx, c.MountLabel, wanted) })
 }
 
-// CopyProgram makes Program, if that is a copy of what is installed. Containers that run
-// an earlier copy keep it.
+// CopyProgram makes Program if it is a copy of the installed file. Containers that run an
+// earlier copy keep it.
 func (n *Node) CopyProgram() error {
 	if n.policy == nil {
 		return nil
@@ -120,7 +119,7 @@ func copyProgram(to, from string) (err error) {
 	return errors.Join(err, target.Close())
 }
 
-// Set gives a file its SELinux context, an empty one leaves it as it is.
+// Set sets the SELinux context of a file; an empty label leaves it as it is.
 func Set(path, label string) error {
 	if label == "" {
 		return nil

@@ -18,23 +18,23 @@ import (
 // Limits of the copies of one container, far beyond those of real entitlements.
 const (
 	maxBytes = 8 << 20
-	maxFiles = 1024 // with directories
+	maxFiles = 1024 // including directories
 	maxDepth = 16   // of directories
 	maxLinks = 40   // in the path of one file
 )
 
-// copier copies for one container.
+// copier makes the copies for one container.
 type copier struct {
 	uid, gid int
-	bytes    int64 // that may yet be copied
+	bytes    int64 // that may still be copied
 	files    int
 	skipped  []error
 }
 
 func (c *copier) skip(err error) { c.skipped = append(c.skipped, err) }
 
-// copy copies a file or a directory, and tells whether there is now something at to. An
-// error is one of writing: what cannot be read is skipped.
+// copy copies a file or a directory, and reports whether there is something at to now. An error
+// is one of writing: what cannot be read is skipped.
 func (c *copier) copy(from, to string, depth int) (done bool, err error) {
 	from, info, err := resolve(from)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -97,7 +97,7 @@ func (c *copier) copyFile(from, to string, info fs.FileInfo) (done bool, err err
 	return true, c.makeFile(to, content, info.Mode().Perm())
 }
 
-// makeDir makes a directory whatever the umask is.
+// makeDir makes a directory, independent of the umask.
 func (c *copier) makeDir(name string, mode fs.FileMode) error {
 	return errors.Join(os.Mkdir(name, 0o700), os.Chown(name, c.uid, c.gid), os.Chmod(name, mode))
 }
@@ -111,8 +111,8 @@ func (c *copier) makeFile(name string, content []byte, mode fs.FileMode) error {
 	return errors.Join(err, f.Chown(c.uid, c.gid), f.Chmod(mode), f.Close())
 }
 
-// resolve follows the links in a path. Nobody but this process's user may be able to
-// make it lead elsewhere: not now, nor before the file is opened.
+// resolve follows the links in a path. No one but this process's user may be able to make it
+// lead elsewhere, neither now nor before the file is opened.
 func resolve(path string) (string, fs.FileInfo, error) {
 	at, rest, links := "/", strings.Split(path, "/"), 0
 	info, err := os.Lstat(at)
@@ -142,9 +142,9 @@ func resolve(path string) (string, fs.FileInfo, error) {
 	return at, info, err
 }
 
-// trusted describes a file that belongs to this process's user and that nobody else
-// can write to. A directory with the sticky bit may be written to by others: they cannot
-// replace what is not theirs.
+// trusted describes a file that belongs to this process's user and that no one else can write
+// to. A directory with the sticky bit may be writable by others: they cannot replace files of
+// this user.
 func trusted(name string) (fs.FileInfo, error) {
 	info, err := os.Lstat(name)
 	if err != nil {

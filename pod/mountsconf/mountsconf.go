@@ -1,15 +1,16 @@
 // Package mountsconf gives containers what the node's mounts.conf lists
 // (containers-mounts.conf(5)): secrets and entitlements, such as a subscription to the
-// repositories of an enterprise distribution, and the files that tell of FIPS mode.
+// repositories of an enterprise distribution, and the files that say that the node is in FIPS
+// mode.
 //
-// Each container gets copies of its own, so that it can neither change the node's files
-// nor keep a later version of them. Who may write to what is copied could have any file
-// of the node copied, by a link: so every directory, link and file on the way must belong
-// to this process's user and be writable by nobody else. Links between such places are
-// followed, for entitlements consist of links.
+// Each container gets its own copies, so that it can neither change the node's files nor keep a
+// later version of them. A user who can write to a source could have any file of the node
+// copied, by a link. So every directory, link and file on the way must belong to this process's
+// user and must not be writable by anyone else. Links between such places are followed, since
+// entitlements consist of links.
 //
-// Whatever is wrong with the files of the node, containers are created without them:
-// they help, and restrict nothing.
+// If something is wrong with the node's files, containers are created without them: they help,
+// and restrict nothing.
 package mountsconf
 
 import (
@@ -46,7 +47,7 @@ const (
 	fipsBackends = "/usr/share/crypto-policies/back-ends/FIPS"
 )
 
-// Set is what is to be copied.
+// Set is what is copied.
 type Set struct {
 	lines []line
 	fips  bool
@@ -55,8 +56,8 @@ type Set struct {
 // line is a line of mounts.conf.
 type line struct{ source, destination string }
 
-// Read reads the first of these files that exists. It is in FIPS mode if fipsFile
-// exists; empty: it is not. The errors say what will not be copied, and why.
+// Read reads the first of these files that exists. The set is in FIPS mode if fipsFile exists;
+// an empty fipsFile never does. The errors say what will not be copied, and why.
 func Read(files []string, fipsFile string) (Set, []error) {
 	var set Set
 	if fipsFile != "" {
@@ -120,15 +121,15 @@ func parseLine(text string) (line, error) {
 	return line{path.Clean(source), destination}, nil
 }
 
-// WithoutFIPS is the set for a container that does not want to know of FIPS mode.
+// WithoutFIPS returns the set for a container that does not follow FIPS mode.
 func (s Set) WithoutFIPS() Set { return Set{lines: s.lines} }
 
-// Empty tells whether there is nothing to copy.
+// Empty reports whether there is nothing to copy.
 func (s Set) Empty() bool { return len(s.lines) == 0 && !s.fips }
 
-// Copy copies the set into an empty directory, for a container with this root file
-// system, and returns the mounts that show it to the container. All copies belong to
-// uid and gid. Skipped says what has not been copied, and why.
+// Copy copies the set into an empty directory, for a container with this root file system, and
+// returns the mounts that show it to the container. All copies belong to uid and gid. Skipped
+// says what was not copied, and why.
 func (s Set) Copy(dir, rootfs string, uid, gid int) (mounts []*cri.Mount, skipped []error, err error) {
 	c := copier{uid: uid, gid: gid, bytes: maxBytes, files: maxFiles}
 	secrets := ""

@@ -1,4 +1,4 @@
-// Package profile gets the seccomp profiles that pods name by annotation: OCI artifacts in a
+// Package profile loads the seccomp profiles that pods name by annotation: OCI artifacts in a
 // registry (docs/decisions/0034-seccomp-artifacts.md).
 package profile
 
@@ -14,14 +14,14 @@ import (
 	"github.com/crius-run/crius/storage/source"
 )
 
-// Images is where artifacts are.
+// Images is the store of artifacts.
 type Images interface {
 	Image(ctx context.Context, ref string) (*storage.Image, error)
 	Admit(ctx context.Context, use storage.Use) error
 	Pull(ctx context.Context, req storage.PullRequest) (*storage.Image, error)
 }
 
-// kind is that of CRI-O, also in its bound.
+// kind has the media type and the bound of CRI-O.
 var kind = source.Kind{Config: "application/vnd.cncf.seccomp-profile.config.v1+json", MaxSize: 1 << 20}
 
 // pullTime bounds how long the creation of a container waits for a registry.
@@ -29,9 +29,9 @@ const pullTime = time.Minute
 
 var errSlow = fmt.Errorf("the registry took longer than %s: %w", pullTime, fault.Timeout)
 
-// Load gets the profile in the artifact that ref names, for a pod of the namespace, whose
-// signature policy decides. The registry is not asked for what ref names by digest and is in
-// the store.
+// Load loads the profile in the artifact that ref names, for a pod of the namespace, whose
+// signature policy decides. If ref names the artifact by digest and it is in the store, the
+// registry is not asked.
 func Load(ctx context.Context, images Images, ref, namespace string) (*spec.Profile, error) {
 	profile, err := load(ctx, images, ref, namespace)
 	if err != nil {
@@ -57,20 +57,20 @@ func parse(content []byte) (*spec.Profile, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The runtime would connect to this path of the node as root, and hand over the container.
+	// The runtime would connect to this path of the node as root, and hand the container over.
 	if profile.ListenerPath != "" {
 		return nil, fmt.Errorf("listenerPath is allowed only in profiles on the node: %w", fault.Denied)
 	}
 	return profile, nil
 }
 
-// find is the artifact, which is in the store then.
+// find returns the artifact, and pulls it if it is not in the store.
 func find(ctx context.Context, images Images, ref, namespace string) (*storage.Image, error) {
 	if strings.Contains(ref, "@") {
 		artifact, err := images.Image(ctx, ref)
 		if err == nil && images.Admit(ctx, storage.Use{ImageID: artifact.ID, Name: ref, Namespace: namespace}) == nil {
 			return artifact, nil
-		} // else the registry may have it, or the signatures that the policy wants
+		} // else the registry may have the artifact, or the signatures that the policy requires
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, pullTime, errSlow)
 	defer cancel()

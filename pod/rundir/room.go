@@ -7,26 +7,26 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Use is what something takes of a pod's room, in bytes.
+// Use is how much of a pod's room something uses, in bytes.
 type Use struct {
 	Files    int64 // in the run directory
 	Requests int64 // of the server's memory, for as long as a container is on record
 }
 
-// Room is what one pod may have. Containers that are being created or removed, and commands that
-// are being started, have claims; what there is beside is measured where it is.
+// Room is the limited space of one pod. Containers that are being created or removed, and
+// commands that are being started, have claims; everything else is measured.
 type Room struct {
 	mu     sync.Mutex
 	claims map[string]Use
 }
 
-// Unmeasured is how many bytes of files commands may claim at once without a look at what the
-// pod has, beside MaxPod: to look costs more than the files of a usual command are worth.
+// Unmeasured is how many bytes of files commands may claim at once without measuring the pod,
+// on top of MaxPod: measuring costs more than the files of a usual command are worth.
 const Unmeasured = 1 << 20
 
-// Claim takes room for a container that is being created, or a command that is started. It is
-// fault.Exhausted if there is none. The room is kept until Free, which is not called before
-// measure sees what has been made.
+// Claim claims room for a container that is being created, or for a command that is being
+// started. If there is not enough, the error is fault.Exhausted. The room stays claimed until
+// Free; the caller frees it only when measure sees what was made.
 func (r *Room) Claim(id string, need Use, measure func() Use) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -39,7 +39,7 @@ func (r *Room) Claim(id string, need Use, measure func() Use) error {
 		r.keep(id, need)
 		return nil
 	}
-	used := measure() // with the lock, or what is freed meanwhile would not count at all
+	used := measure() // under the lock, or what is freed meanwhile would not be counted at all
 	used.Files += claimed.Files
 	used.Requests += claimed.Requests
 	if used.Files+need.Files > MaxPod {
@@ -54,7 +54,7 @@ func (r *Room) Claim(id string, need Use, measure func() Use) error {
 	return nil
 }
 
-// Keep counts what a container still uses that is not measured any more, until Free.
+// Keep counts what a container still uses although it is not measured any more, until Free.
 func (r *Room) Keep(id string, used Use) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

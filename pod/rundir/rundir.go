@@ -1,5 +1,5 @@
-// Package rundir measures what a pod has in the run directory, which is in the node's memory
-// (/run is a tmpfs).
+// Package rundir measures and bounds what a pod has in the run directory, which is in the
+// node's memory (/run is a tmpfs).
 package rundir
 
 import (
@@ -10,11 +10,11 @@ import (
 )
 
 // MaxPod is the most bytes that one pod may have in the run directory, and the most that the
-// requests for its containers may have in the server's memory.
+// requests for its containers may take in the server's memory.
 const MaxPod = 64 << 20
 
 // Size returns the bytes that the files at and below paths take, without what is mounted there.
-// What is gone, or goes meanwhile, takes nothing.
+// Files that are gone, or vanish meanwhile, take nothing.
 func Size(paths ...string) int64 {
 	var size int64
 	for _, path := range paths {
