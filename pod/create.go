@@ -89,7 +89,7 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	if err != nil {
 		return nil, err
 	}
-	if plan.Volumes, err = planVolumes(ctx, e.deps.Images, s.plan.Config.M, cfg.GetMounts()); err != nil {
+	if plan.Volumes, err = admitVolumes(ctx, e.deps.Images, s.plan.Config.M, cfg.GetMounts()); err != nil {
 		return nil, err
 	}
 	src := sources{image: image, privilegedPod: current.GetLinux().GetSecurityContext().GetPrivileged()}

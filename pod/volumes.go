@@ -20,9 +20,9 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// planVolumes finds the images that a container mounts. Like the container's own image, they
+// admitVolumes finds the images that a container mounts. Like the container's own image, they
 // have been pulled before (CRI: Mount.image).
-func planVolumes(ctx context.Context, images Images, pod *cri.PodSandboxConfig, mounts []*cri.Mount) ([]records.Volume, error) {
+func admitVolumes(ctx context.Context, images Images, pod *cri.PodSandboxConfig, mounts []*cri.Mount) ([]records.Volume, error) {
 	var volumes []records.Volume
 	for i, m := range mounts {
 		if m.GetImage() == nil {
