@@ -10,7 +10,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// An OCI artifact has no program, and is refused before anything is made of it.
+// An OCI artifact has no program, and is refused before anything is made.
 func TestArtifactsAreNotRun(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/crius-run/crius/pod/rundir"
 )
 
-// A removal that cannot be finished is retried: the object is gone for readers,
-// its name is free, and the rest follows when that is possible.
+// A removal that cannot be finished is retried: the object is gone for readers, its name is
+// free, and the rest follows once it is possible.
 func TestContainerRemovalThatFailsIsRetried(t *testing.T) {
 	for _, step := range []string{"remove rootfs", "delete"} {
 		timeless(t, func(t *testing.T, b *bench) {
@@ -111,8 +111,8 @@ func TestPodRemovalThatFailsIsRetried(t *testing.T) {
 	b.nothingLeft()
 }
 
-// Whatever happened to an image, and to a handler, the server starts, and the
-// images of containers that it cannot manage now stay held.
+// The server starts even if images or handlers are gone, and the images of containers that it
+// cannot manage now stay held.
 func TestStartWithoutImageOrHandler(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -138,8 +138,8 @@ func TestStartWithoutImageOrHandler(t *testing.T) {
 	b.remove(e, pod)
 }
 
-// A pod whose network is being given back never comes back to life: the address
-// may be another one's by then.
+// A pod whose network is being released never comes back to life: its address may belong to
+// another pod by then.
 func TestStopThatIsCutShort(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -150,7 +150,7 @@ func TestStopThatIsCutShort(t *testing.T) {
 	go func() { _ = e.StopSandbox(ctx, pod) }()
 	b.awaitCalls("detach", 1)
 	cancel()
-	// The server is killed: another one finds what is on disk.
+	// The server is killed; the next one finds what is on disk.
 	b.node.set(func() { delete(b.node.block, "detach") })
 	second, err := New(b.Context(), b.cfg, Deps{Images: fakeImages{b.node}, Network: fakeNetwork{b.node}, Runtimes: fakeRuntimes{b.node}})
 	if err != nil {
@@ -166,8 +166,7 @@ func TestStopThatIsCutShort(t *testing.T) {
 	close(hang)
 }
 
-// The namespaces of a stopped pod are removed until they are gone, also when its
-// network has been given back.
+// Removing the namespaces of a stopped pod is retried, even if its network is already released.
 func TestNamespacesAreRemovedUntilTheyAreGone(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {
 		var failures atomic.Int32
@@ -202,7 +201,7 @@ func TestNamespacesAreRemovedUntilTheyAreGone(t *testing.T) {
 	})
 }
 
-// A container of which no cgroup is known can be stopped although its exit has a message.
+// A container without a known cgroup can be stopped although its exit has a message.
 func TestStopWithoutKnownCgroup(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

@@ -77,7 +77,7 @@ func TestLifecycle(t *testing.T) {
 	b.nothingLeft()
 }
 
-// TestUnknownIDs: CRI wants stop and remove of what is not there to succeed.
+// TestUnknownIDs: CRI wants stop and remove to succeed for objects that are not there.
 func TestUnknownIDs(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -108,8 +108,8 @@ func TestUnknownIDs(t *testing.T) {
 	}
 }
 
-// TestRetryGetsTheSameID answers cri-o/cri-o#7010, #8884 and #9097: names are
-// never reserved by an attempt that nobody waits for any more.
+// TestRetryGetsTheSameID answers cri-o/cri-o#7010, #8884 and #9097: an attempt that no caller
+// waits for any more never reserves a name.
 func TestRetryGetsTheSameID(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {
 		e := b.engine()
@@ -163,7 +163,7 @@ func TestRetryGetsTheSameID(t *testing.T) {
 	})
 }
 
-// TestSameNameOtherRequest: what is not a retry is refused by name.
+// TestSameNameOtherRequest: a request that is not a retry is refused by name.
 func TestSameNameOtherRequest(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -190,8 +190,8 @@ func TestSameNameOtherRequest(t *testing.T) {
 	b.removeAll(e)
 }
 
-// TestEveryStepCanFail: whichever step of a create fails, with or without its
-// effect, nothing is left and the name can be used at once.
+// TestEveryStepCanFail: if any step of a create fails, with or without its effect, nothing is
+// left and the name can be used at once.
 func TestEveryStepCanFail(t *testing.T) {
 	for _, half := range []bool{false, true} {
 		for _, step := range []string{"plan", "attach"} {
@@ -245,7 +245,7 @@ func TestUndoThatFailsIsRetried(t *testing.T) {
 	})
 }
 
-// TestStartFails: such a container has exited, with the peers' reason and code.
+// TestStartFails: the container has exited, with the reason and code of peers.
 func TestStartFails(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -263,9 +263,9 @@ func TestStartFails(t *testing.T) {
 	b.nothingLeft()
 }
 
-// A start that fails because the container is stopped meanwhile has met it in a
-// state that does not allow it, and is no defect of the runtime. A shim may not know the
-// container any more, which is there all the same.
+// A start that fails because the container is stopped meanwhile is a precondition failure, not
+// a defect of the runtime. A shim may not know the container any more, although it is still
+// there.
 func TestStartMeetsStop(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -290,7 +290,7 @@ func TestStartMeetsStop(t *testing.T) {
 	b.nothingLeft()
 }
 
-// A program that may run already is asked to stop, whether or not its start has returned.
+// A program that may run already gets the stop signal, whether or not its start has returned.
 func TestStopDuringStart(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -313,7 +313,7 @@ func TestStopDuringStart(t *testing.T) {
 	b.nothingLeft()
 }
 
-// Whatever a verb meets of a container that ends meanwhile, it says that the container has.
+// A verb whose container exits meanwhile says so, whatever error it got.
 func TestExitOvertakesVerbs(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -347,8 +347,8 @@ func TestExitOvertakesVerbs(t *testing.T) {
 	b.nothingLeft()
 }
 
-// TestStopShortened answers cri-o/cri-o#8748: a stop with less grace brings a
-// running stop forward, one with more does not put it off.
+// TestStopShortened answers cri-o/cri-o#8748: a stop with less grace brings a running stop
+// forward, one with more does not put it off.
 func TestStopShortened(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -399,8 +399,8 @@ func TestStopOfAnUnkillableContainer_crio_9326(t *testing.T) {
 	b.nothingLeft()
 }
 
-// TestStopPodCallsOffCreate: a creation that hangs, in whatever step, does not hold up
-// the stop of its pod, says why it has ended, and leaves nothing.
+// TestStopPodCallsOffCreate: a creation that hangs in any step does not hold up the stop of its
+// pod, reports why it ended, and leaves nothing.
 func TestStopPodCallsOffCreate(t *testing.T) {
 	for _, step := range []string{"find image", "admit default volume", "mount", "create"} {
 		t.Run(step, func(t *testing.T) {
@@ -430,8 +430,8 @@ func TestStopPodCallsOffCreate(t *testing.T) {
 	}
 }
 
-// A stop that has found its pod, and gets its turn when a removal has been through
-// with it, does not write the record of the removed pod again.
+// A stop that waits for a removal of its pod does not write the record of the removed pod
+// again.
 func TestStopAfterRemoveLeavesNoRecord(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -450,8 +450,8 @@ func TestStopAfterRemoveLeavesNoRecord(t *testing.T) {
 	b.nothingLeft()
 }
 
-// TestNetworkTeardownIsRetried answers cri-o/cri-o#4727: a CNI plugin that fails neither
-// keeps a pod from being stopped and removed nor is its DEL forgotten.
+// TestNetworkTeardownIsRetried answers cri-o/cri-o#4727: a CNI plugin that fails does not keep
+// a pod from being stopped and removed, and its DEL is not forgotten.
 func TestNetworkTeardownIsRetried(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {
 		e := b.engine()
@@ -476,8 +476,7 @@ func TestNetworkTeardownIsRetried(t *testing.T) {
 	})
 }
 
-// TestMonitorLost: without its monitor a container is killed, and its end is
-// on record.
+// TestMonitorLost: a container without a monitor is killed, and its end is recorded.
 func TestMonitorLost(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -519,8 +518,8 @@ func TestOneServerAtATime(t *testing.T) {
 	_ = lock.Close()
 }
 
-// A server that is killed between the fork and the exec of a child leaves its lock
-// to the child, for a moment: the next server must not give up because of that.
+// A server that is killed between the fork and the exec of a child leaves its lock to the child
+// for a moment: the next server must not give up because of that.
 func TestLockOfAServerKilledAtAFork(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "state")
@@ -553,7 +552,7 @@ func TestLockOfAServerKilledAtAFork(t *testing.T) {
 	_ = lock.Close()
 }
 
-// TestRunRootTooLong: told at the start, not by the first pod.
+// TestRunRootTooLong: the start of the server fails, not the first pod.
 func TestRunRootTooLong(t *testing.T) {
 	b := newBench(t)
 	b.cfg.RunDir += "/much/too/long"
@@ -562,8 +561,8 @@ func TestRunRootTooLong(t *testing.T) {
 	}
 }
 
-// What is set for a pod as a whole is told, survives a restart, and changes
-// neither the request nor what readers already have.
+// Resources of a whole pod are reported, survive a restart, and change neither the request nor
+// earlier views.
 func TestUpdateSandbox(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -641,8 +640,8 @@ func v(e *Engine, id string) *view.Container {
 	return view
 }
 
-// TestPullsAreShared: equal pulls are one, which outlives its callers; other
-// credentials are another; a server that stops calls it off.
+// TestPullsAreShared: equal pulls are shared and outlive their callers; other credentials make
+// another pull; a server that stops cancels it.
 func TestPullsAreShared(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -696,8 +695,9 @@ func TestPodWithoutAMonitor(t *testing.T) {
 	b.nothingLeft()
 }
 
-// At the start plugins are told which pods there are, so that they give up what they
-// hold for others of this root: neither for those on record, nor for other runtimes'.
+// When the server starts, plugins learn which pods there are, so that they release what they
+// hold for other pods of this root: not for those on record, and not for those of other
+// runtimes.
 func TestCollectNetwork(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -731,8 +731,8 @@ func TestCollectNetwork(t *testing.T) {
 	b.nothingLeft()
 }
 
-// What a container has logged counts as long as the server runs, and never
-// twice: Prometheus would take a smaller number for a new beginning.
+// The bytes that a container has logged count as long as the server runs, and never twice:
+// Prometheus would take a smaller number for a restart of the counter.
 func TestLoggedOnlyGrows(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -759,7 +759,7 @@ func TestLoggedOnlyGrows(t *testing.T) {
 	}
 }
 
-// The longest grace that a request can ask for is not over at once.
+// The longest grace that a request can ask for does not end at once.
 func TestGraceWithoutEnd(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {
 		e := b.engine()

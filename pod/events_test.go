@@ -26,13 +26,14 @@ func (b *bench) listen(e *Engine) *view.Listener {
 	return l
 }
 
-// end has a container's program end.
+// end ends a container's program.
 func (b *bench) end(ctr string, code int32) {
 	task := b.task(ctr)
 	b.node.set(func() { task.die(code) })
 }
 
-// tale is what a listener hears, in words, names for ids, until the pod is gone.
+// tale returns the events that a listener gets until the pod is gone, in words, with names
+// instead of ids.
 func (b *bench) tale(l *view.Listener, names map[string]string, last string) string {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.Context(), wait.Limit)
@@ -80,8 +81,8 @@ func TestEventsOfALife(t *testing.T) {
 	}
 }
 
-// A container that ends before its start has returned, and one that cannot be
-// started at all.
+// A container that ends before its start has returned, and a container that cannot be started
+// at all.
 func TestEventsOfShortLives(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -104,7 +105,7 @@ func TestEventsOfShortLives(t *testing.T) {
 	if got := b.tale(l, names, "short stopped"); got != "short created, short started, short stopped" {
 		t.Error(got)
 	}
-	// One that has ended when its start turns out to have failed.
+	// A container that is dead when its start turns out to have failed.
 	gone := b.create(e, pod, "gone")
 	names[gone] = "gone"
 	hangs := make(chan struct{})
@@ -137,7 +138,7 @@ func TestEventsOfShortLives(t *testing.T) {
 	b.remove(e, pod)
 }
 
-// After a restart nothing is told again, and nothing twice.
+// A restart repeats no event.
 func TestEventsAfterRestart(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -153,7 +154,7 @@ func TestEventsAfterRestart(t *testing.T) {
 	b.remove(e, pod)
 }
 
-// A server that stops sends its listeners away.
+// A server that stops ends its listeners.
 func TestStopEvents(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -169,8 +170,8 @@ func TestStopEvents(t *testing.T) {
 	}
 }
 
-// A job's end is not told before its records are on the disk: a kubelet that has
-// heard of it would run the job again if a power cut took them.
+// The end of a job is not reported before its records are on the disk: after a power cut, the
+// kubelet would run the job again although it had seen the end.
 func TestExitIsReportedOnceItsRecordsAreSynced(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()

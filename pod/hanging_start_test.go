@@ -16,9 +16,9 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// Monitors that do not answer do not hold up the start. Their containers, and the
-// pods whose infra containers they watch, are neither dead nor lost; it is said
-// that they are silent; and all that is known is right once they answer.
+// Monitors that do not answer do not hold up the start. Their containers, and the pods whose
+// infra containers they watch, are neither dead nor lost; the server reports the monitors as
+// unreachable; and once they answer, everything is known correctly.
 func TestStartWhileMonitorsHang(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {
 		e := b.engine()
@@ -85,7 +85,7 @@ func findState(e *Engine, state cri.ContainerState) string {
 	return ""
 }
 
-// A monitor that cannot be reached now, for want of descriptors say, is asked
+// A monitor that cannot be reached now, for example because descriptors are used up, is asked
 // again.
 func TestStartWhileMonitorsCannotBeReached(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {
@@ -105,7 +105,7 @@ func TestStartWhileMonitorsCannotBeReached(t *testing.T) {
 	})
 }
 
-// What is to be ended at the start, and does not end, is ended afterwards.
+// Teardown that does not finish during the start is finished afterwards.
 func TestStartWhileEndsHang(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {
 		e := b.engine()
@@ -142,8 +142,8 @@ func TestStartWhileEndsHang(t *testing.T) {
 	})
 }
 
-// A start that an earlier server has begun, and that hangs, leaves the container
-// created as far as anybody knows. It can be stopped, and nothing else.
+// A start that an earlier server began, and that hangs, leaves the container created as far as
+// is known. It can be stopped, and nothing else.
 func TestStartOfAnEarlierServerHangs(t *testing.T) {
 	for _, ends := range []bool{false, true} {
 		timeless(t, func(t *testing.T, b *bench) {

@@ -16,8 +16,8 @@ func (b *bench) runWithPort(e *Engine, name string) (string, error) {
 	return e.RunSandbox(b.Context(), "", cfg)
 }
 
-// TestHostPortsFollowTheRecords: after each restart ports lead to the pods that
-// live, and to no other, whatever the firewall had.
+// TestHostPortsFollowTheRecords: after each restart, ports lead to the pods that live and to no
+// other, whatever rules the firewall had.
 func TestHostPortsFollowTheRecords(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -59,8 +59,8 @@ func TestHostPortsFollowTheRecords(t *testing.T) {
 	b.removeAll(e)
 }
 
-// TestHostPortsThatFail: the pod fails, and leaves nothing; and it has its
-// record, with what is needed to undo it, before the firewall is touched.
+// TestHostPortsThatFail: the pod fails and leaves nothing, and its record, with what is needed
+// to undo it, exists before the firewall is changed.
 func TestHostPortsThatFail(t *testing.T) {
 	for _, half := range []bool{false, true} {
 		b := newBench(t)
@@ -94,8 +94,7 @@ func TestHostPortsThatFail(t *testing.T) {
 	}
 }
 
-// TestPodWithoutANetworkHasNoHostPorts: on the node's network each port is the
-// node's.
+// TestPodWithoutANetworkHasNoHostPorts: in the node's network, each port is the node's.
 func TestPodWithoutANetworkHasNoHostPorts(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()

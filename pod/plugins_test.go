@@ -17,8 +17,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// An update goes on although its caller leaves, also while plugins are asked: those that have
-// been asked count on it.
+// An update continues although its caller leaves, even while plugins are asked: plugins that
+// were asked rely on it.
 func TestUpdateWhoseCallerLeavesWhilePluginsAreAsked(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -52,9 +52,9 @@ func TestUpdateWhoseCallerLeavesWhilePluginsAreAsked(t *testing.T) {
 	b.nothingLeft()
 }
 
-// A creation that hangs while a plugin connects fails alone: the verbs of other pods go on,
-// and the container, which the plugin was not asked about, is undone once the runtime has
-// made it. The kubelet's retry succeeds.
+// A creation that hangs while a plugin connects fails alone: verbs of other pods continue, and
+// the container, which the plugin was not asked about, is undone once the runtime has made it.
+// The kubelet's retry succeeds.
 func TestPluginConnectsWhileACreationHangs(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -88,7 +88,7 @@ func TestPluginConnectsWhileACreationHangs(t *testing.T) {
 	b.nothingLeft()
 }
 
-// connect lets a plugin follow the engine, and returns the socket for others.
+// connect connects a plugin with the engine, and returns the socket for others.
 func connect(t *testing.T, e *Engine, plugin *nriplugin.Plugin) (socket string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "nri") // whose path is short
@@ -114,8 +114,8 @@ func connect(t *testing.T, e *Engine, plugin *nriplugin.Plugin) (socket string) 
 	return cfg.Socket
 }
 
-// A plugin that connects when the others have been told that a pod is removed does not hear
-// of the pod: nobody would tell it of the removal.
+// A plugin that connects after the others have been told that a pod is removed does not see the
+// pod: it would never learn of the removal.
 func TestPluginsHearOfNoPodThatIsRemoved(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()

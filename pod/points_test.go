@@ -23,7 +23,7 @@ func (s spot) String() string {
 	return fmt.Sprintf("%s: %s %d, after: %t", s.Operation, s.Step, s.n, s.After)
 }
 
-// spots is a hook that counts where it comes by, and fails at one of them.
+// spots is a hook that counts the steps that it sees, and fails at one of them.
 type spots struct {
 	mu     sync.Mutex
 	seen   []spot
@@ -50,8 +50,8 @@ func (s *spots) hook(at trace.Point) error {
 	return nil
 }
 
-// life takes a pod with everything that one may have from nothing to nothing. A
-// verb that fails is asked for once more, and must succeed then.
+// life runs all verbs on a pod with everything that a pod may have, from its creation to its
+// removal. A verb that fails is called once more, and must succeed then.
 func (b *bench) life(e *Engine) {
 	b.Helper()
 	again := func(what string, verb func() error) {
@@ -97,8 +97,8 @@ func (b *bench) life(e *Engine) {
 	}
 }
 
-// Whatever step fails, before or after its effect: the verb can be asked for
-// again, and nothing is left in the end.
+// If any step fails, before or after its effect, the verb can be called again, and nothing is
+// left in the end.
 func TestEveryStepMayFail(t *testing.T) {
 	all := &spots{}
 	timeless(t, func(t *testing.T, b *bench) { // where no stop takes longer than it may

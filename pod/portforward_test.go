@@ -9,8 +9,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// A port-forward that has found a pod ready does not connect to the node if the pod ends
-// before it connects: a pod that has ended has no network namespace, as pods in the node's.
+// A port-forward that has found a pod ready does not connect to the node if the pod ends before
+// it connects: like pods in the node's network, an ended pod has no network namespace.
 func TestPortForwardToPodThatHasEnded(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -39,7 +39,7 @@ func TestPortForwardToPodThatHasEnded(t *testing.T) {
 	b.nothingLeft()
 }
 
-// One that is still connecting ends with the pod, and says so.
+// A port-forward that is still connecting ends with the pod, and says so.
 func TestStopPodCallsOffPortForward(t *testing.T) {
 	b := newBench(t)
 	b.node.sandbox = true

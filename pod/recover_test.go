@@ -20,7 +20,7 @@ import (
 	"github.com/crius-run/crius/pod/view"
 )
 
-// views is all that readers see, by id.
+// views returns everything that readers see, by id.
 func views(e *Engine) map[string]any {
 	all := map[string]any{}
 	for _, v := range e.Sandboxes() {
@@ -66,8 +66,8 @@ func (b *bench) removeAll(e *Engine) {
 	b.nothingLeft()
 }
 
-// A pod whose files an earlier version has put into its run directory keeps them
-// there, as its containers do, and is removed like any other.
+// A pod whose files an earlier version put into its run directory keeps them there, as its
+// containers do, and is removed like any other.
 func TestPodOfAnEarlierVersionKeepsItsFiles(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -155,15 +155,15 @@ func normal(shown any) any {
 	return shown
 }
 
-// TestReboot: with another boot id everything is dead, nothing is forgotten,
-// and what the kernel does not clean up by itself is given back.
+// TestReboot: with another boot id everything is dead, nothing is forgotten, and what the
+// kernel does not clean up by itself is released.
 func TestReboot(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
 	b.zoo(e)
 	pods, ctrs := len(e.Sandboxes()), len(e.Containers())
 	b.close(e)
-	// What a reboot takes with it:
+	// Things that a reboot removes:
 	for _, v := range e.Sandboxes() {
 		if err := ns.Remove(ns.Spec{Dir: b.cfg.NamespacesDir, Name: "crius-" + v.ID}); err != nil {
 			t.Fatal(err)
@@ -200,8 +200,8 @@ func TestReboot(t *testing.T) {
 	b.removeAll(e)
 }
 
-// An exit file that a power cut has spoiled makes the exit unknown; the container
-// is not forgotten, and its pod can be removed.
+// An exit file that a power cut damaged makes the exit unknown; the container is not forgotten,
+// and its pod can be removed.
 func TestPowerCutDamagesAnExit(t *testing.T) {
 	for what, bad := range map[string]string{"empty": "", "zeros": "\x00\x00\x00\x00", "cut": `{"version":1,"exit_co`} {
 		b := newBench(t)
@@ -235,7 +235,7 @@ func TestPowerCutDamagesAnExit(t *testing.T) {
 	}
 }
 
-// TestDamagedRecord: one unreadable record is neither a reason not to start nor
+// TestDamagedRecord: an unreadable record does not keep the server from starting, and is not
 // forgotten.
 func TestDamagedRecord(t *testing.T) {
 	b := newBench(t)
@@ -263,7 +263,7 @@ func TestDamagedRecord(t *testing.T) {
 	b.removeAll(e)
 }
 
-// TestLeftoversAreSwept: directories that bear an id of ours but no record.
+// TestLeftoversAreSwept: directories with an id of crius but no record are removed.
 func TestLeftoversAreSwept(t *testing.T) {
 	b := newBench(t)
 	id := ids.Unmarked()
@@ -283,8 +283,8 @@ func TestLeftoversAreSwept(t *testing.T) {
 	b.nothingLeft()
 }
 
-// TestSweepDoesNotReachThroughMounts: what is mounted in a directory that is
-// swept is somebody else's.
+// TestSweepDoesNotReachThroughMounts: what is mounted in a directory that is swept is not
+// removed.
 func TestSweepDoesNotReachThroughMounts(t *testing.T) {
 	b := newBench(t)
 	kept := filepath.Join(t.TempDir(), "kept")
@@ -334,8 +334,8 @@ func TestUnfinishedIsTornDown(t *testing.T) {
 	}
 }
 
-// TestStartIsOnRecordBeforeItHappens, with its time: nobody else knows it when
-// the server is killed in the start of a container that lives for a moment.
+// TestStartIsOnRecordBeforeItHappens, with its time: if the server is killed in the start of a
+// short-lived container, only the record knows it.
 func TestStartIsOnRecordBeforeItHappens(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -369,8 +369,8 @@ func TestUnfinishedStart(t *testing.T) {
 		ctr := b.create(e, pod, "c")
 		b.node.tasks[ctr].started = started
 		b.close(e)
-		// The server may have been dead for long; when the container was started
-		// the record knows: before its end, if that was meanwhile.
+		// The server may have been dead for long. The record knows when the container was
+		// started, even if it has ended meanwhile.
 		at := time.Now().Add(-time.Minute).UTC()
 		rewrite(t, e.records.Containers, ctr, func(r *records.Container) { r.Phase, r.StartedAt = records.Starting, at })
 		e = b.engine()
@@ -398,7 +398,7 @@ func rewrite[T any](t *testing.T, from *record.Dir[T], id string, change func(*T
 	}
 }
 
-// What cannot be cleaned up now is retried.
+// Cleanups that fail are retried.
 func TestRecoverSurvivesFailingBackends(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {
 		e := b.engine()
@@ -420,8 +420,8 @@ func TestRecoverSurvivesFailingBackends(t *testing.T) {
 	})
 }
 
-// A pod that is torn down at the start has one step that gives the network back.
-// Whatever that says, what remains of the pod goes with its network.
+// When a pod is torn down at the start, one step releases its network. Whatever its result,
+// what remains of the pod is removed with its network.
 func TestUnfinishedPodWhoseDetachFailsLate(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {
 		e := b.engine()

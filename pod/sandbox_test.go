@@ -8,8 +8,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// The plan of a pod's network is on its way to the disk while the rest is made,
-// and no plugin is asked for anything before it is there.
+// The plan of a pod's network is synced to the disk while the rest of the pod is made, and no
+// plugin is called before that has finished.
 func TestPlanIsOnTheDiskBeforePluginsRun(t *testing.T) {
 	b := newBench(t)
 	var made atomic.Bool

@@ -13,9 +13,9 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// A runtime whose pods live in sandboxes gets a container for the pod itself
-// first, with the pod's limits; all others are in its sandbox, also for the next
-// server, and even if the runtime has become another one by then.
+// A runtime whose pods live in sandboxes first gets a container for the pod itself, with the
+// pod's limits; all others are in its sandbox, even for the next server, and even if the
+// runtime has been replaced by then.
 func TestSandboxedPod(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -70,7 +70,7 @@ func TestSandboxedPod(t *testing.T) {
 	b.nothingLeft()
 }
 
-// checkSandboxed wants what the containers use told by the runtime.
+// checkSandboxed fails the test unless the runtime reports what the containers use.
 func (b *bench) checkSandboxed(e *Engine, pod string) {
 	b.Helper()
 	for _, s := range e.Usage().ContainerStats(context.Background(), func(v *view.Container) bool { return v.SandboxID == pod }) {
@@ -87,9 +87,9 @@ func limitOf(r *specs.LinuxResources) int64 {
 	return *r.Memory.Limit
 }
 
-// A kubelet raises the limits of the pod's cgroup after those of the sandbox, which
-// a kernel with cgroup v1 refuses: it gets them with the next update of a container,
-// also from the next server, and whatever comes of that the container is updated.
+// A kubelet raises the limits of the pod's cgroup after those of the sandbox, which a kernel
+// with cgroup v1 refuses: the sandbox gets them with the next update of a container, even from
+// the next server, and the container is updated even if that fails.
 func TestSandboxIsRaisedWithItsContainers(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -125,8 +125,8 @@ func TestSandboxIsRaisedWithItsContainers(t *testing.T) {
 	b.nothingLeft()
 }
 
-// What a container has left in the PID namespace of its pod, inside the sandbox, its runtime kills:
-// also if the container has ended while no server was there.
+// The runtime kills processes that a container left in the PID namespace of its pod, inside the
+// sandbox, even if the container ended while no server was running.
 func TestLeftoversInASandboxAreKilledByTheRuntime(t *testing.T) {
 	for name, down := range map[string]bool{"while the server is up": false, "while it is down": true} {
 		t.Run(name, func(t *testing.T) {

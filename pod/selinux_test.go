@@ -14,8 +14,8 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// labelling is an engine on a node whose policy has types for containers, and a level
-// for one pod.
+// labelling returns an engine on a node whose policy has types for containers, and a level for
+// one pod.
 func labelling(b *bench) *Engine {
 	e := b.engine()
 	e.planner.Defaults.SELinux = &spec.SELinux{Contexts: selinux.Contexts{
@@ -55,7 +55,7 @@ func TestContainerFilesHaveTheLevelOfThePod(t *testing.T) {
 	}
 }
 
-// A level is given back with its pod, and a pod on record has its level after a restart.
+// A level is freed with its pod, and a pod on record has its level after a restart.
 func TestLevelIsGivenBackWithThePod(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

@@ -13,14 +13,15 @@ import (
 	"github.com/crius-run/crius/oci"
 )
 
-// refuses has the runtime refuse to create containers from now on.
+// refuses makes the runtime refuse to create containers from now on.
 func (b *bench) refuses(err error) {
 	b.node.set(func() { b.node.fail["create"] = err })
 }
 
 var errProgram = &oci.ProgramError{Message: `exec: "/nope": no such file or directory`}
 
-// wantStartError wants a container that has exited since its program cannot be run.
+// wantStartError fails the test unless a container has exited because its program cannot be
+// run.
 func (b *bench) wantStartError(e *Engine, id string) {
 	b.Helper()
 	v := b.waitState(e, id, cri.ContainerState_CONTAINER_EXITED)
@@ -29,8 +30,8 @@ func (b *bench) wantStartError(e *Engine, id string) {
 	}
 }
 
-// A container whose program the runtime cannot run is created, and its start fails:
-// of one that cannot be created a kubelet makes another for ever.
+// A container whose program the runtime cannot run is created, and its start fails: a kubelet
+// retries failed creations forever.
 func TestProgramThatCannotBeRun(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -83,7 +84,7 @@ func TestProgramThatCannotBeRun(t *testing.T) {
 		t.Error(got)
 	}
 
-	// Whatever else goes wrong is the node's, and the creation's.
+	// Other errors are the node's, and fail the creation.
 	b.refuses(errInjected)
 	if _, err := e.CreateContainer(t.Context(), pod, containerConfig("d"), nil); !errors.Is(err, errInjected) {
 		t.Errorf("create: %v", err)
@@ -154,8 +155,8 @@ func TestUnstartableSurvivesRestart(t *testing.T) {
 	b.nothingLeft()
 }
 
-// What the runtime has left of such a container and does not give up is no
-// container: the creation fails, and the clean-up is retried.
+// If the runtime does not delete what it made of such a container, the creation fails, and the
+// cleanup is retried.
 func TestUnstartableThatCannotBeDeleted(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {
 		e := b.engine()

@@ -9,8 +9,7 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// A verb may hold the locks of a pod and its container for as long as it hangs:
-// stats are told all the same.
+// Stats do not wait for a verb that hangs with the locks of a pod and its container.
 func TestStatsWaitForNobody(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -30,7 +29,7 @@ func TestStatsWaitForNobody(t *testing.T) {
 		}
 		told <- all[0]
 	}()
-	stats := <-told // which is never there if it waits for a lock
+	stats := <-told // never arrives if it waits for a lock
 	if stats.View == nil || stats.View.ID != pod || len(stats.Containers) != 1 || stats.Containers[0].View.ID != id {
 		t.Fatalf("stats are %+v", stats)
 	}

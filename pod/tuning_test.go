@@ -81,7 +81,7 @@ func (b *bench) wantTuned(tuned bool) {
 	}
 }
 
-// tunedPod and tunedContainer are requests of a kubelet for CPUs that nobody else gets.
+// tunedPod and tunedContainer are requests of a kubelet for exclusive CPUs.
 func tunedPod(name string) *cri.PodSandboxConfig {
 	cfg := podConfig(name)
 	cfg.Annotations = map[string]string{"irq-load-balancing.crio.io": "disable", "cpu-c-states.crio.io": "disable", "cpu-quota.crio.io": "disable"}
@@ -111,8 +111,8 @@ func (b *bench) startTuned(e *Engine) (pod, ctr string) {
 	return pod, ctr
 }
 
-// A container's CPUs are tuned when it starts, and are what they were before anybody hears
-// that it has ended. Updates by the kubelet leave it without a quota.
+// A container's CPUs are tuned when it starts, and restored before its end is reported. Updates
+// by the kubelet leave it without a quota.
 func TestTunedContainer(t *testing.T) {
 	b := newBench(t)
 	b.tunes()
@@ -177,7 +177,7 @@ func TestContainersThatAreNotTuned(t *testing.T) {
 	}
 }
 
-// What is left to undo when a server comes is undone, and nothing else.
+// What an earlier server left tuned is undone when a server starts, and nothing else.
 func TestTuningAfterServerDied(t *testing.T) {
 	for what, c := range map[string]struct {
 		meanwhile func(b *bench, ctr string)
@@ -233,7 +233,7 @@ func TestTuningAfterServerDied(t *testing.T) {
 	}
 }
 
-// A record that cannot be read when the server comes is read later. Until then no CPUs are
+// A record that cannot be read when the server starts is read later. Until then no CPUs are
 // tuned.
 func TestTuningWhenRecordCannotBeRead(t *testing.T) {
 	b := newBench(t)
@@ -362,7 +362,7 @@ func TestTuningWhileSystemdHangs(t *testing.T) {
 	b.wantTuned(false)
 }
 
-// A setting that cannot be restored keeps nobody from hearing of the end, and is tried again.
+// A setting that cannot be restored does not delay the report of the end, and is retried.
 func TestTuningRestoredLater(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {
 		b.tunes()
@@ -388,8 +388,8 @@ func TestTuningRestoredLater(t *testing.T) {
 	})
 }
 
-// A setting that cannot be restored at all keeps nobody from removing the container, and the
-// next server tries again.
+// A setting that cannot be restored at all does not keep the container from being removed, and
+// the next server tries again.
 func TestRemovalOfContainerWhoseCPUsCannotBeRestored(t *testing.T) {
 	b := newBench(t)
 	b.tunes()

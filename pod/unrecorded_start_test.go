@@ -11,9 +11,8 @@ import (
 	"github.com/crius-run/crius/pod/records"
 )
 
-// A start whose intention cannot be written down does not happen, and can be asked
-// for again. One that has happened and cannot be written down has happened: the
-// record is owed.
+// A start whose intention cannot be recorded does not happen, and can be retried. A start that
+// has happened and cannot be recorded counts; recording it is retried.
 func TestStartThatCannotBeRecorded(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {
 		var writes, failing atomic.Int32

@@ -12,7 +12,7 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 )
 
-// full lets no exit of a container be written, as a full disk does, until room is called.
+// full makes writing the exit of a container fail, as on a full disk, until room is called.
 func (b *bench) full(id string) (exitFile string, room func()) {
 	b.Helper()
 	exitFile = filepath.Join(b.cfg.StateDir, "containers", id, "exit.json")
@@ -35,7 +35,7 @@ func (b *bench) wantRecorded(exitFile string, code int32) {
 	}
 }
 
-// Containers that have died with the machine are not forgotten where the disk is full.
+// Containers that died with the machine are not forgotten if the disk is full.
 func TestRebootWithAFullDisk(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {
 		e := b.engine()
@@ -88,8 +88,8 @@ func TestUnstartableEndsOnAFullDisk(t *testing.T) {
 	})
 }
 
-// A monitor that has left is not lost if it has recorded the exit, whatever has kept the
-// server from reading that.
+// A monitor that has ended is not lost if it recorded the exit, even if the server could not
+// read that at first.
 func TestMonitorLostWithItsExitRecorded(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

@@ -28,7 +28,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// verify is what Verify says, a line for each finding.
+// verify returns what Verify reports, a line for each finding.
 func (b *bench) verify(e *Engine, repair bool) []string {
 	b.Helper()
 	found, err := e.audit.Verify(b.Context(), repair)
@@ -46,7 +46,7 @@ func describe(found []audit.Finding) []string {
 	return lines
 }
 
-// paths is everything on the bench's disk.
+// paths returns everything on the bench's disk.
 func (b *bench) paths() []string {
 	b.Helper()
 	var all []string
@@ -65,7 +65,7 @@ func (b *bench) paths() []string {
 	return all
 }
 
-// inspect is what another program says while no server runs.
+// inspect returns what another program reports while no server runs.
 func (b *bench) inspect() []string {
 	b.Helper()
 	paths := func() []string { // but for what goes as soon as the record after it is on the disk
@@ -84,7 +84,7 @@ func (b *bench) inspect() []string {
 	return describe(found)
 }
 
-// fresh is an engine that has not recovered.
+// fresh returns an engine that has not recovered.
 func (b *bench) fresh() *Engine {
 	b.Helper()
 	e, err := New(b.Context(), b.cfg, Deps{Images: fakeImages{b.node}, Network: fakeNetwork{b.node}, Runtimes: fakeRuntimes{b.node}})
@@ -103,7 +103,7 @@ func says(lines []string, words ...string) bool {
 	})
 }
 
-// A node in every state that a healthy one can be in has nothing wrong.
+// A healthy node has no findings, whatever states its pods and containers are in.
 func TestVerifyOfAHealthyNode(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -125,8 +125,7 @@ func TestVerifyOfAHealthyNode(t *testing.T) {
 	b.removeAll(e)
 }
 
-// A defect in a check ends that check, and neither the server nor the verbs of the pod
-// that was looked at.
+// A panic in a check ends that check, but neither the server nor the verbs of the checked pod.
 func TestPanicInACheck(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -146,7 +145,7 @@ func TestPanicInACheck(t *testing.T) {
 	}
 }
 
-// panicking panics when it is asked about one pod, whose life is locked then.
+// panicking panics when it is asked about one pod, whose Life is held then.
 type panicking struct{ audit.Network }
 
 func (n panicking) Verify(pods []network.Attached) map[string][]network.Damage {
@@ -156,8 +155,7 @@ func (n panicking) Verify(pods []network.Attached) map[string][]network.Damage {
 	return n.Network.Verify(pods)
 }
 
-// A check that hangs keeps neither its caller nor the next check for longer than
-// the caller waits.
+// A check that hangs keeps neither its caller nor the next check longer than the caller waits.
 func TestCheckThatHangsIsLeftBehind(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -248,8 +246,8 @@ func damages() []damage {
 	}
 }
 
-// Each damage is found while the server runs, and repaired if that is asked
-// for; the pod beside it never notices.
+// Each damage is found while the server runs, and repaired on request; the pod beside it is not
+// affected.
 func TestVerifyFindsDamage(t *testing.T) {
 	for _, d := range damages() {
 		t.Run(d.name, func(t *testing.T) {
@@ -302,7 +300,7 @@ func TestVerifyFindsDamage(t *testing.T) {
 	}
 }
 
-// infraDiesUnseen: with the server down nobody notices an infra container's end.
+// infraDiesUnseen kills the infra container while no server runs to notice it.
 func (b *bench) infraDiesUnseen(cfg *cri.PodSandboxConfig) {
 	e := b.engine()
 	pod, err := e.RunSandbox(b.Context(), "", cfg)
@@ -321,7 +319,7 @@ func (b *bench) infraDiesUnseen(cfg *cri.PodSandboxConfig) {
 	b.removeAll(e)
 }
 
-// The end of a container is written again, and one that nobody saw is told of.
+// The end of a container is recorded again, and an end that no server saw is reported.
 func TestVerifyExits(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -352,8 +350,8 @@ func TestVerifyExits(t *testing.T) {
 	b.removeAll(e)
 }
 
-// Without a server, what it would do at its start is said and not done; then it
-// is done, and nothing remains to be said.
+// Without a server, a check reports what the start of one would repair and repairs nothing;
+// then the server repairs it, and nothing remains to be reported.
 func TestInspectThenRepair(t *testing.T) {
 	for name, c := range map[string]struct {
 		do   func(b *bench, e *Engine, pod, ctr string)
@@ -418,7 +416,7 @@ func TestInspectThenRepair(t *testing.T) {
 	}
 }
 
-// What nobody can finish is not said to be repaired.
+// What cannot be finished is not reported as repaired.
 func TestUnfinishedCleanupIsNotReportedAsRepaired(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -446,7 +444,7 @@ func TestUnfinishedCleanupIsNotReportedAsRepaired(t *testing.T) {
 	b.removeAll(e)
 }
 
-// strew leaves one of each kind of thing that bears an id nobody knows.
+// strew makes one thing of each kind with an unknown id.
 func (b *bench) strew() (id string, traces []string) {
 	b.Helper()
 	id = ids.Unmarked()
@@ -470,8 +468,7 @@ func (b *bench) strew() (id string, traces []string) {
 	return id, append(traces, "mount "+shm, "namespace "+pins.Net, "namespace "+pins.UTS, "address 10.0.0.9, reserved in /leases/10.0.0.9,")
 }
 
-// What has no record is found, whether or not a server runs, and removed if
-// that is asked for.
+// Orphans are found, whether or not a server runs, and removed on request.
 func TestVerifyFindsOrphans(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -505,8 +502,8 @@ func TestVerifyFindsOrphans(t *testing.T) {
 	b.removeAll(e)
 }
 
-// What bears the mark of another server's root is that server's, in the places that
-// servers may share; what bears our own is an orphan.
+// In places that servers may share, things with the mark of another server's root belong to
+// that server; things with our own mark are orphans.
 func TestObjectsOfAnotherServerAreLeftAlone(t *testing.T) {
 	turn.SeeAddresses(t)
 	b := newBench(t)
@@ -535,8 +532,7 @@ func TestObjectsOfAnotherServerAreLeftAlone(t *testing.T) {
 	b.removeAll(e)
 }
 
-// Addresses that are young, in use on this node, or of a stranger are nobody's
-// business.
+// Addresses that are new, in use on this node, or of another runtime are left alone.
 func TestForeignLeasesAreLeftAlone(t *testing.T) {
 	turn.SeeAddresses(t)
 	b := newBench(t)
@@ -555,8 +551,8 @@ func TestForeignLeasesAreLeftAlone(t *testing.T) {
 	b.removeAll(e)
 }
 
-// While a pod of another runtime hides its addresses, what is reserved may be for
-// that pod: it is told, and stays.
+// While a pod of another runtime hides its addresses, a reservation may be for that pod: it is
+// reported, and stays.
 func TestLeaseThatMayBeOfAPodThatHidesIt(t *testing.T) {
 	turn.HideAddresses(t)
 	timeless(t, func(t *testing.T, b *bench) {
@@ -593,7 +589,7 @@ func TestLeaseThatMayBeOfAPodThatHidesIt(t *testing.T) {
 	})
 }
 
-// What a runtime keeps for others is not ours, wherever it is configured to be.
+// Things that a runtime keeps for other programs are not ours, wherever its root is.
 func TestForeignRuntimeStateIsLeftAlone(t *testing.T) {
 	for root, ours := range map[string]bool{"elsewhere": false, "r/runtime/runc": true} {
 		b := newBench(t)
@@ -660,8 +656,8 @@ func TestVerifyUnderChurn(t *testing.T) {
 	b.nothingLeft()
 }
 
-// Everything goes, what nobody knows of as well; what cannot stays on record
-// and is said.
+// Everything is removed, even unknown things; what cannot be removed stays on record and is
+// reported.
 func TestWipe(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -684,8 +680,8 @@ func TestWipe(t *testing.T) {
 	b.nothingLeft()
 }
 
-// What cannot be looked at is not dead: neither a monitor that does not answer
-// nor a caller who leaves costs a pod its life.
+// What cannot be checked is not dead: neither a monitor that does not answer nor a caller that
+// leaves ends a pod.
 func TestRepairSparesWhatItCannotSee(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
