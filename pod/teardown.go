@@ -32,7 +32,7 @@ func (c *Container) teardown(ctx context.Context) error {
 		c.cpus.restoreLater(ctx, c.engine, err)
 	}
 	if task := c.Now().task; task != nil {
-		task.Close() // not before the delete, in which the task reaps the monitor
+		task.Close() // not before: an open task reaps its monitor
 	}
 	if err := trace.Do(ctx, "remove root file system", c.roots.remove); err != nil {
 		// While it is mounted below the run directory, that one must not be walked.
