@@ -71,11 +71,7 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	if err := spec.CheckRootfs(c.ref.Rootfs(), cfg.GetMounts()); err != nil {
 		return in, err
 	}
-	imageUser := ""
-	if image.Config != nil {
-		imageUser = image.Config.User
-	}
-	if in.Facts.User, err = c.lookUpUser(ctx, imageUser); err != nil {
+	if in.Facts.User, err = c.lookUpUser(ctx, &in); err != nil {
 		return in, err
 	}
 	if in.Facts.BindVolumes, err = c.makeVolumes(ctx, in); err != nil {

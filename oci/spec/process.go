@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"cmp"
 	"path"
 	"slices"
 	"strconv"
@@ -13,12 +14,14 @@ const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 
 // command merges the request with the image as Docker does: a command replaces
 // the image's entrypoint and its default arguments, arguments replace only the
-// latter.
+// latter. An entrypoint of one empty word is how a Dockerfile resets it: none.
 func command(in *Input, s *specs.Spec) error {
 	request := in.Request.Container
 	entrypoint, args := request.GetCommand(), request.GetArgs()
 	if image := in.Request.Image; image != nil && len(entrypoint) == 0 {
-		entrypoint = image.Entrypoint
+		if entrypoint = image.Entrypoint; slices.Equal(entrypoint, []string{""}) {
+			entrypoint = nil
+		}
 		if len(args) == 0 {
 			args = image.Cmd
 		}
@@ -38,31 +41,12 @@ func command(in *Input, s *specs.Spec) error {
 // environment lays the request over the image over the node's defaults over
 // what every container has. Values are bytes; keys must be names.
 func environment(in *Input, s *specs.Spec) error {
-	env := variables{}
-	env.set("PATH", defaultPath)
-	for _, entry := range in.base.Process.Env {
-		env.setEntry(entry)
-	}
-	if in.Facts.Hostname != "" {
-		env.set("HOSTNAME", in.Facts.Hostname)
-	}
-	if in.Request.Container.GetTty() {
-		env.set("TERM", "xterm")
-	}
-	for _, entry := range in.Defaults.Env {
-		env.setEntry(entry)
-	}
-	if in.Request.Image != nil {
-		for _, entry := range in.Request.Image.Env {
-			env.setEntry(entry)
-		}
-	}
 	for _, kv := range in.Request.Container.GetEnvs() {
 		if kv.GetKey() == "" || strings.Contains(kv.GetKey(), "=") {
 			return invalid("environment variable %.80q: a name must not be empty or contain '='", kv.GetKey())
 		}
-		env.set(kv.GetKey(), string(kv.GetValue()))
 	}
+	env := in.environment()
 	if !env.has("HOME") {
 		env.set("HOME", cleanHome(in.Facts.User.Home))
 	}
@@ -74,6 +58,26 @@ func environment(in *Input, s *specs.Spec) error {
 		}
 	}
 	return nil
+}
+
+func (in *Input) environment() *variables {
+	env := &variables{}
+	env.set("PATH", defaultPath)
+	env.setEntries(in.base.Process.Env)
+	if in.Facts.Hostname != "" {
+		env.set("HOSTNAME", in.Facts.Hostname)
+	}
+	if in.Request.Container.GetTty() {
+		env.set("TERM", "xterm")
+	}
+	env.setEntries(in.Defaults.Env)
+	if in.Request.Image != nil {
+		env.setEntries(in.Request.Image.Env)
+	}
+	for _, kv := range in.Request.Container.GetEnvs() {
+		env.set(kv.GetKey(), string(kv.GetValue()))
+	}
+	return env
 }
 
 // variables is an environment in the order in which its names first appeared;
@@ -93,11 +97,13 @@ func (v *variables) set(name, value string) {
 	v.values[name] = value
 }
 
-// setEntry takes NAME=value. Entries of any other form mean nothing to a
+// setEntries takes NAME=value. Entries of any other form mean nothing to a
 // process and are left out: images in the wild have them.
-func (v *variables) setEntry(entry string) {
-	if name, value, ok := strings.Cut(entry, "="); ok && name != "" {
-		v.set(name, value)
+func (v *variables) setEntries(entries []string) {
+	for _, entry := range entries {
+		if name, value, ok := strings.Cut(entry, "="); ok && name != "" {
+			v.set(name, value)
+		}
 	}
 }
 
@@ -118,13 +124,7 @@ func (v *variables) list() []string {
 // kernel's magic links is refused: it names files the runtime has open rather
 // than a place in the container (CVE-2024-21626).
 func workdir(in *Input, s *specs.Spec) error {
-	dir := in.Request.Container.GetWorkingDir()
-	if dir == "" && in.Request.Image != nil {
-		dir = in.Request.Image.WorkingDir
-	}
-	if dir == "" {
-		dir = "/"
-	}
+	dir := in.workdir()
 	if !path.IsAbs(dir) || strings.ContainsRune(dir, 0) {
 		return invalid("working directory %.256q is not an absolute path", dir)
 	}
@@ -135,7 +135,27 @@ func workdir(in *Input, s *specs.Spec) error {
 	return nil
 }
 
-// magicLink tells whether a clean path is inside some process's directory of
+func (in *Input) workdir() string {
+	dir := in.Request.Container.GetWorkingDir()
+	if dir == "" && in.Request.Image != nil {
+		dir = in.Request.Image.WorkingDir
+	}
+	return cmp.Or(dir, "/")
+}
+
+// Home is the home directory of a user whom the image does not know: HOME of the
+// container's environment, else its working directory.
+func (in *Input) Home() string {
+	if in.base == nil {
+		in.base = in.Defaults.Base.spec()
+	}
+	if home := in.environment().values["HOME"]; home != "" {
+		return home
+	}
+	return in.workdir()
+}
+
+// magicLink reports whether a clean path is inside some process's directory of
 // /proc or among the links to it in /dev.
 func magicLink(clean string) bool {
 	parts := strings.Split(strings.TrimPrefix(clean, "/"), "/")

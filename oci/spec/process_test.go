@@ -26,7 +26,11 @@ func TestCommand(t *testing.T) {
 		{"command and args", []string{"e"}, []string{"c"}, []string{"x"}, []string{"a"}, "x a"},
 		{"args alone", nil, []string{"c"}, nil, []string{"a"}, "a"},
 		{"nothing", nil, nil, nil, nil, ""},
-		{"empty program", []string{""}, []string{"c"}, nil, nil, ""},
+		{"entrypoint reset", []string{""}, []string{"c"}, nil, nil, "c"},
+		{"entrypoint reset, args", []string{""}, []string{"c"}, nil, []string{"a"}, "a"},
+		{"entrypoint reset, nothing else", []string{""}, nil, nil, nil, ""},
+		{"empty program of the image", []string{"", "e"}, []string{"c"}, nil, nil, ""},
+		{"empty program", nil, []string{"c"}, []string{""}, []string{"a"}, ""},
 		{"NUL", nil, nil, []string{"a", "b\x00c"}, nil, ""},
 		{"empty arguments are kept", nil, nil, []string{"a", "", "b"}, nil, "a  b"},
 	} {
@@ -121,6 +125,22 @@ func TestTermAndHome(t *testing.T) {
 	s = mutate(t, func(in *Input) { in.Request.Container.Envs = []*cri.KeyValue{{Key: "HOSTNAME", Value: []byte("mine")}} })
 	if env(s, "HOSTNAME") != "mine" {
 		t.Error("the request's HOSTNAME is not kept")
+	}
+	for want, change := range map[string]func(*Input){
+		"/":    func(in *Input) { in.Request.Image.Env = nil },
+		"/srv": func(in *Input) { in.Request.Image.WorkingDir = "/srv" },
+		"/cwd": func(in *Input) { in.Request.Image.WorkingDir, in.Request.Container.WorkingDir = "/srv", "/cwd" },
+		"/env": func(in *Input) { in.Request.Image.WorkingDir, in.Request.Image.Env = "/srv", []string{"HOME=/env"} },
+		"/req": func(in *Input) {
+			in.Request.Image.Env, in.Request.Container.Envs = []string{"HOME=/env"}, []*cri.KeyValue{{Key: "HOME", Value: []byte("/req")}}
+		},
+	} {
+		in := typical()
+		in.Request.Image.WorkingDir, in.Request.Container.WorkingDir = "", ""
+		change(&in)
+		if got := in.Home(); got != want {
+			t.Errorf("home of a user without a passwd entry: %q, want %q", got, want)
+		}
 	}
 	for home, want := range hostileHomes() {
 		s := mutate(t, func(in *Input) { in.Facts.User.Home = home })

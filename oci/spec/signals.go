@@ -17,7 +17,9 @@ const (
 
 // StopSignal picks the signal that stops a container: the request's, else the
 // image's STOPSIGNAL (SIGTERM, TERM, 15, RTMIN+3), else SIGTERM. It returns
-// the number and the value to report in the container's status.
+// the number and the value to report in the container's status. A STOPSIGNAL that
+// is none, or cannot be sent to a container (0, 32, 65, SIGFOO), counts as absent:
+// peers start such images, and the grace period ends with SIGKILL in any case.
 func StopSignal(asked cri.Signal, image string) (unix.Signal, cri.Signal, error) {
 	if asked != cri.Signal_SIGNAL_RUNTIME_DEFAULT {
 		number, ok := signalNumber(asked)
@@ -26,19 +28,21 @@ func StopSignal(asked cri.Signal, image string) (unix.Signal, cri.Signal, error)
 		}
 		return number, asked, nil
 	}
-	if image == "" {
-		return unix.SIGTERM, cri.Signal_SIGNAL_SIGTERM, nil
+	if number, signal, ok := ImageStopSignal(image); ok {
+		return number, signal, nil
 	}
+	return unix.SIGTERM, cri.Signal_SIGNAL_SIGTERM, nil
+}
+
+// ImageStopSignal is an image's STOPSIGNAL, if that can be sent to a container.
+func ImageStopSignal(image string) (unix.Signal, cri.Signal, bool) {
 	number, ok := parseSignal(image)
-	if !ok {
-		return 0, 0, invalid("stop signal %.20q of the image is unknown", image)
-	}
 	for value := range int32(len(cri.Signal_name)) {
-		if n, ok := signalNumber(cri.Signal(value)); ok && n == number {
-			return number, cri.Signal(value), nil
+		if n, known := signalNumber(cri.Signal(value)); ok && known && n == number {
+			return number, cri.Signal(value), true
 		}
 	}
-	return 0, 0, invalid("stop signal %.20q of the image cannot be sent to a container", image)
+	return 0, 0, false
 }
 
 // signalNumber reads the number off the enum's name, which is SIGNAL_ and the

@@ -61,10 +61,11 @@ func TestImageStopSignal(t *testing.T) {
 		}
 	}
 	for _, image := range []string{
-		"0", "-1", "65", "32", "33", "128", "99999999999999999999", "SIG", "SIGSIGTERM", "SIGTERM ", "RTMIN+", "RTMIN-1",
+		"0", "-1", "65", "SIGFOO", "15 ", "32", "33", "128", "99999999999999999999", "SIG", "SIGSIGTERM", "SIGTERM ", "RTMIN+", "RTMIN-1",
 		"RTMIN+31", "RTMIN+100", "RTMAX-31", "RTMAX+1", "RTMINPLUS3", "RUNTIME_DEFAULT", "KILL\n",
 	} {
-		if number, got, err := StopSignal(cri.Signal_SIGNAL_RUNTIME_DEFAULT, image); !errors.Is(err, fault.Invalid) {
+		number, got, err := StopSignal(cri.Signal_SIGNAL_RUNTIME_DEFAULT, image)
+		if _, _, known := ImageStopSignal(image); known || err != nil || number != unix.SIGTERM || got != cri.Signal_SIGNAL_SIGTERM {
 			t.Errorf("%q: %d, %s, %v", image, number, got, err)
 		}
 	}

@@ -43,22 +43,23 @@ func (u Identity) CRI() *cri.ContainerUser {
 }
 
 // PasswdLine is the line to append to the passwd of a root file system so that the
-// user has a name there, its own number, with home as directory. It is empty
-// where the image knows the user. Whatever home contains, the result is one
-// line of seven fields (CVE-2022-4318, CVE-2026-15809).
+// user has a name there, with home as directory. It is empty where the image knows
+// the user. The name is "user" and the number: shadow, systemd and others refuse
+// names of digits alone (cri-o#9432). Whatever home contains, the result is one line
+// of seven fields (CVE-2022-4318, CVE-2026-15809).
 func (u Identity) PasswdLine(home string) string {
 	if u.Username != "" {
 		return ""
 	}
-	return fmt.Sprintf("%d:x:%d:%d::%s:/sbin/nologin\n", u.UID, u.UID, u.GID, cleanHome(home))
+	return fmt.Sprintf("user%d:x:%d:%d::%s:/sbin/nologin\n", u.UID, u.UID, u.GID, cleanHome(home))
 }
 
-// GroupLine is PasswdLine for the group file.
+// GroupLine is PasswdLine for the group file; the name is "group" and the number.
 func (u Identity) GroupLine() string {
 	if u.Groupname != "" {
 		return ""
 	}
-	return fmt.Sprintf("%d:x:%d:\n", u.GID, u.GID)
+	return fmt.Sprintf("group%d:x:%d:\n", u.GID, u.GID)
 }
 
 // cleanHome is home if it can stand in a passwd line, else the root directory.
@@ -122,28 +123,25 @@ func wantedUser(sc *cri.LinuxContainerSecurityContext, imageUser string) (user, 
 	return user, group, err
 }
 
-// parseUser reads an image's User: "", user or user:group, each a number or a
-// name.
+// parseUser reads an image's User: user or user:group, each a number or a name. An
+// empty user is root, and an empty group that of the user, as in Docker.
 func parseUser(s string) (user, group account, err error) {
-	group.absent = true
-	if s == "" {
-		return user, group, nil
-	}
-	userText, groupText, two := strings.Cut(s, ":")
-	if user, err = parseAccount(userText); err == nil && two {
+	userText, groupText, _ := strings.Cut(s, ":")
+	if user, err = parseAccount(userText); err == nil {
 		group, err = parseAccount(groupText)
 	}
 	if err != nil {
 		return user, group, fmt.Errorf("user %.80q of the image: %w", s, err)
 	}
+	group.absent = groupText == ""
 	return user, group, nil
 }
 
 func parseAccount(s string) (account, error) {
-	if s == "" || strings.Contains(s, ":") {
+	if strings.Contains(s, ":") {
 		return account{}, invalid("must be of the form user or user:group")
 	}
-	if !numeric(s) {
+	if s == "" || !numeric(s) {
 		return account{name: s}, nil
 	}
 	id, ok := parseID(s)
@@ -153,17 +151,18 @@ func parseAccount(s string) (account, error) {
 	return account{id: id}, nil
 }
 
-// numeric tells whether s must be a number. What looks like one but is not
+// numeric reports whether s must be a number. What looks like one but is not
 // valid is never looked up as a name: the kubelet took it for a non-root user
 // (CVE-2024-40635, CVE-2026-46680).
 func numeric(s string) bool {
 	return s != "" && (s[0] == '+' || s[0] == '-' || '0' <= s[0] && s[0] <= '9')
 }
 
-// parseID accepts the one decimal form of a number up to maxID.
+// parseID accepts a decimal number up to maxID, with leading zeros as people write
+// them who think of modes.
 func parseID(s string) (uint32, bool) {
 	n, err := strconv.ParseUint(s, 10, 31)
-	return uint32(n), err == nil && strconv.FormatUint(n, 10) == s
+	return uint32(n), err == nil
 }
 
 func checkID(field string, id int64) (uint32, error) {

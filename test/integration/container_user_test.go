@@ -39,6 +39,9 @@ func TestUsersAndGroups_CVE_2022_2995_CVE_2023_25173(t *testing.T) {
 		"image name:group":     {"app:extra", &security{}, 1001, 2001, []int{2001, 2002}, "/home/app"},
 		"image uid:gid":        {"1003:1004", &security{}, 1003, 1004, []int{1004}, "/"},
 		"request beats image":  {"nobody", &security{RunAsUser: id(1001)}, 1001, 1002, []int{1002, 2001, 2002}, "/home/app"},
+		"image name:":          {"app:", &security{}, 1001, 1002, []int{1002, 2001, 2002}, "/home/app"},
+		"image :group":         {":extra", &security{}, 0, 2001, []int{2001}, "/root"},
+		"image leading zeros":  {"007", &security{}, 7, 0, []int{0}, "/"},
 		"name and group names": {"nobody:more", &security{}, 65534, 2002, []int{2002}, "/"},
 	}
 	p := w.run(t, "crun")
@@ -92,15 +95,12 @@ func TestImageUserOutOfRange_CVE_2024_40635_CVE_2026_46680(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	p := w.run(t, "runc")
-	for _, user := range []string{"4294967296", "-1", "2147483648", "99999999999999999999", "0x0", "+0", "1001:4294967296", "1001:-5", ":", "app:"} {
+	for _, user := range []string{"4294967296", "-1", "2147483648", "99999999999999999999", "0x0", "+0", "1001:4294967296", "1001:-5", "::", "0::"} {
 		t.Run(user, func(t *testing.T) {
 			ref := w.image(t, func(c *imagespec.ImageConfig) { c.User = user })
 			c, err := p.try(t.Context(), steps("facts"), func(c *cri.ContainerConfig) { c.Image.Image = ref })
 			if err != nil {
 				wantCode(t, err, codes.InvalidArgument)
-				return
-			}
-			if user == "app:" || user == ":" { // docker reads an empty part as not given
 				return
 			}
 			c.start(t)
@@ -125,8 +125,14 @@ func TestEveryUserHasAName(t *testing.T) {
 		}
 	}
 	c := p.start(t, "sleep", as(4711, 4712))
-	equal(t, "passwd", c.exec(t, "cat /etc/passwd"), images.Passwd+"4711:x:4711:4712::/tmp:/sbin/nologin\n")
-	equal(t, "group", c.exec(t, "cat /etc/group"), images.Group+"4712:x:4712:\n")
+	equal(t, "passwd", c.exec(t, "cat /etc/passwd"), images.Passwd+"user4711:x:4711:4712::/tmp:/sbin/nologin\n")
+	equal(t, "group", c.exec(t, "cat /etc/group"), images.Group+"group4712:x:4712:\n")
+
+	// HOME comes before the working directory.
+	c = p.start(t, "sleep", as(4711, 0), func(c *cri.ContainerConfig) {
+		c.Envs = append(c.Envs, &cri.KeyValue{Key: "HOME", Value: []byte("/data")})
+	})
+	equal(t, "passwd", c.exec(t, "cat /etc/passwd"), images.Passwd+"user4711:x:4711:0::/data:/sbin/nologin\n")
 
 	c = p.start(t, "sleep", as(1001, 1002))
 	equal(t, "passwd of a known user", c.exec(t, "cat /etc/passwd"), images.Passwd)
