@@ -20,8 +20,9 @@ func (w *world) artifact(t *testing.T) (ref, id string) {
 	return w.PushAndPull(t, built), built.Digest().Encoded()
 }
 
+// ofArtifact does not say that the mount is read-only: OCI mounts are in any case.
 func ofArtifact(ref, subPath string) *cri.Mount {
-	return &cri.Mount{ContainerPath: "/model", Readonly: true, Image: &cri.ImageSpec{Image: ref}, ImageSubPath: subPath}
+	return &cri.Mount{ContainerPath: "/model", Image: &cri.ImageSpec{Image: ref}, ImageSubPath: subPath}
 }
 
 // Containers mount an artifact, or a directory or a file of it, and can only read it.
@@ -38,7 +39,7 @@ func TestArtifactAsImageVolume(t *testing.T) {
 			}
 			c.cannotWrite(t, file, "/model/new")
 			status := c.status(t).Mounts[0]
-			if status.GetImage().GetImage() != ref || status.GetImage().GetImageRef() != id || status.ImageSubPath != subPath {
+			if status.GetImage().GetImage() != ref || status.GetImage().GetImageRef() != id || status.ImageSubPath != subPath || !status.Readonly {
 				t.Errorf("mount in the status: %v", status)
 			}
 		}
