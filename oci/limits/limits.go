@@ -53,7 +53,7 @@ func (c Container) Update(ctx context.Context, u Update, apply func(context.Cont
 		if u.Old != nil {
 			// systemd has been told by some runtimes before the kernel refused,
 			// and would bring the new values back at its next reload.
-			if back := trace.Do(ctx, "runtime update", func(ctx context.Context) error { return apply(ctx, u.Old) }); back != nil {
+			if back := trace.Do(ctx, "runtime update", func(ctx context.Context) error { return c.apply(ctx, u.Old, apply) }); back != nil {
 				slog.WarnContext(ctx, "runtime failed to restore the old limits", "container", c.ID, "err", back)
 			}
 		}
@@ -68,13 +68,15 @@ func (u *Update) leaveOutNoQuota() {
 	if !noQuota(u.Resources) || !noQuota(u.Old) {
 		return
 	}
-	for _, r := range []**specs.LinuxResources{&u.Resources, &u.Old} {
-		all := **r
-		cpu := *all.CPU
-		cpu.Quota = nil
-		all.CPU = &cpu
-		*r = &all
-	}
+	u.Resources, u.Old = withoutQuota(u.Resources), withoutQuota(u.Old)
+}
+
+// withoutQuota is r, of which CPU is not nil, with a CPU quota that stays.
+func withoutQuota(r *specs.LinuxResources) *specs.LinuxResources {
+	all, cpu := *r, *r.CPU
+	cpu.Quota = nil
+	all.CPU = &cpu
+	return &all
 }
 
 func noQuota(r *specs.LinuxResources) bool {
@@ -95,12 +97,22 @@ func (c Container) update(ctx context.Context, u Update, apply func(context.Cont
 			return err
 		}
 	}
-	if err := trace.Do(ctx, "runtime update", func(ctx context.Context) error { return apply(ctx, u.Resources) }); err != nil {
+	if err := trace.Do(ctx, "runtime update", func(ctx context.Context) error { return c.apply(ctx, u.Resources, apply) }); err != nil {
 		return err
 	}
 	// Once more: with any update runc restores the huge page limits that the
 	// container was created with.
 	return trace.Call(ctx, "set huge page limits", setHugepages)
+}
+
+// apply calls runtimeUpdate. Where that fails to write "no CPU quota", as crun 1.8.1 does with
+// cgroup v1, it writes that itself and has the runtime set the rest.
+func (c Container) apply(ctx context.Context, r *specs.LinuxResources, runtimeUpdate func(context.Context, *specs.LinuxResources) error) error {
+	err := runtimeUpdate(ctx, r)
+	if err == nil || !noQuota(r) || cgroup.WriteFile(c.Cgroup, "cpu.cfs_quota_us", "-1") != nil {
+		return err
+	}
+	return runtimeUpdate(ctx, withoutQuota(r))
 }
 
 // setHugepages writes the limits, which no runtime's update does.

@@ -133,6 +133,37 @@ func TestResourcesAreInForce(t *testing.T) {
 	})
 }
 
+// A quota can be lifted, which crun 1.8.1 fails to write with cgroup v1, and set again.
+func TestQuotaIsLifted(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		c := w.run(t, handler).start(t, "sleep", func(c *cri.ContainerConfig) {
+			c.Linux.Resources = &cri.LinuxContainerResources{CpuPeriod: 50_000, CpuQuota: 25_000, CpuShares: 512, MemoryLimitInBytes: 64 * mib}
+		})
+		update := func(quota, shares int64) {
+			t.Helper()
+			_, err := w.Runtime().UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{
+				ContainerId: c.id, Linux: &cri.LinuxContainerResources{CpuQuota: quota, CpuShares: shares},
+			})
+			must(t, err)
+			equal(t, "CPU quota in the status", c.status(t).Resources.GetLinux().GetCpuQuota(), quota)
+			c.holds(t, memoryLimit, strconv.Itoa(64*mib), strconv.Itoa(64*mib))
+			c.holds(t, cpuPeriod, "50000", c.kernel(t, cpuQuota))
+		}
+		update(-1, 1024)
+		c.holds(t, cpuQuota, "-1", "max 50000")
+		c.holds(t, cpuShares, "1024", "39")
+		update(-1, 512)
+		c.holds(t, cpuQuota, "-1", "max 50000")
+		c.holds(t, cpuShares, "512", "20")
+		update(30_000, 512)
+		c.holds(t, cpuQuota, "30000", "30000 50000")
+		update(-1, 512)
+		c.holds(t, cpuQuota, "-1", "max 50000")
+	})
+}
+
 // holds compares a limit with its value on version 1 or 2 of cgroups.
 func (c *container) holds(t *testing.T, k knob, v1, v2 string) {
 	t.Helper()
