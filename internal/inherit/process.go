@@ -71,8 +71,8 @@ type limit struct {
 }
 
 // limits are those that a container gets from the node. Not among them is that of open
-// files, which operators set for containers in the unit (LimitNOFILE=), nor those of nice
-// and real-time priority, whose default nothing is below.
+// files, which its spec has, nor those of nice and real-time priority, whose default
+// nothing is below.
 func limits() []limit {
 	const unlimited = unix.RLIM_INFINITY
 	return []limit{

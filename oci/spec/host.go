@@ -16,6 +16,7 @@ type Host struct {
 	// OOMScoreAdjMin is the lowest oom_score_adj that crius may set: without
 	// CAP_SYS_RESOURCE no lower than its own.
 	OOMScoreAdjMin int
+	OpenFiles      uint64 // crius's own hard limit of open files; 0: unknown
 
 	CgroupV2       bool // resources are in the unified hierarchy; false on v1 and hybrid nodes
 	SwapAccounting bool // memory and swap can be limited together

@@ -177,7 +177,7 @@ func magicLink(clean string) bool {
 func limits(in *Input, s *specs.Spec) error {
 	s.Process.Terminal = in.Request.Container.GetTty()
 	s.Process.NoNewPrivileges = in.security().GetNoNewPrivs()
-	s.Process.Rlimits = append(in.baseLimits(in.Defaults.Ulimits), in.Defaults.Ulimits...)
+	s.Process.Rlimits = in.limitOpenFiles(append(in.baseLimits(in.Defaults.Ulimits), in.Defaults.Ulimits...))
 
 	score := in.Request.Container.GetLinux().GetResources().GetOomScoreAdj()
 	if score < -1000 || score > 1000 {
@@ -186,6 +186,19 @@ func limits(in *Input, s *specs.Spec) error {
 	// Always set: else the container would inherit the monitor's.
 	s.Process.OOMScoreAdj = new(OOMScoreAdj(score, in.Facts.Host))
 	return nil
+}
+
+// limitOpenFiles adds a limit if the node's policy has none: the soft limit of an untouched
+// node, and crius's own hard limit. With a higher soft limit, programs that close all
+// descriptors one after the other, or keep a table of them, take seconds and gigabytes to
+// start (cri-o#7703).
+func (in *Input) limitOpenFiles(limits []specs.POSIXRlimit) []specs.POSIXRlimit {
+	const name, soft = "RLIMIT_NOFILE", 1024
+	hard := in.Facts.Host.OpenFiles
+	if hard == 0 || slices.ContainsFunc(limits, func(l specs.POSIXRlimit) bool { return l.Type == name }) {
+		return limits
+	}
+	return append(limits, specs.POSIXRlimit{Type: name, Soft: min(soft, hard), Hard: hard})
 }
 
 // OOMScoreAdj is the score that a process of the container gets: not below the

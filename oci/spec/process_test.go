@@ -150,6 +150,36 @@ func TestTermAndHome(t *testing.T) {
 	}
 }
 
+// Open files are limited as for a process that nobody has given another limit, whatever the
+// server's own is (cri-o#7703).
+func TestLimitOfOpenFiles_crio_7703(t *testing.T) {
+	asked := []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 5, Hard: 6}}
+	base, err := ParseBase([]byte(`{"process": {"rlimits": [{"type": "RLIMIT_NOFILE", "soft": 7, "hard": 8}]}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		change     func(*Input)
+		soft, hard uint64
+	}{
+		"server with a high limit": {func(in *Input) { in.Facts.Host.OpenFiles = 1 << 20 }, 1024, 1 << 20},
+		"server with a low limit":  {func(in *Input) { in.Facts.Host.OpenFiles = 512 }, 512, 512},
+		"default_ulimits":          {func(in *Input) { in.Facts.Host.OpenFiles, in.Defaults.Ulimits = 1<<20, asked }, 5, 6},
+		"base spec":                {func(in *Input) { in.Facts.Host.OpenFiles, in.Defaults.Base = 1<<20, base }, 7, 8},
+		"unknown":                  {func(in *Input) { in.Facts.Host.OpenFiles = 0 }, 0, 0},
+	} {
+		var got specs.POSIXRlimit
+		for _, l := range mutate(t, c.change).Process.Rlimits {
+			if l.Type == "RLIMIT_NOFILE" {
+				got = l
+			}
+		}
+		if got.Soft != c.soft || got.Hard != c.hard {
+			t.Errorf("%s: %+v, want %d and %d", name, got, c.soft, c.hard)
+		}
+	}
+}
+
 // hostileHomes are home directories and what becomes of them.
 func hostileHomes() map[string]string {
 	return map[string]string{

@@ -43,6 +43,7 @@ func hostFrom(root fs.FS) (Host, error) {
 	if host.OOMScoreAdjMin, err = oomFloor(root, effective); err != nil {
 		return Host{}, err
 	}
+	host.OpenFiles = openFiles(root)
 	release, err := fs.ReadFile(root, "proc/sys/kernel/osrelease")
 	if err != nil {
 		return Host{}, err
@@ -54,6 +55,22 @@ func hostFrom(root fs.FS) (Host, error) {
 	host.HugePageSizes = cgroup.HugePageSizes(root)
 	err = cgroupFacts(root, &host)
 	return host, err
+}
+
+// openFiles is the hard limit: the second number of the line
+//
+//	Max open files            1024                 524288               files
+func openFiles(root fs.FS) uint64 {
+	text, _ := fs.ReadFile(root, "proc/self/limits")
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, "Max open files"); ok {
+			if numbers := strings.Fields(rest); len(numbers) > 1 {
+				hard, _ := strconv.ParseUint(numbers[1], 10, 64)
+				return hard
+			}
+		}
+	}
+	return 0
 }
 
 func statusCaps(status, field string) (CapSet, error) {

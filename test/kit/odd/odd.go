@@ -244,7 +244,7 @@ func Of(pid int) (State, error) {
 		return nil, err
 	}
 	for line := range strings.Lines(string(text)) {
-		if name := line[:min(26, len(line))]; strings.HasPrefix(name, "Max ") && !strings.HasPrefix(name, "Max open files") {
+		if name := line[:min(26, len(line))]; strings.HasPrefix(name, "Max ") {
 			state[strings.TrimSpace(name)] = strings.Join(strings.Fields(line[26:]), " ")
 		}
 	}
