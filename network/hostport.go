@@ -121,7 +121,7 @@ func (n *Network) Expose(ctx context.Context, p Pod, a *Attachment) error {
 		return nil
 	}
 	for _, m := range a.HostPorts {
-		if m.HostIP.IsValid() && !a.reaches(m.HostIP) {
+		if len(a.HostTargets) == 0 || m.HostIP.IsValid() && !a.reaches(m.HostIP) {
 			// As other runtimes do: one manifest serves nodes of one and of two
 			// families.
 			slog.WarnContext(ctx, "host port not forwarded: the pod has no address of its IP family", "pod", p.ID, "port", m.String())

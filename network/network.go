@@ -21,6 +21,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -227,6 +228,9 @@ func (n *Network) attach(ctx context.Context, p Pod, a *Attachment) (*Attachment
 	done.NetNSInode = inode
 	if done.IPs, err = addresses(result, a.Interface, n.cfg.PrimaryIP); err != nil {
 		return nil, err
+	}
+	if len(done.IPs) == 0 {
+		slog.WarnContext(ctx, "pod has no IP address: the plugins of its network gave its interface none", "pod", p.ID, "network", a.Network, "interface", a.Interface)
 	}
 	if done.Result, err = encode(result, list.CNIVersion); err != nil {
 		return nil, err

@@ -105,7 +105,7 @@ func run(ctx context.Context, path string, stdin []byte, env []string) ([]byte, 
 	case killed:
 		return nil, fmt.Errorf("%s was killed: %w%s", name, context.Cause(ctx), said(stderr))
 	case err == nil, errors.Is(err, exec.ErrWaitDelay):
-		if slices.Contains(env, "CNI_COMMAND=ADD") && !json.Valid(stdout.Bytes()) {
+		if slices.Contains(env, "CNI_COMMAND=ADD") && !isResult(stdout.Bytes()) {
 			return nil, fmt.Errorf("%s printed no CNI result but %q%s", name, clip(string(stdout.Bytes())), said(stderr))
 		}
 		return stdout.Bytes(), nil
@@ -139,4 +139,10 @@ func clip(text string) string {
 		text = text[:most] + "..."
 	}
 	return strings.ToValidUTF8(text, "\uFFFD")
+}
+
+// isResult reports whether text is JSON and says something: null decodes as a result
+// without addresses.
+func isResult(text []byte) bool {
+	return json.Valid(text) && !bytes.Equal(bytes.TrimSpace(text), []byte("null"))
 }

@@ -13,6 +13,7 @@ import (
 // addresses are the IPs that result gives to the pod's interface, the primary
 // one first. Those of the host's end, or of another interface in the pod, are
 // not the pod's. Plugins that do not say whose an address is mean the pod's.
+// There may be none: a network of layer 2 alone has no addresses to give.
 func addresses(result types.Result, ifName, primary string) ([]string, error) {
 	r, err := current.NewResultFromResult(result)
 	if err != nil {
@@ -32,9 +33,6 @@ func addresses(result types.Result, ifName, primary string) ([]string, error) {
 			}
 		}
 		ours = append(ours, ip)
-	}
-	if len(ours) == 0 {
-		return nil, fmt.Errorf("CNI result: interface %s has no address", ifName)
 	}
 	rank := func(ip *current.IPConfig) int {
 		switch four := ip.Address.IP.To4() != nil; {

@@ -22,8 +22,8 @@ func TestAddresses(t *testing.T) {
 		"version 0.3.1":     {`{"cniVersion": "0.3.1", ` + interfaces + `, "ips": [{"version": "4", "interface": 2, "address": "10.0.0.2/8"}]}`, "ipv4", "10.0.0.2"},
 		"version 0.2.0":     {`{"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.2/8"}, "ip6": {"ip": "fd00::2/64"}}`, "ipv4", "10.0.0.2 fd00::2"},
 		"ipv4 in ipv6":      {`{"cniVersion": "1.0.0", "ips": [{"address": "::ffff:10.0.0.2/104"}]}`, "ipv4", "10.0.0.2"},
-		"the host's only":   {`{"cniVersion": "1.0.0", ` + interfaces + `, "ips": [{"interface": 0, "address": "10.0.0.1/8"}]}`, "ipv4", "error: interface eth0 has no address"},
-		"none":              {`{"cniVersion": "1.0.0"}`, "ipv4", "error: interface eth0 has no address"},
+		"the host's only":   {`{"cniVersion": "1.0.0", ` + interfaces + `, "ips": [{"interface": 0, "address": "10.0.0.1/8"}]}`, "ipv4", ""},
+		"none":              {`{"cniVersion": "1.0.0"}`, "ipv4", ""},
 		"negative":          {`{"cniVersion": "1.0.0", ` + interfaces + `, "ips": [{"interface": -1, "address": "10.0.0.1/8"}]}`, "ipv4", "error: interface -1"},
 		"beyond":            {`{"cniVersion": "1.0.0", ` + interfaces + `, "ips": [{"interface": 5, "address": "10.0.0.1/8"}]}`, "ipv4", "error: interface 5"},
 		"null in the lists": {`{"cniVersion": "1.0.0", "interfaces": [null], "ips": [null, {"interface": 0, "address": "10.0.0.1/8"}]}`, "ipv4", "error: interface 0"},
@@ -55,7 +55,7 @@ func FuzzAddresses(f *testing.F) {
 			return
 		}
 		ips, err := addresses(result, "eth0", "ipv4")
-		if (err == nil) != (len(ips) > 0) {
+		if err != nil && len(ips) > 0 {
 			t.Errorf("%s: %q, %v", text, ips, err)
 		}
 		encode(result, "1.0.0")

@@ -147,3 +147,23 @@ func (w *world) bridgeAddress(t *testing.T) string {
 	t.Fatalf("no address in %q", out)
 	return ""
 }
+
+// A network may have no addresses to give, as one of layer 2 alone: whether a pod without an IP
+// will do is for the kubelet to say.
+func TestPodWithoutAddress(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	must(t, w.Write("cni/net.d/10-p.conflist", `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "`+node.Bridge+`", "ipam": {}}]}`))
+	must(t, w.settle(t.Context(), handlers...))
+	ofPort := func(c *cri.PodSandboxConfig) { c.PortMappings = []*cri.PortMapping{{ContainerPort: 80, HostPort: 8080}} }
+	for _, handler := range handlers {
+		p := w.run(t, handler, ofPort)
+		equal(t, "addresses", p.status(t).GetNetwork().String(), "")
+		equal(t, "output", p.finish(t, "echo hello"), "hello\n")
+		must(t, w.Crash(t.Context()))
+		equal(t, "state after a crash", p.status(t).State, cri.PodSandboxState_SANDBOX_READY)
+		equal(t, "output after a crash", p.finish(t, "echo again"), "again\n")
+		p.stop(t)
+		p.remove(t)
+	}
+}
