@@ -1,0 +1,41 @@
+package integration
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/test/kit/image"
+)
+
+// A link of the image may lead to a directory that the image lacks, as /var/run to /run. What
+// is mounted there, or below, is where the link leads, with every runtime.
+func TestMountsThroughDanglingLinks(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	ref := w.image(t, nil,
+		image.Symlink("var/lock", "/gone/lock"), image.Symlink("up", "../../gone/up"), image.Symlink("chain", "/var/chain"),
+		image.Symlink("var/chain", "deep/er"), image.Symlink("file", "gone/file"))
+	host := w.dir(t)
+	must(t, os.WriteFile(filepath.Join(host, "name"), []byte("mounted"), 0o644))
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		for place, file := range map[string]string{
+			"/var/lock":      "/gone/lock/name",
+			"/var/lock/a/b":  "/gone/lock/a/b/name",
+			"/up":            "/gone/up/name",
+			"/chain":         "/var/deep/er/name",
+			"/chain/below":   "/var/deep/er/below/name",
+			"/new/directory": "/new/directory/name",
+		} {
+			c := p.start(t, "sleep", ofImage(ref), withMounts(&cri.Mount{ContainerPath: place, HostPath: host}))
+			equal(t, "file mounted at "+place, c.exec(t, "cat "+file), "mounted")
+		}
+		for place, file := range map[string]string{"/file": "/gone/file", "/var/lock/file": "/gone/lock/file", "/chain": "/var/deep/er"} {
+			c := p.start(t, "sleep", ofImage(ref), withMounts(&cri.Mount{ContainerPath: place, HostPath: filepath.Join(host, "name")}))
+			equal(t, "mounted at "+place, c.exec(t, "cat "+file), "mounted")
+		}
+	})
+}
