@@ -9,6 +9,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/annotation"
 	"github.com/crius-run/crius/oci/cdi"
@@ -72,6 +73,9 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 		return in, err
 	}
 	if in.Facts.User, err = c.lookUpUser(ctx, &in); err != nil {
+		return in, err
+	}
+	if err := trace.Call(ctx, "mark root file system", func() error { return spec.MarkRootfs(&in) }); err != nil {
 		return in, err
 	}
 	if in.Facts.BindVolumes, err = c.makeVolumes(ctx, in); err != nil {

@@ -169,6 +169,30 @@ func imageCausedVolumeError(err error) bool {
 	return false
 }
 
+// containerEnv is the file by which programs know that they are in a container: systemd,
+// buildah, virt-what. podman and CRI-O mount it, which makes it appear on the node where a
+// container has the node's /run (podman#25655).
+const containerEnv = "/run/.containerenv"
+
+// MarkRootfs makes that file, empty, unless the image has one. An image in which it cannot be
+// goes without.
+func MarkRootfs(in *Input) error {
+	root, err := os.OpenRoot(in.Facts.Rootfs)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	name, err := resolveVolume(in.Facts.Rootfs, containerEnv)
+	if err == nil {
+		users := in.podSecurity().GetNamespaceOptions().GetUsernsOptions()
+		err = makeFile(root, name, nodeID(users.GetUids(), 0), nodeID(users.GetGids(), 0))
+	}
+	if err == nil || errors.Is(err, fs.ErrExist) || imageCausedVolumeError(err) {
+		return nil
+	}
+	return fmt.Errorf("make %s: %w", containerEnv, err)
+}
+
 // nodeID is what an id of the container is on the node.
 func nodeID(mappings []*cri.IDMapping, id uint32) int {
 	for _, m := range mappings {
