@@ -11,9 +11,9 @@ import (
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/storage/durable"
-	"github.com/crius-run/crius/storage/layers"
 	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/unpack/layers"
 	"github.com/crius-run/crius/storage/worker"
 )
 

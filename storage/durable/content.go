@@ -16,7 +16,7 @@ import (
 	"go.podman.io/storage/pkg/archive"
 	"golang.org/x/sys/unix"
 
-	"github.com/crius-run/crius/storage/layers"
+	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
 // content compares a layer with its digest. The digest covers only the content of files:

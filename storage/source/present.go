@@ -7,7 +7,7 @@ import (
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/storage/layers"
+	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
 // PresentOnly is a store to which no layer is added: unpacking is left to workers.

@@ -31,8 +31,8 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/decrypt"
-	"github.com/crius-run/crius/storage/layers"
 	"github.com/crius-run/crius/storage/trust"
+	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
 // Limits of what a registry may hand out; config.go has those of configs. The

@@ -11,7 +11,7 @@ import (
 	securejoin "github.com/cyphar/filepath-securejoin"
 
 	"github.com/crius-run/crius/storage/headers"
-	"github.com/crius-run/crius/storage/layers"
+	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
 // What links of a layer may do to the names of its other entries. No image is known whose links lead

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/storage/layers"
+	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
 // Protocol is the version of what server and worker say to each other. It changes with

@@ -6,7 +6,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
 
-	"github.com/crius-run/crius/storage/layers"
+	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
 // checked is a store for containers/image, which takes the content of layers out of the store

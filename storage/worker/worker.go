@@ -18,9 +18,9 @@ import (
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/types"
 
-	"github.com/crius-run/crius/storage/layers"
 	"github.com/crius-run/crius/storage/source"
 	"github.com/crius-run/crius/storage/unpack"
+	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
 // Name is the name under which the program runs Main, by containers/storage's reexec.
