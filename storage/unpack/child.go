@@ -15,7 +15,7 @@ import (
 	"go.podman.io/storage/pkg/unshare"
 	"golang.org/x/sys/unix"
 
-	"github.com/crius-run/crius/storage/headers"
+	"github.com/crius-run/crius/storage/unpack/headers"
 )
 
 // What containers/storage gives the process in which it unpacks a layer, in its package

@@ -10,7 +10,7 @@ import (
 
 	securejoin "github.com/cyphar/filepath-securejoin"
 
-	"github.com/crius-run/crius/storage/headers"
+	"github.com/crius-run/crius/storage/unpack/headers"
 	"github.com/crius-run/crius/storage/unpack/layers"
 )
 

@@ -13,7 +13,7 @@ import (
 	"go.podman.io/storage/pkg/archive"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/storage/headers"
+	"github.com/crius-run/crius/storage/unpack/headers"
 )
 
 // What layers may have. Each number is far above that of any image that is known: the largest
