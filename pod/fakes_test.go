@@ -31,7 +31,7 @@ import (
 	"github.com/crius-run/crius/oci/stdio"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
-	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 

@@ -14,7 +14,7 @@ import (
 
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
-	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/registry/source"
 )
 
 func fullSandboxView() *view.Sandbox {

@@ -15,7 +15,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/artifact"
 	"github.com/crius-run/crius/storage/durable"
-	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/registry/source"
 )
 
 // artifacts are the OCI artifacts beside the images of containers/storage. They tell which

@@ -12,7 +12,7 @@ import (
 
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/progress"
-	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/unpack/layers"
 	"github.com/crius-run/crius/storage/worker"
 )

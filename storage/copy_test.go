@@ -10,7 +10,7 @@ import (
 	"go.podman.io/image/v5/docker/reference"
 	cstorage "go.podman.io/storage"
 
-	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/test/kit/image"
 )
 

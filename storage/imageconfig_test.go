@@ -13,7 +13,7 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/test/kit/image"
 )
 

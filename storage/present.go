@@ -10,7 +10,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
 
-	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/registry/source"
 )
 
 // present are the images that this process has pulled and synced. A pull that finds

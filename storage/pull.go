@@ -20,7 +20,7 @@ import (
 	"github.com/crius-run/crius/storage/hosts"
 	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/pullerror"
-	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/trust"
 	"github.com/crius-run/crius/storage/worker"
 )

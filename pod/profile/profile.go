@@ -11,7 +11,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/storage"
-	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/registry/source"
 )
 
 // Images is the store of artifacts.

@@ -28,7 +28,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/regular"
-	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/registry/source"
 )
 
 // Artifact is an artifact that is stored. It is shared between callers and must not be

@@ -21,7 +21,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/download"
 	"github.com/crius-run/crius/storage/progress"
-	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/trust"
 )
 

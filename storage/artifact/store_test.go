@@ -16,7 +16,7 @@ import (
 	"go.podman.io/image/v5/docker/reference"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/test/kit/image"
 )
 

@@ -32,7 +32,7 @@ import (
 	"github.com/crius-run/crius/storage/liblog"
 	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/pullerror"
-	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/unpack"
 	"github.com/opencontainers/go-digest"
 )

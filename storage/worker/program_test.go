@@ -13,7 +13,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/race"
 	"github.com/crius-run/crius/storage/download"
-	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/unpack"
 	testprogram "github.com/crius-run/crius/test/kit/program"
 	"github.com/crius-run/crius/test/kit/tools"

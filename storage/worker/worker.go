@@ -18,7 +18,7 @@ import (
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/types"
 
-	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/unpack"
 	"github.com/crius-run/crius/storage/unpack/layers"
 )
