@@ -16,7 +16,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/artifact"
-	"github.com/crius-run/crius/storage/download"
+	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
 	"github.com/crius-run/crius/test/kit/registry/registrytest"

@@ -15,7 +15,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/storage/download"
+	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
 	"github.com/crius-run/crius/test/kit/wait"

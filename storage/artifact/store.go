@@ -19,8 +19,8 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
-	"github.com/crius-run/crius/storage/download"
 	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/trust"
 )

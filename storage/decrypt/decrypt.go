@@ -26,7 +26,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
-	"github.com/crius-run/crius/storage/download"
+	"github.com/crius-run/crius/storage/registry/download"
 )
 
 // suffix is that of the media types of encrypted layers.

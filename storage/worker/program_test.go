@@ -12,7 +12,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/race"
-	"github.com/crius-run/crius/storage/download"
+	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/unpack"
 	testprogram "github.com/crius-run/crius/test/kit/program"
