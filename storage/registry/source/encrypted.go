@@ -9,7 +9,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/storage/decrypt"
+	"github.com/crius-run/crius/storage/registry/decrypt"
 )
 
 // Unlock decrypts the keys of the image's layers, if they are encrypted, with those of the

@@ -30,7 +30,7 @@ import (
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/storage/decrypt"
+	"github.com/crius-run/crius/storage/registry/decrypt"
 	"github.com/crius-run/crius/storage/trust"
 	"github.com/crius-run/crius/storage/unpack/layers"
 )
