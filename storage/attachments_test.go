@@ -18,7 +18,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/hosts"
-	"github.com/crius-run/crius/storage/trust"
+	"github.com/crius-run/crius/storage/registry/trust"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
 	"github.com/crius-run/crius/test/kit/registry/registrytest"

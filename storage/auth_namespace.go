@@ -16,7 +16,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/regular"
-	"github.com/crius-run/crius/storage/trust"
+	"github.com/crius-run/crius/storage/registry/trust"
 )
 
 // inUse is where a credential file lies during the pull that it is for.

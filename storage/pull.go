@@ -21,7 +21,7 @@ import (
 	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/pullerror"
 	"github.com/crius-run/crius/storage/registry/source"
-	"github.com/crius-run/crius/storage/trust"
+	"github.com/crius-run/crius/storage/registry/trust"
 	"github.com/crius-run/crius/storage/worker"
 )
 

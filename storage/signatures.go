@@ -17,7 +17,7 @@ import (
 	"go.podman.io/image/v5/types"
 	cstorage "go.podman.io/storage"
 
-	"github.com/crius-run/crius/storage/trust"
+	"github.com/crius-run/crius/storage/registry/trust"
 )
 
 // signatureStore keeps what the library loses: a pull replaces the signatures that an

@@ -59,8 +59,8 @@ import (
 	"github.com/crius-run/crius/storage/pullerror"
 	"github.com/crius-run/crius/storage/quota"
 	"github.com/crius-run/crius/storage/registry/download"
+	"github.com/crius-run/crius/storage/registry/trust"
 	"github.com/crius-run/crius/storage/reserve"
-	"github.com/crius-run/crius/storage/trust"
 	"github.com/crius-run/crius/storage/unpack"
 	"github.com/crius-run/crius/storage/worker"
 )

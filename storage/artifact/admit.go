@@ -9,7 +9,7 @@ import (
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/storage/hosts"
-	"github.com/crius-run/crius/storage/trust"
+	"github.com/crius-run/crius/storage/registry/trust"
 )
 
 // Admit asks a signature policy about an artifact under the name of ref. A refusal is

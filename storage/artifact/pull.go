@@ -26,7 +26,7 @@ import (
 	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/source"
-	"github.com/crius-run/crius/storage/trust"
+	"github.com/crius-run/crius/storage/registry/trust"
 )
 
 // Pull stores the artifact that src leads to under the name of src, and returns it. What is

@@ -22,7 +22,7 @@ import (
 	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/source"
-	"github.com/crius-run/crius/storage/trust"
+	"github.com/crius-run/crius/storage/registry/trust"
 )
 
 // Config says where artifacts are and how they are pulled.

@@ -31,7 +31,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/registry/decrypt"
-	"github.com/crius-run/crius/storage/trust"
+	"github.com/crius-run/crius/storage/registry/trust"
 	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
