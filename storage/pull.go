@@ -17,9 +17,9 @@ import (
 
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/durable"
-	"github.com/crius-run/crius/storage/hosts"
 	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/pullerror"
+	"github.com/crius-run/crius/storage/registry/hosts"
 	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/registry/trust"
 	"github.com/crius-run/crius/storage/worker"

@@ -16,7 +16,7 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/storage/hosts"
+	"github.com/crius-run/crius/storage/registry/hosts"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
 	"github.com/crius-run/crius/test/kit/registry/registrytest"

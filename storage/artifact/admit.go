@@ -8,7 +8,7 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/types"
 
-	"github.com/crius-run/crius/storage/hosts"
+	"github.com/crius-run/crius/storage/registry/hosts"
 	"github.com/crius-run/crius/storage/registry/trust"
 )
 
