@@ -11,7 +11,7 @@ import (
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/storage/durable"
-	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/pull/progress"
 	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/unpack/layers"
 	"github.com/crius-run/crius/storage/worker"

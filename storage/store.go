@@ -54,7 +54,7 @@ import (
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/foreign"
 	"github.com/crius-run/crius/storage/liblog"
-	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/pull/progress"
 	"github.com/crius-run/crius/storage/pullerror"
 	"github.com/crius-run/crius/storage/quota"
 	"github.com/crius-run/crius/storage/registry/download"

@@ -19,7 +19,7 @@ import (
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod"
-	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/pull/progress"
 )
 
 // vitals is what the server tells of itself in a verbose Status.

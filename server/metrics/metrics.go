@@ -19,7 +19,7 @@ import (
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/server/stream"
-	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/pull/progress"
 )
 
 // Metrics counts what it observes as a trace.Observer, and collects the rest from

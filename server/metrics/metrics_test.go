@@ -29,7 +29,7 @@ import (
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/server/stream"
 	"github.com/crius-run/crius/storage"
-	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/pull/progress"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 

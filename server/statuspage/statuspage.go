@@ -22,7 +22,7 @@ import (
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/pod/view"
-	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/pull/progress"
 )
 
 const (

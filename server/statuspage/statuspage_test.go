@@ -18,7 +18,7 @@ import (
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/pod/view"
-	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/pull/progress"
 )
 
 // node is one on which somebody has given hostile to everything as its name.

@@ -29,7 +29,7 @@ import (
 	"github.com/crius-run/crius/internal/race"
 	"github.com/crius-run/crius/internal/thread"
 	"github.com/crius-run/crius/storage/liblog"
-	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/pull/progress"
 	"github.com/crius-run/crius/storage/pullerror"
 	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/source"

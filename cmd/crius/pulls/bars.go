@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/cmd/crius/cli"
-	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/pull/progress"
 )
 
 // bars draws pulls as a terminal shows them, again and again. (The library that draws

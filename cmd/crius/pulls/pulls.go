@@ -12,7 +12,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/cmd/crius/cli"
-	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/pull/progress"
 )
 
 // period is how often a list that is watched is shown.

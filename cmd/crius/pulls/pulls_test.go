@@ -16,7 +16,7 @@ import (
 
 	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
-	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/pull/progress"
 	"github.com/crius-run/crius/test/kit/criserver"
 	"github.com/crius-run/crius/test/kit/terminal"
 	"github.com/crius-run/crius/test/kit/wait"

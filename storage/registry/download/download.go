@@ -24,7 +24,7 @@ import (
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/pull/progress"
 	"github.com/crius-run/crius/storage/pullerror"
 )
 

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/pull/progress"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 

@@ -19,7 +19,7 @@ import (
 	"go.podman.io/storage/pkg/archive"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/pull/progress"
 )
 
 const someDigest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
