@@ -17,7 +17,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/durable"
-	"github.com/crius-run/crius/storage/pullerror"
+	"github.com/crius-run/crius/storage/pull/pullerror"
 	"github.com/crius-run/crius/storage/registry/trust"
 )
 

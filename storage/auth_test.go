@@ -13,7 +13,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/storage/pullerror"
+	"github.com/crius-run/crius/storage/pull/pullerror"
 )
 
 func encode(text string) string { return base64.StdEncoding.EncodeToString([]byte(text)) }

@@ -14,7 +14,7 @@ import (
 	"go.podman.io/storage/types"
 
 	"github.com/crius-run/crius/internal/capture"
-	"github.com/crius-run/crius/storage/pullerror"
+	"github.com/crius-run/crius/storage/pull/pullerror"
 )
 
 // featuresName is the name under which the program finds features.

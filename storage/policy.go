@@ -10,7 +10,7 @@ import (
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/storage/pullerror"
+	"github.com/crius-run/crius/storage/pull/pullerror"
 	"github.com/crius-run/crius/storage/registry/trust"
 )
 

@@ -18,7 +18,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/pull/progress"
-	"github.com/crius-run/crius/storage/pullerror"
+	"github.com/crius-run/crius/storage/pull/pullerror"
 	"github.com/crius-run/crius/storage/registry/hosts"
 	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/registry/trust"

@@ -55,7 +55,7 @@ import (
 	"github.com/crius-run/crius/storage/foreign"
 	"github.com/crius-run/crius/storage/liblog"
 	"github.com/crius-run/crius/storage/pull/progress"
-	"github.com/crius-run/crius/storage/pullerror"
+	"github.com/crius-run/crius/storage/pull/pullerror"
 	"github.com/crius-run/crius/storage/quota"
 	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/hosts"

@@ -30,7 +30,7 @@ import (
 	"github.com/crius-run/crius/internal/thread"
 	"github.com/crius-run/crius/storage/liblog"
 	"github.com/crius-run/crius/storage/pull/progress"
-	"github.com/crius-run/crius/storage/pullerror"
+	"github.com/crius-run/crius/storage/pull/pullerror"
 	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/unpack"

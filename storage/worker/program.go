@@ -13,7 +13,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/programs"
-	"github.com/crius-run/crius/storage/pullerror"
+	"github.com/crius-run/crius/storage/pull/pullerror"
 	"github.com/crius-run/crius/storage/unpack"
 )
 

@@ -22,7 +22,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/thread"
-	"github.com/crius-run/crius/storage/pullerror"
+	"github.com/crius-run/crius/storage/pull/pullerror"
 	"github.com/crius-run/crius/storage/unpack"
 	"github.com/crius-run/crius/test/kit/sockets"
 )

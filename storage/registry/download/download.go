@@ -25,7 +25,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/pull/progress"
-	"github.com/crius-run/crius/storage/pullerror"
+	"github.com/crius-run/crius/storage/pull/pullerror"
 )
 
 // Source is where a pull gets its blobs from, with its own credentials.
