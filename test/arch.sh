@@ -15,8 +15,8 @@ tags=containers_image_openpgp,exclude_graphdriver_btrfs,nri_no_wasm
 emulated=(
 	./cmd/crius/config/... ./conmon/wire ./internal/capture ./internal/guarded ./internal/ids ./internal/lsm
 	./internal/record ./internal/selinux ./network/hostport ./oci/annotation ./oci/classes ./oci/hooks ./oci/tuning
-	./oci/version ./pod/usage ./pod/view ./server/stream ./server/tlsfile ./storage/durable ./storage/progress
-	./storage/pullerror ./storage/source ./storage/trust
+	./oci/version ./pod/usage ./pod/view ./server/stream ./server/tlsfile ./storage/durable ./storage/pull/progress
+	./storage/pull/pullerror ./storage/registry/source ./storage/registry/trust
 )
 started=TestKilledWriter # which qemu cannot: it starts the test program itself
 # And what works on kernel objects.
