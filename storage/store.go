@@ -61,7 +61,7 @@ import (
 	"github.com/crius-run/crius/storage/registry/hosts"
 	"github.com/crius-run/crius/storage/registry/trust"
 	"github.com/crius-run/crius/storage/reserve"
-	"github.com/crius-run/crius/storage/unpack"
+	"github.com/crius-run/crius/storage/unpack/untar"
 	"github.com/crius-run/crius/storage/worker"
 )
 
@@ -77,7 +77,7 @@ import (
 func Init() bool {
 	reexec.Register(worker.Name, worker.Main)
 	reexec.Register(featuresName, findFeatures)
-	if unpack.Child() || reexec.Init() {
+	if untar.Child() || reexec.Init() {
 		return true
 	}
 	liblog.Capture(func(ctx context.Context, level slog.Level, text string) {

@@ -20,6 +20,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/idlists"
 	"github.com/crius-run/crius/storage/unpack/layers"
+	"github.com/crius-run/crius/storage/unpack/untar"
 )
 
 // Name is that of the program, and its only argument when the server starts it.
@@ -34,7 +35,7 @@ func Version() string { return fmt.Sprintf("%s with protocol %d", Name, Protocol
 // Main does what the process was started for, by a server or by containers/storage, and
 // reports whether it was.
 func Main() bool {
-	if Child() || reexec.Init() {
+	if untar.Child() || reexec.Init() {
 		return true
 	}
 	if len(os.Args) != 1 || os.Args[0] != Name || !hasServer() {

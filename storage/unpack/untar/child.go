@@ -1,4 +1,7 @@
-package unpack
+// Package untar unpacks one layer, in the process that containers/storage starts for it with the
+// layer's directory as its root. It takes the place of the unpacker of containers/storage, which
+// would let links and extended attributes of the layer do more than an image needs.
+package untar
 
 import (
 	"bufio"

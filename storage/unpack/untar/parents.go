@@ -1,4 +1,4 @@
-package unpack
+package untar
 
 import (
 	"archive/tar"
