@@ -17,7 +17,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/race"
-	"github.com/crius-run/crius/storage/unpack"
+	"github.com/crius-run/crius/storage/unpack/wire"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
 	"github.com/crius-run/crius/test/kit/wait"
@@ -37,7 +37,7 @@ func (n *node) workers() (pids []int) {
 		dir := filepath.Dir(filepath.Dir(job))
 		target, _ := os.Readlink(job)
 		cmdline, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
-		if string(cmdline) != unpack.Name+"\x00" || !strings.HasPrefix(target, n.cfg.Root+"/") {
+		if string(cmdline) != wire.Name+"\x00" || !strings.HasPrefix(target, n.cfg.Root+"/") {
 			continue
 		}
 		pid, err := strconv.Atoi(filepath.Base(dir))
@@ -118,7 +118,7 @@ func TestPullWorkerIsConfined(t *testing.T) {
 	if want := []string{"PATH", "_CONTAINERS_OVERLAY_DISABLE_IDMAP", "GOMEMLIMIT", "GOGC"}; !slices.Equal(names, want) {
 		t.Errorf("the worker's environment has %q, want %q", names, want)
 	}
-	if got := procFile(t, pid, "cmdline"); got != unpack.Name+"\x00" {
+	if got := procFile(t, pid, "cmdline"); got != wire.Name+"\x00" {
 		t.Errorf("cmdline %q", got)
 	}
 	if !regexp.MustCompile(`(?m)^NSpid:.*\t1$`).MatchString(status) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/crius-run/crius/internal/inherit"
 	"github.com/crius-run/crius/storage/unpack"
+	"github.com/crius-run/crius/storage/unpack/wire"
 )
 
 func main() {
@@ -17,11 +18,11 @@ func main() {
 	if unpack.Main() {
 		return
 	}
-	if len(os.Args) == 2 && os.Args[1] == unpack.VersionFlag {
-		fmt.Println(unpack.Version())
+	if len(os.Args) == 2 && os.Args[1] == wire.VersionFlag {
+		fmt.Println(wire.Version())
 		return
 	}
-	fmt.Fprintln(os.Stderr, "usage: crius-unpack ["+unpack.VersionFlag+"]\n"+
+	fmt.Fprintln(os.Stderr, "usage: crius-unpack ["+wire.VersionFlag+"]\n"+
 		"Internal helper of crius, which starts it once for each image that is pulled; do not run it by hand")
 	os.Exit(2)
 }

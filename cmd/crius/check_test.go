@@ -16,7 +16,7 @@ import (
 	"github.com/crius-run/crius/cmd/crius/kubelet"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/storage/foreign"
-	unpacker "github.com/crius-run/crius/storage/unpack"
+	"github.com/crius-run/crius/storage/unpack/wire"
 	testprogram "github.com/crius-run/crius/test/kit/program"
 )
 
@@ -424,7 +424,7 @@ func TestCheckUnpacker(t *testing.T) {
 		script, text string
 		s            status
 	}{
-		{"#!/bin/sh\necho '" + unpacker.Version() + "'\n", "unpacked by " + program, statusOK},
+		{"#!/bin/sh\necho '" + wire.Version() + "'\n", "unpacked by " + program, statusOK},
 		{"#!/bin/sh\necho crius-unpack with protocol 0\n", "another version", statusFail},
 		{"#!/bin/sh\necho usage >&2; exit 2\n", "than crius: exit status 2: usage", statusFail},
 		{"#!/nonexistent\n", "cannot run " + program, statusFail},

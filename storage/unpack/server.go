@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/storage/liblog"
+	"github.com/crius-run/crius/storage/unpack/wire"
 )
 
 // Server is the server as its worker sees it.
@@ -31,10 +32,10 @@ type Server struct {
 // Work does the work of a worker process, which the server has confined and started, sends
 // its last message and ends the process. It ends early with the server. What the libraries
 // have to say goes to the server.
-func Work(do func(context.Context, *Server) (last Message, err error)) {
-	unix.CloseOnExec(socketFD)
-	unix.CloseOnExec(jobFD)
-	socket := os.NewFile(socketFD, "server")
+func Work(do func(context.Context, *Server) (last wire.Message, err error)) {
+	unix.CloseOnExec(wire.SocketFD)
+	unix.CloseOnExec(wire.JobFD)
+	socket := os.NewFile(wire.SocketFD, "server")
 	conn, err := net.FileConn(socket)
 	if err != nil {
 		fatal(err)
@@ -42,13 +43,13 @@ func Work(do func(context.Context, *Server) (last Message, err error)) {
 	_ = socket.Close()
 	s := &Server{conn: conn.(*net.UnixConn), answers: make(chan *os.File)}
 	liblog.Capture(func(_ context.Context, level slog.Level, text string) {
-		s.Send(Message{Log: &Line{Level: level, Text: short(text)}})
+		s.Send(wire.Message{Log: &wire.Line{Level: level, Text: wire.Short(text)}})
 	})
 	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // the root of the worker process
 	go s.listen(cancel)
 	last, err := do(ctx, s)
 	if err != nil {
-		last = Message{Failed: failureOf(err)}
+		last = wire.Message{Failed: wire.FailureOf(err)}
 	}
 	s.Send(last)
 	os.Exit(0)
@@ -68,7 +69,7 @@ func (s *Server) Order(order any) error {
 }
 
 // Send ends the process if the server is gone.
-func (s *Server) Send(m Message) {
+func (s *Server) Send(m wire.Message) {
 	line, err := json.Marshal(m)
 	s.sending.Lock()
 	defer s.sending.Unlock()
@@ -82,7 +83,7 @@ func (s *Server) Send(m Message) {
 
 // Lost has the server log that a layer in the store cannot be rebuilt, which the error names.
 func (s *Server) Lost(err error) {
-	s.Send(Message{Log: &Line{Level: slog.LevelWarn, Text: short(err.Error()), Lost: true}})
+	s.Send(wire.Message{Log: &wire.Line{Level: slog.LevelWarn, Text: wire.Short(err.Error()), Lost: true}})
 }
 
 // listen takes the server's answers. The server calls the work off by sending no more.
@@ -117,11 +118,11 @@ func receive(conn *net.UnixConn, buffer []byte) (n int, file *os.File, err error
 }
 
 // Fetch asks the server for a blob.
-func (s *Server) Fetch(blob Blob) (*Fetched, error) {
+func (s *Server) Fetch(blob wire.Blob) (*Fetched, error) {
 	s.fetching.Lock()
 	defer s.fetching.Unlock()
 	s.fetches++
-	s.Send(Message{Fetch: &blob})
+	s.Send(wire.Message{Fetch: &blob})
 	socket, ok := <-s.answers
 	if !ok {
 		return nil, errServerGone
@@ -131,7 +132,7 @@ func (s *Server) Fetch(blob Blob) (*Fetched, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Fetched{conn: conn.(*net.UnixConn), number: s.fetches, packet: make([]byte, maxPacket)}, nil
+	return &Fetched{conn: conn.(*net.UnixConn), number: s.fetches, packet: make([]byte, wire.MaxPacket)}, nil
 }
 
 var errServerGone = errors.New("the server cancelled the pull")
@@ -144,14 +145,6 @@ type Fetched struct {
 	file   *os.File // nil until the first Next
 }
 
-// fetchError is the error of a fetch, which the server knows better.
-type fetchError struct {
-	number int
-	text   string
-}
-
-func (e *fetchError) Error() string { return e.text }
-
 // Next implements layers.Arrival.
 func (f *Fetched) Next() (size int64, err error) {
 	n, file, err := receive(f.conn, f.packet)
@@ -162,12 +155,12 @@ func (f *Fetched) Next() (size int64, err error) {
 		f.file = file
 	}
 	switch kind, said := f.packet[0], f.packet[1:n]; {
-	case kind == PacketShown && len(said) == 8 && f.file != nil:
+	case kind == wire.PacketShown && len(said) == 8 && f.file != nil:
 		return int64(binary.BigEndian.Uint64(said)), nil
-	case kind == PacketWhole:
+	case kind == wire.PacketWhole:
 		return 0, io.EOF
-	case kind == PacketError:
-		return 0, &fetchError{f.number, string(said)}
+	case kind == wire.PacketError:
+		return 0, &wire.FetchError{Number: f.number, Text: string(said)}
 	}
 	return 0, fmt.Errorf("layer from the server: unexpected packet %q", f.packet[:min(n, 16)])
 }

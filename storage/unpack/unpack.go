@@ -21,16 +21,8 @@ import (
 	"github.com/crius-run/crius/storage/idlists"
 	"github.com/crius-run/crius/storage/unpack/layers"
 	"github.com/crius-run/crius/storage/unpack/untar"
+	"github.com/crius-run/crius/storage/unpack/wire"
 )
-
-// Name is that of the program, and its only argument when the server starts it.
-const Name = "crius-unpack"
-
-// VersionFlag makes the program print Version and end.
-const VersionFlag = "--version"
-
-// Version says which protocol the program speaks.
-func Version() string { return fmt.Sprintf("%s with protocol %d", Name, Protocol) }
 
 // Main does what the process was started for, by a server or by containers/storage, and
 // reports whether it was.
@@ -38,17 +30,17 @@ func Main() bool {
 	if untar.Child() || reexec.Init() {
 		return true
 	}
-	if len(os.Args) != 1 || os.Args[0] != Name || !hasServer() {
+	if len(os.Args) != 1 || os.Args[0] != wire.Name || !hasServer() {
 		return false
 	}
-	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(unsafe.StringData(Name+"\x00"))), 0, 0, 0) // it was started by the name of a descriptor
-	unix.CloseOnExec(ProgramFD)
-	Work(func(ctx context.Context, s *Server) (Message, error) {
-		var order Order
-		if err := s.Order(&order); err != nil || order.Protocol != Protocol {
-			return Message{}, fmt.Errorf("crius-unpack is of another version than the server: install both from one package and restart crius: %w", fault.Precondition)
+	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(unsafe.StringData(wire.Name+"\x00"))), 0, 0, 0) // it was started by the name of a descriptor
+	unix.CloseOnExec(wire.ProgramFD)
+	Work(func(ctx context.Context, s *Server) (wire.Message, error) {
+		var order wire.Order
+		if err := s.Order(&order); err != nil || order.Protocol != wire.Protocol {
+			return wire.Message{}, fmt.Errorf("crius-unpack is of another version than the server: install both from one package and restart crius: %w", fault.Precondition)
 		}
-		return Message{Unpacked: true}, s.putLayers(ctx, order)
+		return wire.Message{Unpacked: true}, s.putLayers(ctx, order)
 	})
 	return true
 }
@@ -57,30 +49,31 @@ func Main() bool {
 // has none.
 func hasServer() bool {
 	var st unix.Stat_t
-	return unix.Fstat(socketFD, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK
+	return unix.Fstat(wire.SocketFD, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK
 }
 
 // putLayers adds the layers to the store.
-func (s *Server) putLayers(ctx context.Context, order Order) error {
-	store, err := order.OpenStore()
+func (s *Server) putLayers(ctx context.Context, order wire.Order) error {
+	store, err := OpenStore(order)
 	if err != nil {
 		return err
 	}
 	in := layers.Intake{
 		Store: store, Dir: order.Temporary, Parallel: max(order.Parallel, 1),
-		Fetch: func(l layers.Layer) (layers.Arrival, error) { return s.Fetch(Blob{l.Blob, l.Size}) },
-		Added: func(l layers.Layer) { s.Send(Message{Added: &Blob{l.Blob, l.Size}}) },
+		Fetch: func(l layers.Layer) (layers.Arrival, error) { return s.Fetch(wire.Blob{Digest: l.Blob, Size: l.Size}) },
+		Added: func(l layers.Layer) { s.Send(wire.Message{Added: &wire.Blob{Digest: l.Blob, Size: l.Size}}) },
 		Lost:  func(l layers.Layer, err error) { s.Lost(fmt.Errorf("blob %s: %w", l.Blob, err)) },
 	}
 	return in.Put(ctx, order.Layers)
 }
 
-// OpenStore opens the store of the order, which the server has mounted.
-func (o *Order) OpenStore() (cstorage.Store, error) {
-	o.Store.GraphDriverOptions = append(o.Store.GraphDriverOptions, o.Store.GraphDriverName+".skip_mount_home=true")
-	store, err := cstorage.GetStore(o.Store)
+// OpenStore opens the store of an order, which the server has mounted. What its images say of
+// their files stays within bounds in its records.
+func OpenStore(order wire.Order) (cstorage.Store, error) {
+	order.Store.GraphDriverOptions = append(order.Store.GraphDriverOptions, order.Store.GraphDriverName+".skip_mount_home=true")
+	store, err := cstorage.GetStore(order.Store)
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	return layers.BoundFiles(layers.BoundRepeats(layers.AnyName(idlists.Forget(store), o.Temporary), o.RepeatRoom)), nil
+	return layers.BoundFiles(layers.BoundRepeats(layers.AnyName(idlists.Forget(store), order.Temporary), order.RepeatRoom)), nil
 }

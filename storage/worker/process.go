@@ -33,7 +33,7 @@ import (
 	"github.com/crius-run/crius/storage/pull/pullerror"
 	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/source"
-	"github.com/crius-run/crius/storage/unpack"
+	"github.com/crius-run/crius/storage/unpack/wire"
 	"github.com/opencontainers/go-digest"
 )
 
@@ -99,12 +99,12 @@ func (p Pull) Copy(ctx context.Context) (id string, err error) {
 	return last.Copied, nil
 }
 
-func (p Pull) order() unpack.Order {
-	return unpack.Order{Protocol: unpack.Protocol, Store: p.Store, Temporary: p.Temporary, Parallel: p.Parallel, RepeatRoom: p.RepeatRoom}
+func (p Pull) order() wire.Order {
+	return wire.Order{Protocol: wire.Protocol, Store: p.Store, Temporary: p.Temporary, Parallel: p.Parallel, RepeatRoom: p.RepeatRoom}
 }
 
 // run has a worker carry out an order and returns its last message.
-func (p Pull) run(ctx context.Context, cmd *exec.Cmd, order any) (last unpack.Message, err error) {
+func (p Pull) run(ctx context.Context, cmd *exec.Cmd, order any) (last wire.Message, err error) {
 	w := &process{Pull: p, cmd: cmd, blobs: p.Source.Blobs()}
 	if err := w.start(); err != nil {
 		return last, fmt.Errorf("start pull worker %s (if that goes on, install crius again and restart it): %w", cmd.Args[0], err)
@@ -189,7 +189,7 @@ func (w *process) runConfined(started chan<- error) error {
 }
 
 // run gives the worker its order, serves it until it ends, and returns its last message.
-func (w *process) run(ctx context.Context, order any) (last unpack.Message, err error) {
+func (w *process) run(ctx context.Context, order any) (last wire.Message, err error) {
 	defer w.conn.Close()
 	fetching, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -214,16 +214,16 @@ func (w *process) run(ctx context.Context, order any) (last unpack.Message, err 
 	w.fetching.Wait()
 	switch {
 	case placeErr != nil && !dead:
-		return unpack.Message{}, placeErr
+		return wire.Message{}, placeErr
 	case last.Copied != "" || last.Unpacked:
 		return last, nil
 	case last.Failed != nil:
-		return unpack.Message{}, last.Failed.Arrived(w.fetchError)
+		return wire.Message{}, last.Failed.Arrived(w.fetchError)
 	}
 	if refused := w.refused(); refused != nil {
-		return unpack.Message{}, refused
+		return wire.Message{}, refused
 	}
-	return unpack.Message{}, errors.Join(w.died(ctx, w.end), err)
+	return wire.Message{}, errors.Join(w.died(ctx, w.end), err)
 }
 
 // place gives the worker its limits and its cgroup, before it has done anything.
@@ -248,17 +248,17 @@ func (w *process) place(ctx context.Context) (leave func(), err error) {
 }
 
 // serve does what the worker's messages ask for and returns the last one.
-func (w *process) serve(ctx context.Context) (last unpack.Message) {
+func (w *process) serve(ctx context.Context) (last wire.Message) {
 	lines := bufio.NewScanner(w.conn)
-	lines.Buffer(nil, unpack.MaxMessage)
+	lines.Buffer(nil, wire.MaxMessage)
 	for lines.Scan() {
-		last = unpack.Message{}
+		last = wire.Message{}
 		if err := json.Unmarshal(lines.Bytes(), &last); err != nil {
 			break
 		}
 		switch {
 		case last.Added != nil:
-			w.report(unpack.Event{Blob: *last.Added, Kind: uint(types.ProgressEventDone)})
+			w.report(wire.Event{Blob: *last.Added, Kind: uint(types.ProgressEventDone)})
 		case last.Event != nil:
 			w.report(*last.Event)
 		case last.Log != nil:
@@ -274,11 +274,11 @@ func (w *process) serve(ctx context.Context) (last unpack.Message) {
 			return last
 		}
 	}
-	return unpack.Message{}
+	return wire.Message{}
 }
 
 // log writes what the worker and its libraries say to the log.
-func (w *process) log(ctx context.Context, line *unpack.Line) {
+func (w *process) log(ctx context.Context, line *wire.Line) {
 	text := pullerror.Cut(pullerror.Redact(line.Text))
 	if line.Lost {
 		slog.WarnContext(ctx, "downloading layer that the image store has but cannot rebuild", "image", w.Source.Name.String(), "err", text)
@@ -288,7 +288,7 @@ func (w *process) log(ctx context.Context, line *unpack.Line) {
 }
 
 // report passes on what the worker says of a blob of its image.
-func (w *process) report(e unpack.Event) {
+func (w *process) report(e wire.Event) {
 	if !w.blobs[e.Digest] {
 		return
 	}
@@ -335,7 +335,7 @@ func (w *process) fetch(ctx context.Context, info types.BlobInfo) error {
 	}
 	w.fetching.Go(func() {
 		defer conn.Close()
-		last := []byte{unpack.PacketWhole}
+		last := []byte{wire.PacketWhole}
 		err := panics.Do(ctx, "fetch layer", func() error { return w.transfer(ctx, info, conn.(*net.UnixConn)) })
 		w.mu.Lock()
 		w.underway--
@@ -346,7 +346,7 @@ func (w *process) fetch(ctx context.Context, info types.BlobInfo) error {
 		}
 		if err != nil {
 			text := pullerror.Cut(pullerror.Hide(pullerror.Redact(err.Error()), w.Secrets))
-			last = append([]byte{unpack.PacketError}, text...)
+			last = append([]byte{wire.PacketError}, text...)
 		}
 		_, _ = conn.Write(last) // the worker may have ended
 	})
@@ -363,13 +363,13 @@ func (w *process) transfer(ctx context.Context, info types.BlobInfo, to *net.Uni
 		Resumed:   func(bytes int64) { w.progress(progress.Resumed, info, uint64(bytes)) },
 		Came:      func(bytes int64) { w.progress(types.ProgressEventRead, info, uint64(bytes)) },
 		Shown: func(file *os.File, size int64) error {
-			packet := binary.BigEndian.AppendUint64([]byte{unpack.PacketShown}, uint64(size))
+			packet := binary.BigEndian.AppendUint64([]byte{wire.PacketShown}, uint64(size))
 			if shown {
 				_, err := to.Write(packet)
 				return err
 			}
 			shown = true
-			return unpack.SendFile(to, packet, file)
+			return wire.SendFile(to, packet, file)
 		},
 		Connections: func(change int) { w.progress(progress.Connections(change), info, 0) },
 	})

@@ -14,7 +14,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/programs"
 	"github.com/crius-run/crius/storage/pull/pullerror"
-	"github.com/crius-run/crius/storage/unpack"
+	"github.com/crius-run/crius/storage/unpack/wire"
 )
 
 // Program is crius-unpack as it was when it was opened: a package that replaces it does not
@@ -24,7 +24,7 @@ type Program struct{ file *os.File }
 // FindProgram locates the program beside the one that runs, else in PATH. The error says
 // fault.Precondition.
 func FindProgram() (path string, err error) {
-	if path, err = programs.Find(unpack.Name, programs.Dir()); err != nil {
+	if path, err = programs.Find(wire.Name, programs.Dir()); err != nil {
 		return "", fmt.Errorf("crius-unpack not found in the directory of crius or in PATH: install it and restart crius: %w", fault.Precondition)
 	}
 	return path, nil
@@ -36,16 +36,16 @@ func CheckProgram(ctx context.Context, path string) error {
 	const patience = 30 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	said, err := exec.CommandContext(ctx, path, unpack.VersionFlag).Output()
+	said, err := exec.CommandContext(ctx, path, wire.VersionFlag).Output()
 	if failed := new(exec.ExitError); errors.As(err, &failed) {
 		err = fmt.Errorf("%w: %s", err, pullerror.Cut(strings.TrimSpace(string(failed.Stderr))))
 	}
 	if err != nil {
 		return fmt.Errorf("cannot run %s, or it is of another version than crius: %w: %w", path, err, fault.Precondition)
 	}
-	if said := strings.TrimSpace(string(said)); said != unpack.Version() {
+	if said := strings.TrimSpace(string(said)); said != wire.Version() {
 		return fmt.Errorf("%s says %q where %q is needed, so it is of another version than crius: %w",
-			path, pullerror.Cut(said), unpack.Version(), fault.Precondition)
+			path, pullerror.Cut(said), wire.Version(), fault.Precondition)
 	}
 	return nil
 }
@@ -69,8 +69,8 @@ func (p *Program) Close() error {
 
 // command starts the program by the descriptor that the worker inherits as its last one.
 func (p *Program) command(ctx context.Context) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, fmt.Sprintf("/proc/self/fd/%d", unpack.ProgramFD))
-	cmd.Args = []string{unpack.Name}
+	cmd := exec.CommandContext(ctx, fmt.Sprintf("/proc/self/fd/%d", wire.ProgramFD))
+	cmd.Args = []string{wire.Name}
 	cmd.ExtraFiles = []*os.File{p.file}
 	return cmd
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/crius-run/crius/internal/race"
 	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/source"
-	"github.com/crius-run/crius/storage/unpack"
+	"github.com/crius-run/crius/storage/unpack/wire"
 	testprogram "github.com/crius-run/crius/test/kit/program"
 	"github.com/crius-run/crius/test/kit/tools"
 )
@@ -52,7 +52,7 @@ func TestProgramIsHeld(t *testing.T) {
 	}
 	// By hand, under the name by which a server starts it.
 	byHand := exec.CommandContext(t.Context(), built)
-	byHand.Args = []string{unpack.Name}
+	byHand.Args = []string{wire.Name}
 	if said, err := byHand.CombinedOutput(); err == nil || !strings.HasPrefix(string(said), "usage: crius-unpack") {
 		t.Errorf("by hand: %q, %v", said, err)
 	}
@@ -68,8 +68,8 @@ func TestProgramIsHeld(t *testing.T) {
 	if err := errors.Join(os.Remove(path), os.WriteFile(path, []byte("#!/bin/false\n"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	last, err := pullOf(t, program).run(t.Context(), program.command(t.Context()), unpack.Order{Protocol: unpack.Protocol + 1})
-	if !errors.Is(err, fault.Precondition) || last != (unpack.Message{}) {
+	last, err := pullOf(t, program).run(t.Context(), program.command(t.Context()), wire.Order{Protocol: wire.Protocol + 1})
+	if !errors.Is(err, fault.Precondition) || last != (wire.Message{}) {
 		t.Errorf("%+v, %v", last, err)
 	}
 }

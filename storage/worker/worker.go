@@ -21,6 +21,7 @@ import (
 	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/unpack"
 	"github.com/crius-run/crius/storage/unpack/layers"
+	"github.com/crius-run/crius/storage/unpack/wire"
 )
 
 // Name is the name under which the program runs Main, by containers/storage's reexec.
@@ -28,22 +29,22 @@ const Name = "crius-pull-worker"
 
 // copyOrder is the order of a worker that copies an image, which the server has inspected.
 type copyOrder struct {
-	unpack.Order // without layers
-	Documents    source.Documents
-	Name         string // with registry, and tag or digest
-	Signatures   [][]byte
+	wire.Order // without layers
+	Documents  source.Documents
+	Name       string // with registry, and tag or digest
+	Signatures [][]byte
 }
 
 // Main copies an image as a worker process, confined by the server that has started
 // it, and ends the process. It ends early with the server.
 func Main() {
-	unpack.Work(func(ctx context.Context, s *unpack.Server) (unpack.Message, error) {
+	unpack.Work(func(ctx context.Context, s *unpack.Server) (wire.Message, error) {
 		var order copyOrder
 		if err := s.Order(&order); err != nil {
-			return unpack.Message{}, err
+			return wire.Message{}, err
 		}
 		id, err := copyImage(ctx, s, order)
-		return unpack.Message{Copied: id}, err
+		return wire.Message{Copied: id}, err
 	})
 }
 
@@ -56,7 +57,7 @@ func copyImage(ctx context.Context, server *unpack.Server, order copyOrder) (str
 	if err != nil {
 		return "", err
 	}
-	store, err := order.OpenStore()
+	store, err := unpack.OpenStore(order.Order)
 	if err != nil {
 		return "", err
 	}
@@ -80,14 +81,14 @@ func copyImage(ctx context.Context, server *unpack.Server, order copyOrder) (str
 // each byte as it comes, which would be a message each.
 func report(server *unpack.Server, events <-chan types.ProgressProperties, config digest.Digest) {
 	for p := range events {
-		event := unpack.Event{Blob: unpack.Blob{Digest: p.Artifact.Digest, Size: p.Artifact.Size}, Kind: uint(p.Event), Update: p.OffsetUpdate}
+		event := wire.Event{Blob: wire.Blob{Digest: p.Artifact.Digest, Size: p.Artifact.Size}, Kind: uint(p.Event), Update: p.OffsetUpdate}
 		if event.Digest != config {
 			if p.Event == types.ProgressEventNewArtifact || p.Event == types.ProgressEventRead {
 				continue
 			}
 			event.Update = 0
 		}
-		server.Send(unpack.Message{Event: &event})
+		server.Send(wire.Message{Event: &event})
 	}
 }
 
@@ -152,7 +153,7 @@ func (s *handedSource) GetBlob(_ context.Context, info types.BlobInfo, _ types.B
 	if content, size, found := s.ConfigBlob(info.Digest); found {
 		return content, size, nil
 	}
-	blob, err := s.server.Fetch(unpack.Blob{Digest: info.Digest, Size: info.Size})
+	blob, err := s.server.Fetch(wire.Blob{Digest: info.Digest, Size: info.Size})
 	if err != nil {
 		return nil, 0, err
 	}

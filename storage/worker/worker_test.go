@@ -23,7 +23,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/thread"
 	"github.com/crius-run/crius/storage/pull/pullerror"
-	"github.com/crius-run/crius/storage/unpack"
+	"github.com/crius-run/crius/storage/unpack/wire"
 	"github.com/crius-run/crius/test/kit/sockets"
 )
 
@@ -85,7 +85,7 @@ func TestHostile(t *testing.T) {
 	for what, line := range map[string]string{
 		"nonsense":      "nonsense\n",
 		"nothing":       "",
-		"endless line":  strings.Repeat("x", 2*unpack.MaxMessage),
+		"endless line":  strings.Repeat("x", 2*wire.MaxMessage),
 		"empty message": "{}\n",
 		"half":          `{"Copied":`,
 	} {
@@ -103,7 +103,7 @@ func TestHostile(t *testing.T) {
 			theirs.Close()
 		}()
 		w := &process{conn: conn.(*net.UnixConn)}
-		if last := w.serve(t.Context()); last != (unpack.Message{}) {
+		if last := w.serve(t.Context()); last != (wire.Message{}) {
 			t.Errorf("%s: %+v", what, last)
 		}
 		conn.Close()
@@ -155,7 +155,7 @@ func TestWorkerDiesEarly(t *testing.T) {
 		if test.dead {
 			<-w.ended
 		}
-		_, err = w.run(t.Context(), unpack.Order{})
+		_, err = w.run(t.Context(), wire.Order{})
 		if errors.Is(err, pullerror.ErrWorkerDied) != test.died || errors.Is(err, fault.Unavailable) != test.died || errors.Is(err, errRefused) == test.died {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -187,10 +187,10 @@ func TestWorkerThatSaysTooMuch(t *testing.T) {
 		defer conns[1].Close()
 		to := json.NewEncoder(conns[1])
 		for i := range 2 * maxLogLines {
-			_ = to.Encode(unpack.Message{Event: &unpack.Event{Blob: unpack.Blob{Digest: digest.FromString(fmt.Sprint(i))}}})
-			_ = to.Encode(unpack.Message{Log: &unpack.Line{Level: slog.LevelWarn, Text: "line"}})
+			_ = to.Encode(wire.Message{Event: &wire.Event{Blob: wire.Blob{Digest: digest.FromString(fmt.Sprint(i))}}})
+			_ = to.Encode(wire.Message{Log: &wire.Line{Level: slog.LevelWarn, Text: "line"}})
 		}
-		_ = to.Encode(unpack.Message{Event: &unpack.Event{Blob: unpack.Blob{Digest: known}, Kind: uint(types.ProgressEventRead), Update: math.MaxUint64}})
+		_ = to.Encode(wire.Message{Event: &wire.Event{Blob: wire.Blob{Digest: known}, Kind: uint(types.ProgressEventRead), Update: math.MaxUint64}})
 	}()
 	w.serve(t.Context())
 	if len(events) != 1 {

@@ -10,7 +10,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/cgroup"
-	"github.com/crius-run/crius/storage/unpack"
+	"github.com/crius-run/crius/storage/unpack/wire"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/inventory"
 	"github.com/crius-run/crius/test/kit/node"
@@ -22,7 +22,7 @@ import (
 func pullWorkers(cgroupPath string) (workers int) {
 	pids, _ := cgroup.Procs(cgroupPath)
 	for _, pid := range pids {
-		if line, _ := os.ReadFile(filepath.Join("/proc", fmt.Sprint(pid), "cmdline")); string(line) == unpack.Name+"\x00" {
+		if line, _ := os.ReadFile(filepath.Join("/proc", fmt.Sprint(pid), "cmdline")); string(line) == wire.Name+"\x00" {
 			workers++
 		}
 	}

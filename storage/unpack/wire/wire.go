@@ -1,4 +1,10 @@
-package unpack
+// Package wire is what a server and its pull worker say to each other.
+//
+// The server starts the worker, confined, with a socket, and writes an Order to its standard
+// input. The worker answers with a line of JSON for each Message. What it fetches comes by
+// another socket each, as packets and a descriptor of the file that the server writes. See
+// docs/decisions/0019-pull-worker.md.
+package wire
 
 import (
 	"errors"
@@ -17,14 +23,23 @@ import (
 	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
+// Name is that of the program, and its only argument when the server starts it.
+const Name = "crius-unpack"
+
+// VersionFlag makes the program print Version and end.
+const VersionFlag = "--version"
+
+// Version says which protocol the program speaks.
+func Version() string { return fmt.Sprintf("%s with protocol %d", Name, Protocol) }
+
 // Protocol is the version of what server and worker say to each other. It changes with
 // that, so that a server which finds the program of another package says so.
 const Protocol = 1
 
 // Descriptors of a worker beside its standard ones.
 const (
-	socketFD  = 3 // to the server
-	jobFD     = 4 // the job's lock: nobody sweeps what a worker may still write
+	SocketFD  = 3 // to the server
+	JobFD     = 4 // the job's lock: nobody sweeps what a worker may still write
 	ProgramFD = 5 // the program itself, by which it was started
 )
 
@@ -80,7 +95,8 @@ const (
 	PacketError = 'e' // text; the last packet
 )
 
-const maxPacket = 8 << 10 // bytes, more than an error may have
+// MaxPacket is the size of a packet at most, in bytes: more than an error may have.
+const MaxPacket = 8 << 10
 
 // SendFile sends a packet with a descriptor by which a file can be read, and nothing else.
 func SendFile(to *net.UnixConn, packet []byte, file *os.File) error {
@@ -108,22 +124,30 @@ var carried = []error{
 	io.ErrUnexpectedEOF, unix.ENOSPC, unix.EDQUOT,
 }
 
-// failureOf makes of an error what its message has room for.
-func failureOf(err error) *Failure {
-	failure := &Failure{Text: short(err.Error())}
+// FetchError is the error of a fetch, which the server knows better.
+type FetchError struct {
+	Number int // of the fetch, from 1
+	Text   string
+}
+
+func (e *FetchError) Error() string { return e.Text }
+
+// FailureOf makes of an error what its message has room for.
+func FailureOf(err error) *Failure {
+	failure := &Failure{Text: Short(err.Error())}
 	for i, kind := range carried {
 		if errors.Is(err, kind) {
 			failure.Kinds = append(failure.Kinds, i)
 		}
 	}
-	if fetch := new(fetchError); errors.As(err, &fetch) {
-		failure.Fetch = fetch.number
+	if fetch := new(FetchError); errors.As(err, &fetch) {
+		failure.Fetch = fetch.Number
 	}
 	return failure
 }
 
-// short cuts a text to what a message has room for: a byte may take six in JSON.
-func short(text string) string { return text[:min(len(text), MaxMessage/8)] }
+// Short cuts a text to what a message has room for: a byte may take six in JSON.
+func Short(text string) string { return text[:min(len(text), MaxMessage/8)] }
 
 // Arrived is the worker's error; fetch is the error of the n-th fetch, or nil.
 func (f *Failure) Arrived(fetch func(n int) error) error {
