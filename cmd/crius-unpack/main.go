@@ -9,13 +9,13 @@ import (
 	"syscall"
 
 	"github.com/crius-run/crius/internal/inherit"
-	"github.com/crius-run/crius/storage/unpack"
+	"github.com/crius-run/crius/storage/unpack/worker"
 	"github.com/crius-run/crius/storage/unpack/wire"
 )
 
 func main() {
 	syscall.Umask(inherit.Umask)
-	if unpack.Main() {
+	if worker.Main() {
 		return
 	}
 	if len(os.Args) == 2 && os.Args[1] == wire.VersionFlag {

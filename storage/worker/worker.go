@@ -19,9 +19,9 @@ import (
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/storage/registry/source"
-	"github.com/crius-run/crius/storage/unpack"
 	"github.com/crius-run/crius/storage/unpack/layers"
 	"github.com/crius-run/crius/storage/unpack/wire"
+	"github.com/crius-run/crius/storage/unpack/worker"
 )
 
 // Name is the name under which the program runs Main, by containers/storage's reexec.
@@ -38,7 +38,7 @@ type copyOrder struct {
 // Main copies an image as a worker process, confined by the server that has started
 // it, and ends the process. It ends early with the server.
 func Main() {
-	unpack.Work(func(ctx context.Context, s *unpack.Server) (wire.Message, error) {
+	worker.Work(func(ctx context.Context, s *worker.Client) (wire.Message, error) {
 		var order copyOrder
 		if err := s.Order(&order); err != nil {
 			return wire.Message{}, err
@@ -48,7 +48,7 @@ func Main() {
 	})
 }
 
-func copyImage(ctx context.Context, server *unpack.Server, order copyOrder) (string, error) {
+func copyImage(ctx context.Context, server *worker.Client, order copyOrder) (string, error) {
 	named, err := reference.ParseNamed(order.Name)
 	if err != nil {
 		return "", err
@@ -57,7 +57,7 @@ func copyImage(ctx context.Context, server *unpack.Server, order copyOrder) (str
 	if err != nil {
 		return "", err
 	}
-	store, err := unpack.OpenStore(order.Order)
+	store, err := worker.OpenStore(order.Order)
 	if err != nil {
 		return "", err
 	}
@@ -79,7 +79,7 @@ func copyImage(ctx context.Context, server *unpack.Server, order copyOrder) (str
 
 // report sends events on, except those of fetches, of which the server knows. For it counts
 // each byte as it comes, which would be a message each.
-func report(server *unpack.Server, events <-chan types.ProgressProperties, config digest.Digest) {
+func report(server *worker.Client, events <-chan types.ProgressProperties, config digest.Digest) {
 	for p := range events {
 		event := wire.Event{Blob: wire.Blob{Digest: p.Artifact.Digest, Size: p.Artifact.Size}, Kind: uint(p.Event), Update: p.OffsetUpdate}
 		if event.Digest != config {
@@ -94,7 +94,7 @@ func report(server *unpack.Server, events <-chan types.ProgressProperties, confi
 
 // stream is a blob that is read while it arrives.
 type stream struct {
-	*unpack.Fetched
+	*worker.Fetched
 	at, size int64
 }
 
@@ -136,7 +136,7 @@ type handedSource struct {
 	source.Documents
 	ref        types.ImageReference
 	signatures [][]byte
-	server     *unpack.Server
+	server     *worker.Client
 }
 
 // Reference implements types.ImageSource.

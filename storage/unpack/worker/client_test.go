@@ -1,4 +1,4 @@
-package unpack
+package worker
 
 import (
 	"encoding/binary"

@@ -1,4 +1,4 @@
-package unpack
+package worker
 
 import (
 	"bufio"
@@ -19,8 +19,8 @@ import (
 	"github.com/crius-run/crius/storage/unpack/wire"
 )
 
-// Server is the server as its worker sees it.
-type Server struct {
+// Client is a worker's connection to the server that has started it.
+type Client struct {
 	conn    *net.UnixConn
 	answers chan *os.File // sockets
 	sending sync.Mutex
@@ -32,7 +32,7 @@ type Server struct {
 // Work does the work of a worker process, which the server has confined and started, sends
 // its last message and ends the process. It ends early with the server. What the libraries
 // have to say goes to the server.
-func Work(do func(context.Context, *Server) (last wire.Message, err error)) {
+func Work(do func(context.Context, *Client) (last wire.Message, err error)) {
 	unix.CloseOnExec(wire.SocketFD)
 	unix.CloseOnExec(wire.JobFD)
 	socket := os.NewFile(wire.SocketFD, "server")
@@ -41,17 +41,17 @@ func Work(do func(context.Context, *Server) (last wire.Message, err error)) {
 		fatal(err)
 	}
 	_ = socket.Close()
-	s := &Server{conn: conn.(*net.UnixConn), answers: make(chan *os.File)}
+	c := &Client{conn: conn.(*net.UnixConn), answers: make(chan *os.File)}
 	liblog.Capture(func(_ context.Context, level slog.Level, text string) {
-		s.Send(wire.Message{Log: &wire.Line{Level: level, Text: wire.Short(text)}})
+		c.Send(wire.Message{Log: &wire.Line{Level: level, Text: wire.Short(text)}})
 	})
 	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // the root of the worker process
-	go s.listen(cancel)
-	last, err := do(ctx, s)
+	go c.listen(cancel)
+	last, err := do(ctx, c)
 	if err != nil {
 		last = wire.Message{Failed: wire.FailureOf(err)}
 	}
-	s.Send(last)
+	c.Send(last)
 	os.Exit(0)
 }
 
@@ -61,7 +61,7 @@ func fatal(err error) {
 }
 
 // Order reads the worker's order.
-func (s *Server) Order(order any) error {
+func (c *Client) Order(order any) error {
 	if err := json.NewDecoder(bufio.NewReader(os.Stdin)).Decode(order); err != nil {
 		return fmt.Errorf("read order: %w", err)
 	}
@@ -69,12 +69,12 @@ func (s *Server) Order(order any) error {
 }
 
 // Send ends the process if the server is gone.
-func (s *Server) Send(m wire.Message) {
+func (c *Client) Send(m wire.Message) {
 	line, err := json.Marshal(m)
-	s.sending.Lock()
-	defer s.sending.Unlock()
+	c.sending.Lock()
+	defer c.sending.Unlock()
 	if err == nil {
-		_, err = s.conn.Write(append(line, '\n'))
+		_, err = c.conn.Write(append(line, '\n'))
 	}
 	if err != nil {
 		fatal(err)
@@ -82,20 +82,20 @@ func (s *Server) Send(m wire.Message) {
 }
 
 // Lost has the server log that a layer in the store cannot be rebuilt, which the error names.
-func (s *Server) Lost(err error) {
-	s.Send(wire.Message{Log: &wire.Line{Level: slog.LevelWarn, Text: wire.Short(err.Error()), Lost: true}})
+func (c *Client) Lost(err error) {
+	c.Send(wire.Message{Log: &wire.Line{Level: slog.LevelWarn, Text: wire.Short(err.Error()), Lost: true}})
 }
 
 // listen takes the server's answers. The server calls the work off by sending no more.
-func (s *Server) listen(cancel context.CancelFunc) {
+func (c *Client) listen(cancel context.CancelFunc) {
 	defer cancel()
-	defer close(s.answers)
+	defer close(c.answers)
 	for {
-		_, file, err := receive(s.conn, make([]byte, 1))
+		_, file, err := receive(c.conn, make([]byte, 1))
 		if err != nil || file == nil {
 			return
 		}
-		s.answers <- file
+		c.answers <- file
 	}
 }
 
@@ -118,12 +118,12 @@ func receive(conn *net.UnixConn, buffer []byte) (n int, file *os.File, err error
 }
 
 // Fetch asks the server for a blob.
-func (s *Server) Fetch(blob wire.Blob) (*Fetched, error) {
-	s.fetching.Lock()
-	defer s.fetching.Unlock()
-	s.fetches++
-	s.Send(wire.Message{Fetch: &blob})
-	socket, ok := <-s.answers
+func (c *Client) Fetch(blob wire.Blob) (*Fetched, error) {
+	c.fetching.Lock()
+	defer c.fetching.Unlock()
+	c.fetches++
+	c.Send(wire.Message{Fetch: &blob})
+	socket, ok := <-c.answers
 	if !ok {
 		return nil, errServerGone
 	}
@@ -132,7 +132,7 @@ func (s *Server) Fetch(blob wire.Blob) (*Fetched, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Fetched{conn: conn.(*net.UnixConn), number: s.fetches, packet: make([]byte, wire.MaxPacket)}, nil
+	return &Fetched{conn: conn.(*net.UnixConn), number: c.fetches, packet: make([]byte, wire.MaxPacket)}, nil
 }
 
 var errServerGone = errors.New("the server cancelled the pull")

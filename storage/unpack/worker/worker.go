@@ -1,11 +1,11 @@
-// Package unpack is the side of the pull worker in the protocol between it and its server,
-// and the program that adds layers to containers/storage. See
+// Package worker is the program crius-unpack, which adds the layers of one image to
+// containers/storage, and the worker's end of the connection to its server (package wire). See
 // docs/decisions/0019-pull-worker.md.
 //
 // The program is started once for each image, and by containers/storage once more for each
 // layer. So it links containers/storage and little else, which test/layout checks: how long
 // it takes to start is most of what a small layer costs (docs/decisions/0051-unpack-program.md).
-package unpack
+package worker
 
 import (
 	"context"
@@ -35,12 +35,12 @@ func Main() bool {
 	}
 	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(unsafe.StringData(wire.Name+"\x00"))), 0, 0, 0) // it was started by the name of a descriptor
 	unix.CloseOnExec(wire.ProgramFD)
-	Work(func(ctx context.Context, s *Server) (wire.Message, error) {
+	Work(func(ctx context.Context, c *Client) (wire.Message, error) {
 		var order wire.Order
-		if err := s.Order(&order); err != nil || order.Protocol != wire.Protocol {
+		if err := c.Order(&order); err != nil || order.Protocol != wire.Protocol {
 			return wire.Message{}, fmt.Errorf("crius-unpack is of another version than the server: install both from one package and restart crius: %w", fault.Precondition)
 		}
-		return wire.Message{Unpacked: true}, s.putLayers(ctx, order)
+		return wire.Message{Unpacked: true}, c.putLayers(ctx, order)
 	})
 	return true
 }
@@ -53,16 +53,16 @@ func hasServer() bool {
 }
 
 // putLayers adds the layers to the store.
-func (s *Server) putLayers(ctx context.Context, order wire.Order) error {
+func (c *Client) putLayers(ctx context.Context, order wire.Order) error {
 	store, err := OpenStore(order)
 	if err != nil {
 		return err
 	}
 	in := layers.Intake{
 		Store: store, Dir: order.Temporary, Parallel: max(order.Parallel, 1),
-		Fetch: func(l layers.Layer) (layers.Arrival, error) { return s.Fetch(wire.Blob{Digest: l.Blob, Size: l.Size}) },
-		Added: func(l layers.Layer) { s.Send(wire.Message{Added: &wire.Blob{Digest: l.Blob, Size: l.Size}}) },
-		Lost:  func(l layers.Layer, err error) { s.Lost(fmt.Errorf("blob %s: %w", l.Blob, err)) },
+		Fetch: func(l layers.Layer) (layers.Arrival, error) { return c.Fetch(wire.Blob{Digest: l.Blob, Size: l.Size}) },
+		Added: func(l layers.Layer) { c.Send(wire.Message{Added: &wire.Blob{Digest: l.Blob, Size: l.Size}}) },
+		Lost:  func(l layers.Layer, err error) { c.Lost(fmt.Errorf("blob %s: %w", l.Blob, err)) },
 	}
 	return in.Put(ctx, order.Layers)
 }
