@@ -61,6 +61,7 @@ import (
 	"github.com/crius-run/crius/storage/registry/hosts"
 	"github.com/crius-run/crius/storage/registry/trust"
 	"github.com/crius-run/crius/storage/reserve"
+	"github.com/crius-run/crius/storage/unpack/copier"
 	"github.com/crius-run/crius/storage/unpack/untar"
 	"github.com/crius-run/crius/storage/worker"
 )
@@ -75,7 +76,7 @@ import (
 // or namespaces, and crius to copy an image in a format that crius-unpack does not know;
 // there Init does that work and says true. It also makes the two libraries log through slog.
 func Init() bool {
-	reexec.Register(worker.Name, worker.Main)
+	reexec.Register(copier.Name, copier.Main)
 	reexec.Register(featuresName, findFeatures)
 	if untar.Child() || reexec.Init() {
 		return true

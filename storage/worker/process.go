@@ -33,6 +33,7 @@ import (
 	"github.com/crius-run/crius/storage/pull/pullerror"
 	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/source"
+	"github.com/crius-run/crius/storage/unpack/copier"
 	"github.com/crius-run/crius/storage/unpack/wire"
 	"github.com/opencontainers/go-digest"
 )
@@ -87,7 +88,7 @@ func (p Pull) Unpack(ctx context.Context) error {
 // Copy has a worker copy the image, whatever the format of its layers, and returns its id.
 // Errors are those of Unpack.
 func (p Pull) Copy(ctx context.Context) (id string, err error) {
-	last, err := p.run(ctx, reexec.CommandContext(ctx, Name), copyOrder{
+	last, err := p.run(ctx, reexec.CommandContext(ctx, copier.Name), copier.Order{
 		Order: p.order(), Documents: p.Source.Documents, Name: p.Source.Name.String(), Signatures: p.Source.Signatures,
 	})
 	if err != nil {

@@ -1,3 +1,11 @@
+// Package unpack has the layers of an image unpacked into containers/storage by a process of its
+// own, confined and without a network, to which the server passes on what it downloads. It is the
+// server's side. The process is crius-unpack (package worker) or, where only containers/image
+// knows the format of a layer, this program (package copier); package wire is what both sides say
+// to each other. See docs/decisions/0019-pull-worker.md.
+//
+// In the process, package layers takes a layer from its archive to the store, and package untar
+// makes its files.
 package worker
 
 import (

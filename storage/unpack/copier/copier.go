@@ -1,8 +1,7 @@
-// Package worker has foreign layers unpacked into containers/storage by a process of its
-// own, confined and without a network, to which the server passes the layers on: by
-// crius-unpack, or, where only containers/image knows their format, by this program. See
-// docs/decisions/0019-pull-worker.md.
-package worker
+// Package copier is a worker that copies an image as a whole, by containers/image, for layers in a
+// format that crius-unpack does not know. It is crius itself that runs as that worker, confined
+// like crius-unpack.
+package copier
 
 import (
 	"context"
@@ -27,8 +26,8 @@ import (
 // Name is the name under which the program runs Main, by containers/storage's reexec.
 const Name = "crius-pull-worker"
 
-// copyOrder is the order of a worker that copies an image, which the server has inspected.
-type copyOrder struct {
+// Order is what to copy: an image that the server has inspected.
+type Order struct {
 	wire.Order // without layers
 	Documents  source.Documents
 	Name       string // with registry, and tag or digest
@@ -38,17 +37,17 @@ type copyOrder struct {
 // Main copies an image as a worker process, confined by the server that has started
 // it, and ends the process. It ends early with the server.
 func Main() {
-	worker.Work(func(ctx context.Context, s *worker.Client) (wire.Message, error) {
-		var order copyOrder
-		if err := s.Order(&order); err != nil {
+	worker.Work(func(ctx context.Context, c *worker.Client) (wire.Message, error) {
+		var order Order
+		if err := c.Order(&order); err != nil {
 			return wire.Message{}, err
 		}
-		id, err := copyImage(ctx, s, order)
+		id, err := copyImage(ctx, c, order)
 		return wire.Message{Copied: id}, err
 	})
 }
 
-func copyImage(ctx context.Context, server *worker.Client, order copyOrder) (string, error) {
+func copyImage(ctx context.Context, client *worker.Client, order Order) (string, error) {
 	named, err := reference.ParseNamed(order.Name)
 	if err != nil {
 		return "", err
@@ -62,14 +61,14 @@ func copyImage(ctx context.Context, server *worker.Client, order copyOrder) (str
 		return "", err
 	}
 	sys := &types.SystemContext{BigFilesTemporaryDir: order.Temporary, BlobInfoCacheDir: filepath.Join(os.DevNull, "none")}
-	src := &handedReference{ImageReference: ref, source: handedSource{Documents: order.Documents, ref: ref, signatures: order.Signatures, server: server}}
+	src := &handedReference{ImageReference: ref, source: handedSource{Documents: order.Documents, ref: ref, signatures: order.Signatures, client: client}}
 	events := make(chan types.ProgressProperties, 64)
 	var reporting sync.WaitGroup
-	reporting.Go(func() { report(server, events, order.Documents.ConfigDigest) })
+	reporting.Go(func() { report(client, events, order.Documents.ConfigDigest) })
 	options := copy.Options{MaxParallelDownloads: uint(max(order.Parallel, 0)), Progress: events}
 	id, err := source.Copy(ctx, checked{Store: store}, named, src, sys, options)
 	if errors.Is(err, layers.ErrNotRebuilt) {
-		server.Lost(err)
+		client.Lost(err)
 		id, err = source.Copy(ctx, checked{Store: store, fetched: true}, named, src, sys, options)
 	}
 	close(events)
@@ -79,7 +78,7 @@ func copyImage(ctx context.Context, server *worker.Client, order copyOrder) (str
 
 // report sends events on, except those of fetches, of which the server knows. For it counts
 // each byte as it comes, which would be a message each.
-func report(server *worker.Client, events <-chan types.ProgressProperties, config digest.Digest) {
+func report(client *worker.Client, events <-chan types.ProgressProperties, config digest.Digest) {
 	for p := range events {
 		event := wire.Event{Blob: wire.Blob{Digest: p.Artifact.Digest, Size: p.Artifact.Size}, Kind: uint(p.Event), Update: p.OffsetUpdate}
 		if event.Digest != config {
@@ -88,7 +87,7 @@ func report(server *worker.Client, events <-chan types.ProgressProperties, confi
 			}
 			event.Update = 0
 		}
-		server.Send(wire.Message{Event: &event})
+		client.Send(wire.Message{Event: &event})
 	}
 }
 
@@ -136,7 +135,7 @@ type handedSource struct {
 	source.Documents
 	ref        types.ImageReference
 	signatures [][]byte
-	server     *worker.Client
+	client     *worker.Client
 }
 
 // Reference implements types.ImageSource.
@@ -153,7 +152,7 @@ func (s *handedSource) GetBlob(_ context.Context, info types.BlobInfo, _ types.B
 	if content, size, found := s.ConfigBlob(info.Digest); found {
 		return content, size, nil
 	}
-	blob, err := s.server.Fetch(wire.Blob{Digest: info.Digest, Size: info.Size})
+	blob, err := s.client.Fetch(wire.Blob{Digest: info.Digest, Size: info.Size})
 	if err != nil {
 		return nil, 0, err
 	}
