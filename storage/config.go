@@ -8,7 +8,7 @@ import (
 	"go.podman.io/storage/types"
 
 	"github.com/crius-run/crius/storage/quota"
-	"github.com/crius-run/crius/storage/worker"
+	"github.com/crius-run/crius/storage/unpack"
 )
 
 // Config says where images live and how they are pulled. The zero value of a
@@ -61,7 +61,7 @@ type Options struct {
 	// the worker of all pulls, which takes more CPU.
 	Unpacker string
 	// PullCgroups are where the processes run that unpack images; nil: where this one does.
-	PullCgroups worker.Cgroups `json:"-"`
+	PullCgroups unpack.Cgroups `json:"-"`
 	// CheckProgress is called during the post-crash check, which may take long,
 	// whenever a part of an image has been read; nil: not called.
 	CheckProgress func() `json:"-"`

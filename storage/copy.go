@@ -13,15 +13,15 @@ import (
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/pull/progress"
 	"github.com/crius-run/crius/storage/registry/source"
+	"github.com/crius-run/crius/storage/unpack"
 	"github.com/crius-run/crius/storage/unpack/layers"
-	"github.com/crius-run/crius/storage/worker"
 )
 
 // copy brings the image into the store and returns its id. It leaves foreign layers
 // to a worker process as in p, and adds the image itself: one whose layers are present needs
 // no worker. The worker copies the image as a whole where only containers/image knows the
 // format of a layer, or a layer that is present came from another blob.
-func (s *Store) copy(ctx context.Context, src *source.Image, job *durable.Job, p worker.Pull) (string, error) {
+func (s *Store) copy(ctx context.Context, src *source.Image, job *durable.Job, p unpack.Task) (string, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	watch := progress.New(&s.pulls, src.Name.String(), s.cfg.ProgressTimeout, s.cfg.MinPullRate, src.Asked, cancel)
@@ -72,7 +72,7 @@ func (s *Store) copyPresent(ctx context.Context, src *source.Image, job *durable
 }
 
 // copyForeign has a worker unpack the image's layers, and copy the image if need be.
-func (s *Store) copyForeign(ctx context.Context, src *source.Image, job *durable.Job, p worker.Pull) (id string, err error) {
+func (s *Store) copyForeign(ctx context.Context, src *source.Image, job *durable.Job, p unpack.Task) (id string, err error) {
 	if err := s.features.find(ctx, s.options); err != nil {
 		return "", err
 	}

@@ -22,7 +22,7 @@ import (
 	"github.com/crius-run/crius/storage/registry/hosts"
 	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/registry/trust"
-	"github.com/crius-run/crius/storage/worker"
+	"github.com/crius-run/crius/storage/unpack"
 )
 
 // PullRequest is what to pull and for whom.
@@ -104,7 +104,7 @@ type pull struct {
 }
 
 // worker is what the process that unpacks the image has to do with the pull.
-func (p pull) worker() worker.Pull { return worker.Pull{Secrets: p.secrets, Pod: p.request.Cgroup} }
+func (p pull) worker() unpack.Task { return unpack.Task{Secrets: p.secrets, Pod: p.request.Cgroup} }
 
 // pullName pulls one full name. Somebody may remove the image, or one with the
 // same layers, while it comes in; then it is fetched again, the more often if that was

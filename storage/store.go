@@ -61,9 +61,9 @@ import (
 	"github.com/crius-run/crius/storage/registry/hosts"
 	"github.com/crius-run/crius/storage/registry/trust"
 	"github.com/crius-run/crius/storage/reserve"
+	"github.com/crius-run/crius/storage/unpack"
 	"github.com/crius-run/crius/storage/unpack/copier"
 	"github.com/crius-run/crius/storage/unpack/untar"
-	"github.com/crius-run/crius/storage/worker"
 )
 
 // Init must be the first call of main, before flags are parsed:
@@ -113,7 +113,7 @@ type Store struct {
 	features     features
 	policies     *trust.Policies
 	signatures   *signatureStore
-	unpacker     *worker.Program // nil: there is none
+	unpacker     *unpack.Program // nil: there is none
 	unwatch      func()          // see durable.Locks.Panicked
 	largeWindows chan struct{}   // see inspected
 	repeatRoom   int64           // see layers.BoundRepeats
@@ -259,7 +259,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, man
 	s.images = newCatalog(lib, locks, pinPatterns(cfg.PinnedImages), s.holds.hides)
 	s.artifacts, err = openArtifacts(ctx, s)
 	if err == nil && cfg.Unpacker != "" {
-		s.unpacker, err = worker.OpenProgram(cfg.Unpacker)
+		s.unpacker, err = unpack.OpenProgram(cfg.Unpacker)
 	}
 	if err == nil && !cfg.ReadOnly {
 		err = trace.Do(ctx, "post-crash check", func(ctx context.Context) error { return manifest.Check(ctx, lib) })

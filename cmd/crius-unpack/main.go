@@ -9,8 +9,8 @@ import (
 	"syscall"
 
 	"github.com/crius-run/crius/internal/inherit"
-	"github.com/crius-run/crius/storage/unpack/worker"
 	"github.com/crius-run/crius/storage/unpack/wire"
+	"github.com/crius-run/crius/storage/unpack/worker"
 )
 
 func main() {

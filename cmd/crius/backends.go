@@ -16,7 +16,7 @@ import (
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/server/metrics"
 	"github.com/crius-run/crius/storage"
-	"github.com/crius-run/crius/storage/worker"
+	"github.com/crius-run/crius/storage/unpack"
 )
 
 // backends are what an engine stands on. Who opens them has locked the state, for
@@ -37,7 +37,7 @@ func openServing(ctx context.Context, cfg config.Config, progress func(), tracer
 		slog.WarnContext(ctx, "image.pull_cgroup: images cannot be pulled", "err", err)
 	}
 	pulling := pullcgroup.New(pullCgroupOf(cfg))
-	unpacker, err := worker.FindProgram()
+	unpacker, err := unpack.FindProgram()
 	if err != nil {
 		slog.WarnContext(ctx, "images are unpacked by crius itself, which takes more CPU", "err", err)
 	}

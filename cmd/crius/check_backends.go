@@ -13,7 +13,7 @@ import (
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/storage"
-	"github.com/crius-run/crius/storage/worker"
+	"github.com/crius-run/crius/storage/unpack"
 )
 
 // checkRuntimes looks for the monitor and runs each handler's binary. Only the
@@ -116,11 +116,11 @@ func checkStorage(ctx context.Context, n *node) []finding {
 
 // checkUnpacker starts the program that unpacks images.
 func checkUnpacker(ctx context.Context, _ *node) []finding {
-	path, err := worker.FindProgram()
+	path, err := unpack.FindProgram()
 	if err != nil {
 		return []finding{warn("", "images are unpacked by crius itself, which takes more CPU: %v", err)}
 	}
-	if err := worker.CheckProgram(ctx, path); err != nil {
+	if err := unpack.CheckProgram(ctx, path); err != nil {
 		return []finding{fail("install crius and crius-unpack from one package, and restart crius", "images cannot be pulled: %v", err)}
 	}
 	return []finding{ok("images are unpacked by %s", path)}

@@ -19,8 +19,8 @@ import (
 	"github.com/crius-run/crius/pod"
 )
 
-// unpack reads an archive of crius debug.
-func unpack(t *testing.T, file string) map[string]string {
+// extract reads an archive of crius debug.
+func extract(t *testing.T, file string) map[string]string {
 	t.Helper()
 	f, err := os.Open(file)
 	if err != nil {
@@ -61,7 +61,7 @@ func TestDebugWithoutAServer(t *testing.T) {
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info, err)
 	}
-	parts := unpack(t, file)
+	parts := extract(t, file)
 	for name, word := range map[string]string{
 		"version.txt": "crius", "configuration.toml": dir + "/lib", "check.txt": "kernel", "mounts.txt": "/proc", "processes.txt": "PID",
 		"errors.txt": "status.json: no server at " + dir + "/s",
@@ -132,7 +132,7 @@ case "$*" in *--kernel*) ;; *) echo '` + marker + `' ;; esac`,
 	if code, _, errs := crius(t, "--config", config, "debug", file); code != 0 {
 		t.Fatal(errs)
 	}
-	parts := unpack(t, file)
+	parts := extract(t, file)
 	for name, text := range parts {
 		for line := range strings.Lines(text) {
 			if strings.Contains(line, "s3cr") || strings.Contains(line, "] t") && strings.Contains(line, marker[4:]) {
@@ -199,7 +199,7 @@ func TestDebugArchiveOfBadParts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	parts := unpack(t, file)
+	parts := extract(t, file)
 	if parts["half"] != "something" || parts["last"] != `A=<redacted>, "A=<redacted>", http://<redacted>@proxy:1, AB=c, the end` || len(parts["endless"]) != partSize {
 		t.Errorf("%q, %q, %d bytes", parts["half"], parts["last"], len(parts["endless"]))
 	}

@@ -1,4 +1,4 @@
-package worker
+package unpack
 
 import (
 	"errors"
@@ -68,14 +68,14 @@ func TestProgramIsHeld(t *testing.T) {
 	if err := errors.Join(os.Remove(path), os.WriteFile(path, []byte("#!/bin/false\n"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	last, err := pullOf(t, program).run(t.Context(), program.command(t.Context()), wire.Order{Protocol: wire.Protocol + 1})
+	last, err := taskOf(t, program).run(t.Context(), program.command(t.Context()), wire.Order{Protocol: wire.Protocol + 1})
 	if !errors.Is(err, fault.Precondition) || last != (wire.Message{}) {
 		t.Errorf("%+v, %v", last, err)
 	}
 }
 
-// pullOf is a pull of an image about which nothing is known.
-func pullOf(t *testing.T, program *Program) Pull {
+// taskOf returns the task of an image about which nothing is known.
+func taskOf(t *testing.T, program *Program) Task {
 	t.Helper()
 	name, err := reference.ParseNormalizedNamed("registry.example/app:1")
 	if err != nil {
@@ -92,5 +92,5 @@ func pullOf(t *testing.T, program *Program) Pull {
 			t.Error(err)
 		}
 	})
-	return Pull{Source: &source.Image{Name: name}, Job: job, Writable: []string{dir}, Downloads: downloads.Begin("registry.example"), Program: program}
+	return Task{Source: &source.Image{Name: name}, Job: job, Writable: []string{dir}, Downloads: downloads.Begin("registry.example"), Program: program}
 }

@@ -1,4 +1,4 @@
-package worker
+package unpack
 
 import (
 	"bufio"
@@ -47,8 +47,8 @@ const maxLogLines = 100 // of a worker; later ones are dropped
 // libc's.
 var outOfMemory = regexp.MustCompile("out of memory|cannot allocate memory|pthread_create failed")
 
-// Pull is what a worker has to do for one image.
-type Pull struct {
+// Task is what a worker has to do for one image.
+type Task struct {
 	Source    *source.Image
 	Store     storagetypes.StoreOptions // where it goes
 	Job       *os.File                  // a lock that the worker inherits: nobody sweeps what it may still write
@@ -75,10 +75,10 @@ type Cgroups interface {
 // Unpack has a worker add the image's layers to the store, all of which must be in a format
 // that source.Documents.Layers knows. An error carries pullerror.ErrWorkerDied if the worker
 // has ended before its work.
-func (p Pull) Unpack(ctx context.Context) error {
-	order := p.order()
-	order.Layers = p.Source.Layers()
-	last, err := p.run(ctx, p.Program.command(ctx), order)
+func (t Task) Unpack(ctx context.Context) error {
+	order := t.order()
+	order.Layers = t.Source.Layers()
+	last, err := t.run(ctx, t.Program.command(ctx), order)
 	if err == nil && !last.Unpacked {
 		err = fmt.Errorf("pull worker ended with an unexpected message: %w", fault.Invalid)
 	}
@@ -87,26 +87,26 @@ func (p Pull) Unpack(ctx context.Context) error {
 
 // Copy has a worker copy the image, whatever the format of its layers, and returns its id.
 // Errors are those of Unpack.
-func (p Pull) Copy(ctx context.Context) (id string, err error) {
-	last, err := p.run(ctx, reexec.CommandContext(ctx, copier.Name), copier.Order{
-		Order: p.order(), Documents: p.Source.Documents, Name: p.Source.Name.String(), Signatures: p.Source.Signatures,
+func (t Task) Copy(ctx context.Context) (id string, err error) {
+	last, err := t.run(ctx, reexec.CommandContext(ctx, copier.Name), copier.Order{
+		Order: t.order(), Documents: t.Source.Documents, Name: t.Source.Name.String(), Signatures: t.Source.Signatures,
 	})
 	if err != nil {
 		return "", err
 	}
-	if want := p.Source.ImageID(); last.Copied == "" || want != "" && last.Copied != want {
+	if want := t.Source.ImageID(); last.Copied == "" || want != "" && last.Copied != want {
 		return "", fmt.Errorf("pull worker stored image %s instead of %s: %w", pullerror.Cut(last.Copied), want, fault.Invalid)
 	}
 	return last.Copied, nil
 }
 
-func (p Pull) order() wire.Order {
-	return wire.Order{Protocol: wire.Protocol, Store: p.Store, Temporary: p.Temporary, Parallel: p.Parallel, RepeatRoom: p.RepeatRoom}
+func (t Task) order() wire.Order {
+	return wire.Order{Protocol: wire.Protocol, Store: t.Store, Temporary: t.Temporary, Parallel: t.Parallel, RepeatRoom: t.RepeatRoom}
 }
 
 // run has a worker carry out an order and returns its last message.
-func (p Pull) run(ctx context.Context, cmd *exec.Cmd, order any) (last wire.Message, err error) {
-	w := &process{Pull: p, cmd: cmd, blobs: p.Source.Blobs()}
+func (t Task) run(ctx context.Context, cmd *exec.Cmd, order any) (last wire.Message, err error) {
+	w := &process{Task: t, cmd: cmd, blobs: t.Source.Blobs()}
 	if err := w.start(); err != nil {
 		return last, fmt.Errorf("start pull worker %s (if that goes on, install crius again and restart it): %w", cmd.Args[0], err)
 	}
@@ -115,7 +115,7 @@ func (p Pull) run(ctx context.Context, cmd *exec.Cmd, order any) (last wire.Mess
 
 // process is a worker as the server sees it.
 type process struct {
-	Pull
+	Task
 
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser // for its order

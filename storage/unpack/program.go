@@ -6,7 +6,7 @@
 //
 // In the process, package layers takes a layer from its archive to the store, and package untar
 // makes its files.
-package worker
+package unpack
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package worker
+package unpack
 
 import (
 	"context"
@@ -143,7 +143,7 @@ func TestWorkerDiesEarly(t *testing.T) {
 		if err := errors.Join(err, ours.Close(), theirs.Close()); err != nil {
 			t.Fatal(err)
 		}
-		w := &process{Pull: Pull{Cgroups: test.cgroups}, conn: conn.(*net.UnixConn), cmd: exec.Command(test.program), ended: make(chan struct{})}
+		w := &process{Task: Task{Cgroups: test.cgroups}, conn: conn.(*net.UnixConn), cmd: exec.Command(test.program), ended: make(chan struct{})}
 		w.stdin, err = w.cmd.StdinPipe()
 		if err := errors.Join(err, w.cmd.Start()); err != nil {
 			t.Fatal(err)
@@ -182,7 +182,7 @@ func TestWorkerThatSaysTooMuch(t *testing.T) {
 
 	known := digest.FromString("known")
 	events := make(chan types.ProgressProperties, 2)
-	w := &process{Pull: Pull{Events: events}, conn: conns[0], blobs: map[digest.Digest]bool{known: true}}
+	w := &process{Task: Task{Events: events}, conn: conns[0], blobs: map[digest.Digest]bool{known: true}}
 	go func() {
 		defer conns[1].Close()
 		to := json.NewEncoder(conns[1])
