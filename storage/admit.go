@@ -18,6 +18,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/pull/pullerror"
+	"github.com/crius-run/crius/storage/registry"
 	"github.com/crius-run/crius/storage/registry/trust"
 )
 
@@ -88,8 +89,8 @@ func (s *Store) record(ctx context.Context, id string) (*cstorage.Image, error) 
 func (s *Store) namesOfUse(record *cstorage.Image, asked string) ([]reference.Named, error) {
 	pulled := parseNames(append(slices.Clone(record.Names), record.NamesHistory...))
 	var found []reference.Named
-	if name, err := parseReference(asked); err == nil {
-		wanted, err := localNames(s.libraryContext(), name)
+	if name, err := registry.ParseReference(asked); err == nil {
+		wanted, err := registry.LocalNames(s.registries().Context(), name)
 		if err != nil {
 			return nil, err
 		}
@@ -99,7 +100,7 @@ func (s *Store) namesOfUse(record *cstorage.Image, asked string) ([]reference.Na
 			}
 		}
 	}
-	if id, ok := wholeID(asked); ok && id == record.ID {
+	if id, ok := registry.WholeID(asked); ok && id == record.ID {
 		found = pulled
 	}
 	if len(found) == 0 {

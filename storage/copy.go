@@ -66,7 +66,7 @@ func (s *Store) copyPresent(ctx context.Context, src *source.Image, job *durable
 	}
 	src.PresentOnly = true
 	defer func() { src.PresentOnly = false }()
-	sys := s.libraryContext()
+	sys := s.registries().Context()
 	sys.BigFilesTemporaryDir = job.Temporary
 	return source.Copy(ctx, source.PresentOnly{Store: s.store}, src.Name, src.Opened(), sys, copy.Options{Progress: events})
 }

@@ -46,7 +46,7 @@ func TestCopyOfPresentLayersUnpacksNone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sys := n.libraryContext()
+	sys := n.registries().Context()
 	src, err := n.openSource(testContext(t), sys, policy, name, t.TempDir())
 	if err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/artifact"
+	"github.com/crius-run/crius/storage/registry"
 	"github.com/crius-run/crius/storage/registry/source"
 )
 
@@ -192,7 +193,7 @@ func (s *Store) imageBy(ctx context.Context, ref string, find func([]*Image, str
 		return nil, err
 	}
 	image, err := find(images, ref, func(name string) ([]reference.Named, error) {
-		return localNames(s.libraryContext(), name)
+		return registry.LocalNames(s.registries().Context(), name)
 	})
 	if err != nil {
 		return nil, err

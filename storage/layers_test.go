@@ -47,7 +47,7 @@ func TestLayersAreAsTheLibraryAddsThem(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := source.Copy(testContext(t), theirs.store, named, src, theirs.libraryContext(), copy.Options{}); err != nil {
+		if _, err := source.Copy(testContext(t), theirs.store, named, src, theirs.registries().Context(), copy.Options{}); err != nil {
 			t.Fatal(err)
 		}
 		if got, want := ours.layerRecords(), theirs.layerRecords(); !slices.EqualFunc(got, want, sameLayer) {

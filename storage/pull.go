@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/pull/progress"
 	"github.com/crius-run/crius/storage/pull/pullerror"
+	"github.com/crius-run/crius/storage/registry"
 	"github.com/crius-run/crius/storage/registry/hosts"
 	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/registry/trust"
@@ -46,12 +47,12 @@ type PullRequest struct {
 // in the store; what it has downloaded is kept for a while, for the next one. After one
 // that succeeds the image survives a power cut.
 func (s *Store) Pull(ctx context.Context, req PullRequest) (*Image, error) {
-	short, err := parseReference(req.Image)
+	short, err := registry.ParseReference(req.Image)
 	if err != nil {
 		return nil, fmt.Errorf("pull: %w", err)
 	}
 	sysregistriesv2.InvalidateCache()
-	names, err := pullNames(s.libraryContext(), short)
+	names, err := registry.PullNames(s.registries().Context(), short)
 	if err != nil {
 		return nil, fmt.Errorf("pull %s: %w", short, err)
 	}
@@ -143,9 +144,9 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	if err := s.locks.Await(ctx, durable.ToWrite); err != nil {
 		return nil, err
 	}
-	sys := s.libraryContext()
+	sys := s.registries().Context()
 	sys.AuthFilePath = cmp.Or(p.authFile, sys.AuthFilePath)
-	if err := admitted(sys, name); err != nil {
+	if err := registry.CheckBlocked(sys, name); err != nil {
 		return nil, err
 	}
 	dir, end, err := hosts.MakeDir(s.store.RunRoot())

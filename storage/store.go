@@ -57,6 +57,7 @@ import (
 	"github.com/crius-run/crius/storage/pull/progress"
 	"github.com/crius-run/crius/storage/pull/pullerror"
 	"github.com/crius-run/crius/storage/quota"
+	"github.com/crius-run/crius/storage/registry"
 	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/hosts"
 	"github.com/crius-run/crius/storage/registry/trust"
@@ -465,6 +466,19 @@ func dropLayerStores(options *types.StoreOptions) {
 }
 
 const driverName = "overlay"
+
+// ErrSignature says that the signature policy does not accept the image. It comes
+// together with fault.Denied, and distinguishes this refusal from a registry's.
+var ErrSignature = trust.ErrSignature
+
+// ErrWorkerDied says that the process that unpacks the image has died. It comes together with
+// fault.Unavailable, and distinguishes that from a registry that is not available.
+var ErrWorkerDied = pullerror.ErrWorkerDied
+
+// registries returns where the node has its configuration of registries.
+func (s *Store) registries() registry.Config {
+	return registry.Config{RegistriesConf: s.cfg.RegistriesConf, AuthFile: s.cfg.AuthFile, RunRoot: s.store.RunRoot()}
+}
 
 // Info describes the store for Status(verbose).
 func (s *Store) Info() map[string]any {
