@@ -2,6 +2,7 @@ package storage
 
 import (
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"os"
@@ -9,14 +10,21 @@ import (
 	"strings"
 	"testing"
 
+	"go.podman.io/image/v5/docker/reference"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	reach "github.com/crius-run/crius/storage/registry"
 	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
 	"github.com/crius-run/crius/test/kit/registry/registrytest"
 )
+
+// maxErrorText is the most that is shown of an error, in bytes.
+const maxErrorText = 4096
+
+func encode(text string) string { return base64.StdEncoding.EncodeToString([]byte(text)) }
 
 func TestEveryFormOfCredentials(t *testing.T) {
 	t.Parallel()
@@ -55,7 +63,7 @@ func TestEveryFormOfCredentials(t *testing.T) {
 		if !errors.Is(err, test.want) {
 			t.Errorf("%s: %v, want %v", test.what, err, test.want)
 		}
-		for _, secret := range secrets(test.give) {
+		for _, secret := range reach.Secrets(test.give) {
 			if err != nil && len(secret) > 5 && strings.Contains(err.Error(), secret) {
 				t.Errorf("%s: %q shows %q", test.what, err, secret)
 			}
@@ -106,7 +114,7 @@ func TestCredentialsOfANamespace(t *testing.T) {
 		if _, err := os.Stat(filepath.Join(n.dir, file)); (err == nil) != want {
 			t.Errorf("%s: is the file there? %v, want %t", what, err, want)
 		}
-		if used, err := os.ReadDir(filepath.Join(n.dir, "auth", inUse)); len(used) > 0 {
+		if used, err := os.ReadDir(filepath.Join(n.dir, "auth", "in-use")); len(used) > 0 {
 			t.Errorf("%s: still in use: %v, %v", what, used, err)
 		}
 	}
@@ -129,7 +137,7 @@ func TestCredentialsOfANamespace(t *testing.T) {
 	n.remove(ref)
 	pull("team", ref, fault.Unauthenticated)
 
-	for what, content := range map[string]string{"wrong password": auth("wrong"), "nonsense": "joe:hunter2", "helper": `{"credHelpers": {"` + r.Addr() + `": "hunter2"}}`, "too long": strings.Repeat("hunter2", maxAuthFile/7+1)} {
+	for what, content := range map[string]string{"wrong password": auth("wrong"), "nonsense": "joe:hunter2", "helper": `{"credHelpers": {"` + r.Addr() + `": "hunter2"}}`, "too long": strings.Repeat("hunter2", 1<<20/7+1)} {
 		n.write(file, content)
 		want := fault.Unauthenticated
 		if what != "wrong password" {
@@ -140,7 +148,11 @@ func TestCredentialsOfANamespace(t *testing.T) {
 	}
 
 	n.write(file, auth("hunter2"))
-	if _, err := takeAuthFile(n.cfg.NamespacedAuthDir, filepath.Base(file)); err != nil { // by a server that is killed then
+	name, err := reference.ParseNamed(ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := reach.TakeNamespaceAuth(n.cfg.NamespacedAuthDir, "team", name); err != nil { // by a server that is killed then
 		t.Fatal(err)
 	}
 	n.restart()

@@ -79,16 +79,16 @@ func (s *Store) pullFor(ctx context.Context, name reference.Named, req PullReque
 	if req.Kind != nil {
 		dir = ""
 	}
-	auth, err := takeNamespaceAuth(dir, req.Namespace, name)
+	auth, err := registry.TakeNamespaceAuth(dir, req.Namespace, name)
 	if err != nil {
 		return nil, pullerror.New(name.String(), err, nil)
 	}
 	defer func() {
-		if err := auth.remove(); err != nil {
+		if err := auth.Remove(); err != nil {
 			slog.WarnContext(ctx, "cannot remove used credentials; the next start retries", "err", err)
 		}
 	}()
-	p := pull{name: name, request: req, authFile: auth.file, secrets: append(secrets(req.Auth), auth.secrets...)}
+	p := pull{name: name, request: req, authFile: auth.File, secrets: append(registry.Secrets(req.Auth), auth.Secrets...)}
 	image, err := s.pullName(ctx, p)
 	if err != nil {
 		return nil, pullerror.New(name.String(), progress.CauseOf(ctx, err), p.secrets)
@@ -157,11 +157,11 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	if err := hosts.Follow(s.cfg.HostsDirs, dir, sys, name); err != nil {
 		return nil, err
 	}
-	creds, err := credentialsFor(p.request.Auth, name)
+	creds, err := registry.CredentialsFor(p.request.Auth, name)
 	if err != nil {
 		return nil, err
 	}
-	creds.apply(sys)
+	creds.Apply(sys)
 	policy, err := s.policies.For(p.request.Namespace)
 	if err != nil {
 		return nil, err

@@ -287,7 +287,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, man
 	if err := s.artifacts.SettleNames(ctx, lib); err != nil {
 		slog.Warn("cannot take names from images and OCI artifacts that share them; the next start retries", "err", err)
 	}
-	if err := errors.Join(removeUsedAuthFiles(s.cfg.NamespacedAuthDir), hosts.RemoveDirs(s.store.RunRoot())); err != nil {
+	if err := errors.Join(registry.RemoveUsedAuthFiles(s.cfg.NamespacedAuthDir), hosts.RemoveDirs(s.store.RunRoot())); err != nil {
 		slog.Warn("cannot remove credentials and registry configuration of unfinished pulls; the next start retries", "err", err)
 	}
 	if err := trace.Do(ctx, "write store manifest", manifest.Begin); err != nil {

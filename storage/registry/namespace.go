@@ -1,4 +1,4 @@
-package storage
+package registry
 
 import (
 	"crypto/rand"
@@ -19,58 +19,59 @@ import (
 	"github.com/crius-run/crius/storage/registry/trust"
 )
 
-// inUse is where a credential file lies during the pull that it is for.
+// inUse is the directory of a credential file during its pull.
 const inUse = "in-use"
 
 const maxAuthFile = 1 << 20 // bytes
 
-// namespaceAuth is the credential file that a kubelet's credential provider has left in
+// NamespaceAuth is the credential file that a kubelet's credential provider has left in
 // image.namespaced_auth_dir for one pull: CRI-O's NAMESPACE-SHA256.json, with the digest
-// of the repository's full name. It holds what a pod's namespace may use, so nobody
-// finds it a second time.
-type namespaceAuth struct {
-	file    string // empty: there is none
-	secrets []string
+// of the repository's full name. The credentials are for the pod's namespace alone, so one
+// pull takes the file, and no other can find it.
+type NamespaceAuth struct {
+	File    string   // empty: there is none
+	Secrets []string // in it
 }
 
-// takeNamespaceAuth takes the file, if there is one. The error is fault.Precondition.
-func takeNamespaceAuth(dir, namespace string, name reference.Named) (namespaceAuth, error) {
+// TakeNamespaceAuth takes the file from dir, if there is one; an empty dir has none. The caller
+// must call Remove. The error is fault.Precondition.
+func TakeNamespaceAuth(dir, namespace string, name reference.Named) (NamespaceAuth, error) {
 	if dir == "" || !trust.IsNamespace(namespace) {
-		return namespaceAuth{}, nil
+		return NamespaceAuth{}, nil
 	}
 	a, err := takeAuthFile(dir, fmt.Sprintf("%s-%x.json", namespace, sha256.Sum256([]byte(name.Name()))))
 	if err != nil {
-		return namespaceAuth{}, fmt.Errorf("credentials of namespace %s: %s: %w", namespace, err.Error(), fault.Precondition)
+		return NamespaceAuth{}, fmt.Errorf("credentials of namespace %s: %s: %w", namespace, err.Error(), fault.Precondition)
 	}
 	return a, nil
 }
 
-func takeAuthFile(dir, base string) (namespaceAuth, error) {
+func takeAuthFile(dir, base string) (NamespaceAuth, error) {
 	from := filepath.Join(dir, base)
 	if _, err := os.Lstat(from); errors.Is(err, fs.ErrNotExist) {
-		return namespaceAuth{}, nil
+		return NamespaceAuth{}, nil
 	}
 	if err := os.MkdirAll(filepath.Join(dir, inUse), 0o700); err != nil {
-		return namespaceAuth{}, err
+		return NamespaceAuth{}, err
 	}
 	var random [8]byte
 	_, _ = rand.Read(random[:]) // never fails
-	a := namespaceAuth{file: filepath.Join(dir, inUse, hex.EncodeToString(random[:])+"-"+base)}
-	err := os.Rename(from, a.file)
+	a := NamespaceAuth{File: filepath.Join(dir, inUse, hex.EncodeToString(random[:])+"-"+base)}
+	err := os.Rename(from, a.File)
 	if errors.Is(err, fs.ErrNotExist) { // another pull has been quicker
-		return namespaceAuth{}, nil
+		return NamespaceAuth{}, nil
 	}
 	if err != nil {
-		return namespaceAuth{}, err
+		return NamespaceAuth{}, err
 	}
-	if a.secrets, err = secretsIn(a.file); err != nil {
-		return namespaceAuth{}, errors.Join(fmt.Errorf("%s: %w", from, err), a.remove())
+	if a.Secrets, err = secretsIn(a.File); err != nil {
+		return NamespaceAuth{}, errors.Join(fmt.Errorf("%s: %w", from, err), a.Remove())
 	}
 	return a, nil
 }
 
-// secretsIn are those of a credential file (containers-auth.json(5)). The error does not
-// show what is in it.
+// secretsIn returns the secrets of a credential file (containers-auth.json(5)). The error
+// shows no content.
 func secretsIn(file string) ([]string, error) {
 	text, err := regular.Read(file, maxAuthFile)
 	if err != nil {
@@ -91,21 +92,21 @@ func secretsIn(file string) ([]string, error) {
 	}
 	var all []string
 	for _, entry := range content.Auths {
-		all = append(all, secrets(&cri.AuthConfig{Auth: entry.Auth, IdentityToken: entry.IdentityToken})...)
+		all = append(all, Secrets(&cri.AuthConfig{Auth: entry.Auth, IdentityToken: entry.IdentityToken})...)
 	}
 	return all, nil
 }
 
-// remove ends the use of the file.
-func (a namespaceAuth) remove() error {
-	if a.file == "" {
+// Remove deletes the file.
+func (a NamespaceAuth) Remove() error {
+	if a.File == "" {
 		return nil
 	}
-	return os.Remove(a.file)
+	return os.Remove(a.File)
 }
 
-// removeUsedAuthFiles removes what pulls of a server that was killed have taken.
-func removeUsedAuthFiles(dir string) error {
+// RemoveUsedAuthFiles deletes the files that pulls of a killed server have taken.
+func RemoveUsedAuthFiles(dir string) error {
 	if dir == "" {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package storage
+package registry
 
 import (
 	"encoding/base64"
@@ -51,12 +51,12 @@ func TestCredentialsFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	userPassword := &credentials{config: types.DockerAuthConfig{Username: "u", Password: "p"}}
+	userPassword := &Credentials{config: types.DockerAuthConfig{Username: "u", Password: "p"}}
 	for _, test := range []struct {
 		what string
 		auth *cri.AuthConfig
 		name reference.Named
-		want *credentials
+		want *Credentials
 	}{
 		{"none", nil, name, nil},
 		{"empty", &cri.AuthConfig{}, name, nil},
@@ -64,8 +64,8 @@ func TestCredentialsFor(t *testing.T) {
 		{"user and password", &cri.AuthConfig{Username: "u", Password: "p"}, name, userPassword},
 		{"base64", &cri.AuthConfig{Auth: encode("u:p")}, name, userPassword},
 		{"user goes before base64", &cri.AuthConfig{Username: "u", Password: "p", Auth: encode("x:y")}, name, userPassword},
-		{"identity token", &cri.AuthConfig{IdentityToken: "i"}, name, &credentials{config: types.DockerAuthConfig{IdentityToken: "i"}}},
-		{"registry token", &cri.AuthConfig{RegistryToken: "r"}, name, &credentials{registry: "r"}},
+		{"identity token", &cri.AuthConfig{IdentityToken: "i"}, name, &Credentials{config: types.DockerAuthConfig{IdentityToken: "i"}}},
+		{"registry token", &cri.AuthConfig{RegistryToken: "r"}, name, &Credentials{registry: "r"}},
 		{"same server", &cri.AuthConfig{Username: "u", Password: "p", ServerAddress: "registry.example:5000"}, name, userPassword},
 		{"same server as URL", &cri.AuthConfig{Username: "u", Password: "p", ServerAddress: "https://Registry.example:5000/v2/"}, name, userPassword},
 		{"other port", &cri.AuthConfig{Username: "u", Password: "p", ServerAddress: "registry.example:5001"}, name, nil},
@@ -76,12 +76,12 @@ func TestCredentialsFor(t *testing.T) {
 		{"Docker Hub by its old name", &cri.AuthConfig{Username: "u", Password: "p", ServerAddress: "https://index.docker.io/v1/"}, hub, userPassword},
 		{"Docker Hub for another", &cri.AuthConfig{Username: "u", Password: "p", ServerAddress: "https://index.docker.io/v1/"}, name, nil},
 	} {
-		got, err := credentialsFor(test.auth, test.name)
+		got, err := CredentialsFor(test.auth, test.name)
 		if err != nil || (got == nil) != (test.want == nil) || got != nil && *got != *test.want {
 			t.Errorf("%s: %+v, %v; want %+v", test.what, got, err, test.want)
 		}
 	}
-	if _, err := credentialsFor(&cri.AuthConfig{Auth: "nonsense"}, name); !errors.Is(err, fault.Invalid) {
+	if _, err := CredentialsFor(&cri.AuthConfig{Auth: "nonsense"}, name); !errors.Is(err, fault.Invalid) {
 		t.Errorf("bad base64: %v", err)
 	}
 }
@@ -151,7 +151,7 @@ func TestPullErrorShowsNoSecret(t *testing.T) {
 	basic := encode("joe:hunter2")
 	inner := fmt.Errorf(`Get "https://joe:hunter2@cdn.example/blob?X-Amz-Signature=deadbeef&token=abc#frag": body %q said "Authorization: Basic %s"; Bearer eyJhbGciOiJSUzI1NiJ9.x.y; refresh_token=identity-token; registry-token`,
 		"\x1b[31mred\x00\xff", basic)
-	err := pullerror.New("registry.example/a:1", inner, secrets(auth))
+	err := pullerror.New("registry.example/a:1", inner, Secrets(auth))
 	for _, secret := range []string{"hunter2", "deadbeef", "abc#", "identity-token", "registry-token", basic, "eyJhbGciOiJSUzI1NiJ9", "\x1b", "\x00", "\xff"} {
 		if strings.Contains(err.Error(), secret) {
 			t.Errorf("%q is in %q", secret, err)
@@ -166,11 +166,11 @@ func TestPullErrorShowsNoSecret(t *testing.T) {
 		t.Error("the original error, with its secrets, is still wrapped")
 	}
 	base64Form := &cri.AuthConfig{Auth: encode("joe:correct horse")}
-	err = pullerror.New("a", fmt.Errorf("no: %s: correct horse", base64Form.Auth), secrets(base64Form))
+	err = pullerror.New("a", fmt.Errorf("no: %s: correct horse", base64Form.Auth), Secrets(base64Form))
 	if strings.Contains(err.Error(), "horse") || strings.Contains(err.Error(), base64Form.Auth) {
 		t.Errorf("%q", err)
 	}
-	across := pullerror.New("a", errors.New(strings.Repeat("x", maxErrorText-6)+"hunter2"), secrets(auth))
+	across := pullerror.New("a", errors.New(strings.Repeat("x", maxErrorText-6)+"hunter2"), Secrets(auth))
 	if strings.Contains(across.Error(), "hunter") {
 		t.Error("what was cut from a text has left a part of a secret")
 	}

@@ -1,4 +1,4 @@
-package storage
+package registry
 
 import (
 	"encoding/base64"
@@ -13,21 +13,21 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// credentials are those of a request, for the registry of one image name.
-type credentials struct {
+// Credentials are what a request brings for the registry of one image name.
+type Credentials struct {
 	config   types.DockerAuthConfig
 	registry string // bearer token to send as it is
 }
 
-// credentialsFor reads CRI's AuthConfig: registry_token, identity_token,
+// CredentialsFor reads CRI's AuthConfig: registry_token, identity_token,
 // username and password, or auth, which is their base64 form. Credentials
-// whose server_address is another registry than the image's are not for this
-// image: they are not sent anywhere. It returns nil for none.
-func credentialsFor(auth *cri.AuthConfig, name reference.Named) (*credentials, error) {
+// whose server_address is not the registry of the image are not sent anywhere.
+// It returns nil for none.
+func CredentialsFor(auth *cri.AuthConfig, name reference.Named) (*Credentials, error) {
 	if auth == nil || !serves(auth.ServerAddress, reference.Domain(name)) {
 		return nil, nil
 	}
-	found := credentials{
+	found := Credentials{
 		config: types.DockerAuthConfig{
 			Username:      auth.Username,
 			Password:      auth.Password,
@@ -41,15 +41,15 @@ func credentialsFor(auth *cri.AuthConfig, name reference.Named) (*credentials, e
 			return nil, err
 		}
 	}
-	if found == (credentials{}) {
+	if found == (Credentials{}) {
 		return nil, nil
 	}
 	return &found, nil
 }
 
-// decodeAuth splits base64(user:password). Line breaks within the base64 text
-// and NULs around the password go, as with docker; a line break at the end of
-// the password is part of it.
+// decodeAuth splits base64(user:password). Like docker it ignores line breaks
+// within the base64 text and NULs around the password; a line break at the end
+// of the password is part of it.
 func decodeAuth(auth string) (user, password string, err error) {
 	decoded, err := base64.StdEncoding.DecodeString(auth)
 	if err != nil { // the text stays out of the error: it is a secret
@@ -62,8 +62,9 @@ func decodeAuth(auth string) (user, password string, err error) {
 	return user, strings.Trim(password, "\x00"), nil
 }
 
-// serves tells whether credentials for a server address are for a registry.
-// The address is a host with or without port, scheme and path; none means any.
+// serves reports whether credentials for a server address are for a registry.
+// The address is a host with or without port, scheme and path; an empty one
+// means any registry.
 func serves(address, registry string) bool {
 	if address == "" {
 		return true
@@ -75,7 +76,7 @@ func serves(address, registry string) bool {
 	return err == nil && canonicalHost(server.Host) == canonicalHost(registry)
 }
 
-// canonicalHost makes one of Docker Hub's three names.
+// canonicalHost returns the host in lower case, and one name for Docker Hub's three.
 func canonicalHost(host string) string {
 	host = strings.TrimSuffix(strings.ToLower(host), ":443")
 	switch host {
@@ -85,10 +86,11 @@ func canonicalHost(host string) string {
 	return host
 }
 
-// apply gives the credentials to the library, which hands them to the registry
-// of the image's name and to no mirror. It decides so by DockerAuthConfig, so
-// that one must be there for a registry token as well.
-func (c *credentials) apply(sys *types.SystemContext) {
+// Apply gives the credentials to the library, which sends them to the registry
+// of the image's name and to no mirror. The library decides this by
+// DockerAuthConfig, so a registry token needs one as well. Nil credentials
+// change nothing.
+func (c *Credentials) Apply(sys *types.SystemContext) {
 	if c == nil {
 		return
 	}
@@ -96,8 +98,8 @@ func (c *credentials) apply(sys *types.SystemContext) {
 	sys.DockerBearerRegistryToken = c.registry
 }
 
-// secrets are the texts that no error may show.
-func secrets(auth *cri.AuthConfig) []string {
+// Secrets returns the texts that no error may show.
+func Secrets(auth *cri.AuthConfig) []string {
 	if auth == nil {
 		return nil
 	}
