@@ -148,7 +148,7 @@ func (a *artifacts) removeImage(ctx context.Context, image *Image) error {
 // damage says why an image or artifact cannot be mounted.
 func (a *artifacts) damage(id string) error {
 	if !a.Has(id) {
-		return imageUsable(a.lib, id)
+		return durable.ImageUsable(a.lib, id)
 	}
 	return a.Check(id)
 }

@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -182,7 +179,7 @@ func (c *catalog) known() map[string]entry {
 func (c *catalog) read(ctx context.Context, record cstorage.Image, left int) (entry, error) {
 	image, err := load(ctx, c.store, &record)
 	if err != nil {
-		return entry{record: record, lost: errors.Is(err, errLayersLost)}, err
+		return entry{record: record, lost: errors.Is(err, durable.ErrLayersLost)}, err
 	}
 	image.ReadOnly = record.ReadOnly
 	image.Pinned = c.pinned(image) || image.ReadOnly // which nobody can remove
@@ -205,44 +202,6 @@ func sameRecord(a, b *cstorage.Image) bool {
 		slices.Equal(a.NamesHistory, b.NamesHistory) &&
 		slices.Equal(a.Digests, b.Digests) &&
 		maps.Equal(a.BigDataDigests, b.BigDataDigests)
-}
-
-// errLayersLost: a layer of the image has no record or no directory any more.
-var errLayersLost = errors.New("layers are missing")
-
-// usableLayers are the directories of the layer top and all below it, top
-// first, every one of which is there and can be mounted as it is.
-func usableLayers(store cstorage.Store, top string) ([]string, error) {
-	if top == "" {
-		return nil, nil
-	}
-	if _, err := store.Layer(top); errors.Is(err, cstorage.ErrLayerUnknown) {
-		return nil, fmt.Errorf("%w: layer %s has no record", errLayersLost, top)
-	} else if err != nil {
-		return nil, err
-	}
-	dirs, err := durable.LayerDirs(store, top)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %w", errLayersLost, err)
-	} else if err != nil {
-		return nil, err
-	}
-	for i, dir := range dirs {
-		info, err := os.Lstat(dir)
-		if err == nil && info.Mode().Type() == fs.ModeSymlink { // into an additional layer store
-			dirs[i], err = filepath.EvalSymlinks(dir)
-		}
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("%w: %w", errLayersLost, err)
-		} else if err != nil {
-			return nil, err
-		}
-		composefs := filepath.Join(filepath.Dir(dir), "composefs-data")
-		if _, err := os.Lstat(composefs); err == nil {
-			return nil, fmt.Errorf("layer %s is stored as composefs; remove the image and pull it again without use_composefs: %w", filepath.Dir(dir), fault.Precondition)
-		}
-	}
-	return dirs, nil
 }
 
 // sorted sorts and drops doubles.

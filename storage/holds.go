@@ -173,7 +173,7 @@ func (h *holds) keep(ctx context.Context, one *hold) error {
 		return fmt.Errorf("image %s: not a full id: %w", one.image, fault.Invalid)
 	}
 	err = h.makeRecord(ctx, one.image)
-	lower, lost := usableLayers(h.store, record.TopLayer)
+	lower, lost := durable.UsableLayers(h.store, record.TopLayer)
 	if lost != nil { // also when the library has met that, without saying so
 		err = fmt.Errorf("image %s: %w", one.image, lost)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/artifact"
+	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/registry"
 	"github.com/crius-run/crius/storage/registry/source"
 )
@@ -93,7 +94,7 @@ func load(ctx context.Context, store cstorage.Store, record *cstorage.Image) (*I
 			return nil, fmt.Errorf("its %s is too large (%d bytes): %w", name, size, fault.Invalid)
 		}
 	}
-	if _, err := usableLayers(store, record.TopLayer); err != nil {
+	if _, err := durable.UsableLayers(store, record.TopLayer); err != nil {
 		return nil, err
 	}
 	spec, size, err := readSpec(ctx, store, record.ID)

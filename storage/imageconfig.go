@@ -29,7 +29,7 @@ func readSpec(ctx context.Context, store cstorage.Store, id string) (*imagespec.
 	}
 	stored, err := ref.NewImage(ctx, nil)
 	if errors.Is(err, cstorage.ErrLayerUnknown) {
-		err = fmt.Errorf("%w: %w", errLayersLost, err)
+		err = fmt.Errorf("%w: %w", durable.ErrLayersLost, err)
 	}
 	if err != nil {
 		return nil, 0, err

@@ -10,6 +10,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
 
+	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/registry/source"
 )
 
@@ -87,7 +88,7 @@ func (s *Store) isPresent(ctx context.Context, src *source.Image) bool {
 			return false
 		}
 	}
-	return imageUsable(s.store, id) == nil && s.signatures.has(ctx, id, src.Manifest(), src.Signatures)
+	return durable.ImageUsable(s.store, id) == nil && s.signatures.has(ctx, id, src.Manifest(), src.Signatures)
 }
 
 // storedConfig is an image's config, nil unless it is stored and whole.

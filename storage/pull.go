@@ -314,7 +314,7 @@ func (s *Store) dropIfLost(ctx context.Context, id string) error {
 	if record.ReadOnly || !durable.FromRegistry(record) {
 		return nil
 	}
-	if err := imageUsable(s.store, id); !errors.Is(err, errLayersLost) {
+	if err := durable.ImageUsable(s.store, id); !errors.Is(err, durable.ErrLayersLost) {
 		return err // nil: it was mended
 	}
 	if err := s.holds.expire(ctx, id); err != nil {

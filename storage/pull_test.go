@@ -16,6 +16,7 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/registry/hosts"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
@@ -590,7 +591,7 @@ func TestLostLayerHeals(t *testing.T) {
 	r := serve(t, "app", "1", a)
 	ref := r.Addr() + "/app:1"
 	img := n.pull(ref)
-	dirs, err := usableLayers(n.store, img.topLayer)
+	dirs, err := durable.UsableLayers(n.store, img.topLayer)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -622,7 +623,7 @@ func TestLostLayerIsNoticed(t *testing.T) {
 	for _, id := range n.chain(img) { // whichever layer it is
 		remove(t, filepath.Dir(n.diff(id)))
 		root := n.rootfs("c-"+id[:4], img.ID)
-		if err := n.MountRootfs(testContext(t), root); !errors.Is(err, errLayersLost) || !errors.Is(err, fault.NotFound) {
+		if err := n.MountRootfs(testContext(t), root); !errors.Is(err, durable.ErrLayersLost) || !errors.Is(err, fault.NotFound) {
 			t.Errorf("mount: %v", err)
 		}
 		n.removeRootfs(root)
@@ -650,7 +651,7 @@ func TestLostImagesAreLookedAtAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dirs, err := usableLayers(n.store, img.topLayer)
+	dirs, err := durable.UsableLayers(n.store, img.topLayer)
 	if err != nil {
 		t.Fatal(err)
 	}

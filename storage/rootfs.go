@@ -16,6 +16,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/internal/tree"
+	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/overlay"
 	"github.com/crius-run/crius/storage/quota"
 )
@@ -62,10 +63,10 @@ func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 	if err == nil {
 		err = trace.Call(ctx, "mount layers", func() error { return r.mount(lower, s.mountOptions, s.projects) })
 		if err != nil && slices.ContainsFunc(lower, isGone) { // since they were looked at
-			err = fmt.Errorf("%w: %w", errLayersLost, err)
+			err = fmt.Errorf("%w: %w", durable.ErrLayersLost, err)
 		}
 	}
-	if errors.Is(err, errLayersLost) {
+	if errors.Is(err, durable.ErrLayersLost) {
 		s.images.forget(r.ImageID) // so that the kubelet learns of it and pulls again
 		err = fmt.Errorf("%w: %w", err, fault.NotFound)
 	}

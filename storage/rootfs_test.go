@@ -184,7 +184,7 @@ func TestMountRootfsErrors(t *testing.T) {
 func TestMountOfLostLayer(t *testing.T) {
 	t.Parallel()
 	n, img := pulled(t, motd(t, "x"))
-	dirs, err := usableLayers(n.store, img.topLayer)
+	dirs, err := durable.UsableLayers(n.store, img.topLayer)
 	if err != nil {
 		t.Fatal(err)
 	}

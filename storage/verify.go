@@ -9,8 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	cstorage "go.podman.io/storage"
-
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/overlay"
 )
@@ -85,17 +83,6 @@ func (h *holds) unheld(live []Rootfs) ([]Defect, error) {
 	return defects, nil
 }
 
-func imageUsable(store cstorage.Store, image string) error {
-	record, err := store.Image(image)
-	if errors.Is(err, cstorage.ErrImageUnknown) {
-		return fmt.Errorf("image %s has no record", image)
-	}
-	if err == nil {
-		_, err = usableLayers(store, record.TopLayer)
-	}
-	return err
-}
-
 // defects are the store's own. Known are images that have been looked at.
 func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, error) {
 	records, err := s.store.Images()
@@ -106,12 +93,12 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 	for _, record := range records {
 		lost, looked := known[record.ID]
 		if !looked {
-			lost = imageUsable(s.store, record.ID)
+			lost = durable.ImageUsable(s.store, record.ID)
 		}
 		if err := ctx.Err(); err != nil {
 			return defects, err
 		}
-		if !errors.Is(lost, errLayersLost) || record.ReadOnly {
+		if !errors.Is(lost, durable.ErrLayersLost) || record.ReadOnly {
 			continue
 		}
 		if !durable.FromRegistry(&record) {
@@ -122,7 +109,7 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 		defects = append(defects, Defect{
 			Object: "image " + record.ID, Text: lost.Error(), Remedy: "remove it, so that it is pulled again",
 			Mend: func(ctx context.Context) error {
-				if imageUsable(s.store, record.ID) == nil {
+				if durable.ImageUsable(s.store, record.ID) == nil {
 					return nil // it was pulled again meanwhile
 				}
 				s.images.forget(record.ID)

@@ -1,0 +1,64 @@
+package durable
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	cstorage "go.podman.io/storage"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// ErrLayersLost says that a layer of an image no longer has a record or a directory.
+var ErrLayersLost = errors.New("layers are missing")
+
+// UsableLayers returns the directories of the layer top and of all layers below it, top first. All
+// of them exist and can be mounted as they are. The error is ErrLayersLost if one does not exist.
+func UsableLayers(store cstorage.Store, top string) ([]string, error) {
+	if top == "" {
+		return nil, nil
+	}
+	if _, err := store.Layer(top); errors.Is(err, cstorage.ErrLayerUnknown) {
+		return nil, fmt.Errorf("%w: layer %s has no record", ErrLayersLost, top)
+	} else if err != nil {
+		return nil, err
+	}
+	dirs, err := LayerDirs(store, top)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %w", ErrLayersLost, err)
+	} else if err != nil {
+		return nil, err
+	}
+	for i, dir := range dirs {
+		info, err := os.Lstat(dir)
+		if err == nil && info.Mode().Type() == fs.ModeSymlink { // into an additional layer store
+			dirs[i], err = filepath.EvalSymlinks(dir)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("%w: %w", ErrLayersLost, err)
+		} else if err != nil {
+			return nil, err
+		}
+		composefs := filepath.Join(filepath.Dir(dir), "composefs-data")
+		if _, err := os.Lstat(composefs); err == nil {
+			return nil, fmt.Errorf("layer %s is stored as composefs; remove the image and pull it again without use_composefs: %w", filepath.Dir(dir), fault.Precondition)
+		}
+	}
+	return dirs, nil
+}
+
+// ImageUsable says why an image cannot be mounted: it has no record, or the error is that of
+// UsableLayers.
+func ImageUsable(store cstorage.Store, image string) error {
+	record, err := store.Image(image)
+	if errors.Is(err, cstorage.ErrImageUnknown) {
+		return fmt.Errorf("image %s has no record", image)
+	}
+	if err == nil {
+		_, err = UsableLayers(store, record.TopLayer)
+	}
+	return err
+}
