@@ -145,7 +145,7 @@ func (s *Store) admitName(ctx context.Context, policy *trust.Policy, record *cst
 	if err := s.locks.Await(ctx, durable.ToRead); err != nil {
 		return err
 	}
-	src, err := openStored(ctx, s.store, record.ID)
+	src, err := trust.OpenStored(ctx, s.store, record.ID)
 	if err != nil {
 		return err
 	}
@@ -193,7 +193,7 @@ func storedManifests(ctx context.Context, src types.ImageSource, record *cstorag
 		}
 		switch {
 		case manifest.MIMETypeIsMultiImage(mediaType):
-		case record.BigDataSizes[signatureItem(d)] > 0:
+		case record.BigDataSizes[trust.SignatureItem(d)] > 0:
 			signed = append(signed, m)
 		default:
 			unsigned = append(unsigned, m)

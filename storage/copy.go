@@ -45,12 +45,12 @@ func (s *Store) keepSignatures(ctx context.Context, src *source.Image) (end func
 		return func() {}
 	}
 	id := src.ConfigDigest.Encoded()
-	src.Signatures = s.signatures.begin(ctx, id, src.Manifest(), src.Signatures)
+	src.Signatures = s.signatures.Begin(ctx, id, src.Manifest(), src.Signatures)
 	return func() {
 		ctx := context.WithoutCancel(ctx)
 		err := s.locks.Usable()
 		if err == nil {
-			err = s.signatures.end(ctx, id)
+			err = s.signatures.End(ctx, id)
 		}
 		if err != nil {
 			slog.WarnContext(ctx, "cannot restore the signatures that the image had before the pull; pull it again from the registry that has them", "image", id, "err", err)

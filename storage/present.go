@@ -88,7 +88,7 @@ func (s *Store) isPresent(ctx context.Context, src *source.Image) bool {
 			return false
 		}
 	}
-	return durable.ImageUsable(s.store, id) == nil && s.signatures.has(ctx, id, src.Manifest(), src.Signatures)
+	return durable.ImageUsable(s.store, id) == nil && s.signatures.Has(ctx, id, src.Manifest(), src.Signatures)
 }
 
 // storedConfig is an image's config, nil unless it is stored and whole.

@@ -113,7 +113,7 @@ type Store struct {
 	pulls        progress.Counts
 	features     features
 	policies     *trust.Policies
-	signatures   *signatureStore
+	signatures   *trust.Stored
 	unpacker     *unpack.Program // nil: there is none
 	unwatch      func()          // see durable.Locks.Panicked
 	largeWindows chan struct{}   // see inspected
@@ -250,7 +250,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, man
 	s.containersDir = cmp.Or(cfg.containersDir(), lib.GraphRoot())
 	s.projects = cfg.projects()
 	s.policies = trust.NewPolicies(cfg.SignaturePolicy, cfg.SignaturePolicyDir)
-	s.signatures = &signatureStore{store: lib}
+	s.signatures = &trust.Stored{Store: lib}
 	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir) })
 	s.leftovers = durable.NewLeftovers(lib, locks)
 	s.downloads = download.In(cmp.Or(cfg.TemporaryDir, roots.ForImages()))

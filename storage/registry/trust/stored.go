@@ -1,4 +1,4 @@
-package storage
+package trust
 
 import (
 	"bytes"
@@ -16,39 +16,39 @@ import (
 	imagetransport "go.podman.io/image/v5/storage"
 	"go.podman.io/image/v5/types"
 	cstorage "go.podman.io/storage"
-
-	"github.com/crius-run/crius/storage/registry/trust"
 )
 
-// signatureStore keeps what the library loses: a pull replaces the signatures that an
-// image has. Whoever pulls an image from a registry that has no signatures for it would
-// take away those of another registry, and with them the image from all who need them.
-type signatureStore struct {
-	store cstorage.Store
+// Stored keeps the signatures of images in a store across pulls. The library replaces the
+// signatures of an image with those that come with a pull: a pull from a registry without
+// signatures would remove those of another registry, and pods that need them could no longer use
+// the image.
+type Stored struct {
+	Store cstorage.Store
 
 	mu    sync.Mutex
 	known map[string]*pulledSignatures // by image
 }
 
-// pulledSignatures are those of an image that is being pulled.
+// pulledSignatures are the signatures of an image that is being pulled.
 type pulledSignatures struct {
 	pulls int // under way
 	of    signaturesOf
 }
 
-// signaturesOf are an image's signatures by manifest, in the form of trust.Blobs.
+// signaturesOf are an image's signatures by manifest, in the form of Blobs.
 type signaturesOf map[digest.Digest][][]byte
 
-// sizesMember is the member of an image's metadata in which the library has the sizes
-// of the signatures by manifest. The item of a manifest has the signatures, one after
-// the other.
+// sizesMember is the member of an image's metadata in which the library keeps the sizes
+// of the signatures by manifest.
 const sizesMember = "signatures-sizes"
 
-func signatureItem(manifest digest.Digest) string { return "signature-" + manifest.Encoded() }
+// SignatureItem is the name of an image's item in which the library keeps the signatures of a
+// manifest, one after the other.
+func SignatureItem(manifest digest.Digest) string { return "signature-" + manifest.Encoded() }
 
-// begin notes the signatures that an image has before a pull, and returns those that
-// the pull is to store with a manifest of it. The caller must call end.
-func (s *signatureStore) begin(ctx context.Context, image string, manifest digest.Digest, pulled [][]byte) [][]byte {
+// Begin notes the signatures that an image has before a pull, and returns the signatures that
+// the pull must store with a manifest of the image. The caller must call End.
+func (s *Stored) Begin(ctx context.Context, image string, manifest digest.Digest, pulled [][]byte) [][]byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.known == nil {
@@ -65,20 +65,20 @@ func (s *signatureStore) begin(ctx context.Context, image string, manifest diges
 	return one.of[manifest]
 }
 
-// has tells whether a pull would leave the image's signatures as they are.
-func (s *signatureStore) has(ctx context.Context, image string, manifest digest.Digest, pulled [][]byte) bool {
+// Has reports whether a pull would leave the image's signatures as they are.
+func (s *Stored) Has(ctx context.Context, image string, manifest digest.Digest, pulled [][]byte) bool {
 	if len(pulled) == 0 {
 		return true
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	stored := s.read(ctx, image)[manifest]
-	return slices.EqualFunc(trust.Union(pulled, stored), stored, bytes.Equal)
+	return slices.EqualFunc(Union(pulled, stored), stored, bytes.Equal)
 }
 
-// end gives the image back what pulls have taken. Pulls of it that are under way will
-// do so too.
-func (s *signatureStore) end(ctx context.Context, image string) error {
+// End restores the signatures that pulls have removed from the image. Pulls of the image that
+// are under way will do so as well.
+func (s *Stored) End(ctx context.Context, image string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	one := s.known[image]
@@ -99,18 +99,17 @@ func (s *signatureStore) end(ctx context.Context, image string) error {
 	return s.write(image, missing)
 }
 
-// note adds signatures to those that are known: the new ones come first, since they
-// are for the name that was pulled last.
+// note adds signatures to the known ones. The new ones come first, since they are for the
+// name that was pulled last.
 func (s signaturesOf) note(found signaturesOf) {
 	for manifest, blobs := range found {
-		s[manifest] = trust.Union(blobs, s[manifest])
+		s[manifest] = Union(blobs, s[manifest])
 	}
 }
 
-// read returns the signatures of an image. Those that cannot be read are as good as
-// none.
-func (s *signatureStore) read(ctx context.Context, id string) signaturesOf {
-	record, err := s.store.Image(id)
+// read returns the signatures of an image, without those that cannot be read.
+func (s *Stored) read(ctx context.Context, id string) signaturesOf {
+	record, err := s.Store.Image(id)
 	if err != nil {
 		return nil
 	}
@@ -119,7 +118,7 @@ func (s *signatureStore) read(ctx context.Context, id string) signaturesOf {
 		slog.WarnContext(ctx, "cannot read signatures of stored image", "image", id, "err", err)
 		return nil
 	}
-	src, err := openStored(ctx, s.store, record.ID)
+	src, err := OpenStored(ctx, s.Store, record.ID)
 	if err != nil {
 		slog.WarnContext(ctx, "cannot read signatures of stored image", "image", id, "err", err)
 		return nil
@@ -135,14 +134,14 @@ func (s *signatureStore) read(ctx context.Context, id string) signaturesOf {
 			slog.WarnContext(ctx, "cannot read signatures of stored image", "image", id, "manifest", manifest, "err", err)
 			continue
 		}
-		found[manifest], _ = trust.Blobs(signatures)
+		found[manifest], _ = Blobs(signatures)
 	}
 	return found
 }
 
-// write stores the signatures of manifests that the image has.
-func (s *signatureStore) write(id string, signatures signaturesOf) error {
-	record, err := s.store.Image(id)
+// write stores signatures of manifests, for those manifests that the image has.
+func (s *Stored) write(id string, signatures signaturesOf) error {
+	record, err := s.Store.Image(id)
 	if errors.Is(err, cstorage.ErrImageUnknown) {
 		return nil
 	}
@@ -161,7 +160,7 @@ func (s *signatureStore) write(id string, signatures signaturesOf) error {
 		for _, blob := range signatures[manifest] {
 			sizes[manifest] = append(sizes[manifest], len(blob))
 		}
-		if err := s.store.SetImageBigData(record.ID, signatureItem(manifest), bytes.Join(signatures[manifest], nil), nil); err != nil {
+		if err := s.Store.SetImageBigData(record.ID, SignatureItem(manifest), bytes.Join(signatures[manifest], nil), nil); err != nil {
 			return err
 		}
 	}
@@ -172,7 +171,7 @@ func (s *signatureStore) write(id string, signatures signaturesOf) error {
 	if err != nil {
 		return err
 	}
-	return s.store.SetMetadata(record.ID, string(text))
+	return s.Store.SetMetadata(record.ID, string(text))
 }
 
 // readSizes reads the metadata that the library writes with an image.
@@ -191,8 +190,15 @@ func readSizes(record *cstorage.Image) (metadata map[string]json.RawMessage, siz
 	return metadata, sizes, err
 }
 
-// openStored opens an image of the store by its id.
-func openStored(ctx context.Context, store cstorage.Store, id string) (types.ImageSource, error) {
+// UnderWay returns how many images are between Begin and End.
+func (s *Stored) UnderWay() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.known)
+}
+
+// OpenStored opens an image of the store by its id.
+func OpenStored(ctx context.Context, store cstorage.Store, id string) (types.ImageSource, error) {
 	ref, err := imagetransport.Transport.NewStoreReference(store, nil, id)
 	if err != nil {
 		return nil, err
