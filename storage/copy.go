@@ -73,7 +73,7 @@ func (s *Store) copyPresent(ctx context.Context, src *source.Image, job *durable
 
 // copyForeign has a worker unpack the image's layers, and copy the image if need be.
 func (s *Store) copyForeign(ctx context.Context, src *source.Image, job *durable.Job, p unpack.Task) (id string, err error) {
-	if err := s.features.find(ctx, s.options); err != nil {
+	if err := s.features.Find(ctx, s.options); err != nil {
 		return "", err
 	}
 	p.Source, p.Store, p.Job, p.Temporary, p.Parallel = src, s.options, job.Lock, job.Temporary, s.cfg.ParallelLayers

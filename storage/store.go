@@ -63,7 +63,6 @@ import (
 	"github.com/crius-run/crius/storage/registry/trust"
 	"github.com/crius-run/crius/storage/reserve"
 	"github.com/crius-run/crius/storage/unpack"
-	"github.com/crius-run/crius/storage/unpack/copier"
 	"github.com/crius-run/crius/storage/unpack/untar"
 )
 
@@ -77,8 +76,7 @@ import (
 // or namespaces, and crius to copy an image in a format that crius-unpack does not know;
 // there Init does that work and says true. It also makes the two libraries log through slog.
 func Init() bool {
-	reexec.Register(copier.Name, copier.Main)
-	reexec.Register(featuresName, findFeatures)
+	unpack.Register()
 	if untar.Child() || reexec.Init() {
 		return true
 	}
@@ -111,7 +109,7 @@ type Store struct {
 	present      present
 	device       func() string // of the file system of the writable layers
 	pulls        progress.Counts
-	features     features
+	features     unpack.Features
 	policies     *trust.Policies
 	signatures   *trust.Stored
 	unpacker     *unpack.Program // nil: there is none

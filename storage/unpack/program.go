@@ -17,13 +17,21 @@ import (
 	"strings"
 	"time"
 
+	"go.podman.io/storage/pkg/reexec"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/programs"
 	"github.com/crius-run/crius/storage/pull/pullerror"
+	"github.com/crius-run/crius/storage/unpack/copier"
 	"github.com/crius-run/crius/storage/unpack/wire"
 )
+
+// Register tells the reexec of containers/storage which programs of this package crius itself is.
+func Register() {
+	reexec.Register(copier.Name, copier.Main)
+	reexec.Register(featuresName, findFeatures)
+}
 
 // Program is crius-unpack as it was when it was opened: a package that replaces it does not
 // change what the server starts, which is of its own version.

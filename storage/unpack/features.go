@@ -1,4 +1,4 @@
-package storage
+package unpack
 
 import (
 	"bytes"
@@ -17,18 +17,19 @@ import (
 	"github.com/crius-run/crius/storage/pull/pullerror"
 )
 
-// featuresName is the name under which the program finds features.
+// featuresName is the name under which crius runs findFeatures, by the reexec of containers/storage.
 const featuresName = "crius-overlay-features"
 
-// features has the library find out, by test mounts, what this kernel's overlay can
-// do, and note that in the run root: workers cannot mount. A process of its own does
-// it, since the library keeps part of the answer in a variable without a lock.
-type features struct {
+// Features has containers/storage find out, by test mounts, what this kernel's overlay can
+// do, and note the answer in the run root, since workers cannot mount. A process of its own
+// does that: the library keeps a part of the answer in a variable without a lock.
+type Features struct {
 	mu    sync.Mutex
 	found bool
 }
 
-func (f *features) find(ctx context.Context, options types.StoreOptions) error {
+// Find returns when the features are noted for the store of options.
+func (f *Features) Find(ctx context.Context, options types.StoreOptions) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.found {
@@ -48,7 +49,7 @@ func (f *features) find(ctx context.Context, options types.StoreOptions) error {
 	return nil
 }
 
-// findFeatures is that process.
+// findFeatures is the main function of that process.
 func findFeatures() {
 	var options types.StoreOptions
 	err := json.NewDecoder(os.Stdin).Decode(&options)
