@@ -156,7 +156,7 @@ func TestSignaturesOutlivePullFromElsewhere(t *testing.T) {
 	pulls.Wait()
 	n.policies.Forget()
 	n.wantAdmitted(good, name)
-	if left := n.signatures.UnderWay(); left > 0 {
+	if left := n.puller.Signatures.UnderWay(); left > 0 {
 		t.Errorf("after the pulls, %d are under way", left)
 	}
 }

@@ -2,7 +2,6 @@ package storage
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -12,10 +11,8 @@ import (
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/artifact"
 	"github.com/crius-run/crius/storage/durable"
-	"github.com/crius-run/crius/storage/registry/source"
 )
 
 // artifacts are the OCI artifacts beside the images of containers/storage. They tell which
@@ -23,10 +20,9 @@ import (
 type artifacts struct {
 	*artifact.Store
 
-	lib      cstorage.Store
-	holds    *holds
-	manifest *durable.Manifest
-	pinned   func(*Image) bool
+	lib    cstorage.Store
+	holds  *holds
+	pinned func(*Image) bool
 }
 
 func openArtifacts(ctx context.Context, s *Store) (*artifacts, error) {
@@ -51,27 +47,7 @@ func openArtifacts(ctx context.Context, s *Store) (*artifacts, error) {
 		Connections:     s.cfg.PullConnections,
 		Downloads:       s.downloads,
 	})
-	return &artifacts{Store: store, lib: s.store, holds: s.holds, manifest: s.manifest, pinned: s.images.pinned}, err
-}
-
-// pull stores the artifact that src leads to.
-func (a *artifacts) pull(ctx context.Context, src *source.Image) (*Image, error) {
-	if err := a.holds.owned(); err != nil {
-		return nil, err
-	}
-	pulled, err := a.Pull(ctx, src)
-	if err != nil {
-		return nil, err
-	}
-	taken, err := artifact.TakeName(a.lib, src.Name.String())
-	if err == nil && taken {
-		err = trace.Do(ctx, "write store manifest", a.manifest.Write)
-	}
-	if err != nil {
-		err = fmt.Errorf("take the name from the image that had it: %w", err)
-		return nil, errors.Join(err, a.Unname(ctx, src.Name.String())) // so that not both have it
-	}
-	return a.image(pulled), nil
+	return &artifacts{Store: store, lib: s.store, holds: s.holds, pinned: s.images.pinned}, err
 }
 
 // addTo adds the artifacts to a list of images, which is sorted by id.

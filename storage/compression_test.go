@@ -108,7 +108,7 @@ func TestZstdLayers(t *testing.T) {
 	framed := bytes.Join([][]byte{zstdOf(t, tar[:700]), skippable("toc"), zstdOf(t, tar[700:]), frame(17, 0)}, nil)
 	a := build(t, image.Image{Layers: []image.Layer{{Blob: framed, Digest: digest.FromBytes(framed), DiffID: zipped.DiffID}}})
 	img := n.pull(serve(t, "app", "1", a).Addr() + "/app:1")
-	if len(n.largeWindows) != 0 {
+	if len(n.puller.LargeWindows) != 0 {
 		t.Error("the pull has kept its turn to have large windows")
 	}
 	root := n.rootfs("c", img.ID)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"testing"
 
+	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/copy"
 	"go.podman.io/image/v5/docker/reference"
 	cstorage "go.podman.io/storage"
@@ -47,7 +48,7 @@ func TestCopyOfPresentLayersUnpacksNone(t *testing.T) {
 		t.Fatal(err)
 	}
 	sys := n.registries().Context()
-	src, err := n.openSource(testContext(t), sys, policy, name, t.TempDir())
+	src, err := source.Open(testContext(t), sys, policy, name, func(digest.Digest) []byte { return nil }, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -100,7 +100,7 @@ func TestFaultyRegistry(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			if errors.Is(test.want, fault.Timeout) {
-				n.Store.cfg.ProgressTimeout = time.Second
+				n.puller.ProgressTimeout = time.Second
 			}
 			r := serve(t, "app", "1", noise(t, small, large))
 			r.Inject(test.fault)
@@ -110,7 +110,7 @@ func TestFaultyRegistry(t *testing.T) {
 			}
 			n.empty()
 			r.Heal()
-			n.Store.cfg.ProgressTimeout = n.cfg.ProgressTimeout
+			n.puller.ProgressTimeout = n.cfg.ProgressTimeout
 			n.pull(r.Addr() + "/app:1")
 			n.noDebris()
 		})
@@ -152,7 +152,7 @@ func TestProgressTimeout(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	a := noise(t, 1000, 400<<10)
-	n.Store.cfg.ProgressTimeout = time.Second
+	n.puller.ProgressTimeout = time.Second
 	r := serve(t, "app", "1", a)
 	r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(a, 1), Do: registry.Stall(300 << 10)})
 	_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})

@@ -21,6 +21,7 @@ import (
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/pull"
 	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
@@ -343,6 +344,12 @@ func TestHostileErrorText(t *testing.T) {
 		t.Errorf("error of %d bytes", len(err.Error()))
 	}
 }
+
+const (
+	maxImageNames     = pull.MaxNames
+	maxImageManifests = pull.MaxManifests
+	maxPastNames      = pull.MaxPastNames
+)
 
 // A registry can serve one config under ever new names and manifests. What is stored and
 // listed of an image stays small.

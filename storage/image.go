@@ -127,6 +127,9 @@ func repoTags(record *cstorage.Image) []string {
 	return sorted(tags)
 }
 
+// maxRepoDigests bounds the combinations of names and digests that are listed of one image.
+const maxRepoDigests = 256
+
 // repoDigests combine the repositories of an image's names with the digests of
 // its manifests: its own and that of the index it was chosen from. The newest names come
 // first, and too many combinations are left out: all images go into one answer.
@@ -216,7 +219,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		err = s.reserve.Spend(func() error { return s.artifacts.removeImage(ctx, image) })
 	}
 	if err == nil {
-		s.present.forget(image.ID)
+		s.puller.Forget(image.ID)
 		s.images.forget(image.ID) // or it stays in the list while another program has a lock
 	}
 	if fault.DiskFull(err) {

@@ -83,7 +83,7 @@ func sameLayer(a, b cstorage.Layer) bool {
 func TestRepeatedLayersAreBounded(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	n.repeatRoom = 1 << 20
+	n.puller.RepeatRoom = 1 << 20
 	big, small := layer(t, image.Text("zeros", strings.Repeat("0", 1<<20))), layer(t, image.Text("small", "x"))
 	r := serve(t, "app", "once", build(t, image.Image{Layers: []image.Layer{small, big, small, small, small}}))
 	r.Push("app", "twice", build(t, image.Image{Layers: []image.Layer{big, small, big, small}}))

@@ -102,7 +102,7 @@ func (n *node) cutPower(forget bool, damage func()) {
 	damage()
 	// The library keeps what it has read, until another process has written: this
 	// says that one has.
-	for _, root := range rootsOf(n.options).All() {
+	for _, root := range rootsOf(n.puller.Options).All() {
 		locks, _ := filepath.Glob(filepath.Join(root, "overlay-*/*.lock"))
 		for _, lock := range locks {
 			ok(n.t, os.WriteFile(lock, random(64), 0o600))

@@ -96,7 +96,7 @@ func TestLayersThatCannotBeRebuiltAreDownloaded(t *testing.T) {
 				t.Parallel()
 				n := newNode(t)
 				if !program {
-					n.unpacker = nil
+					n.puller.Program = nil
 				}
 				r := serve(t, "app", "a", build(t, image.Image{Layers: []image.Layer{layer(t, image.Text("base", "1")), test.layer}}))
 				r.Push("app", "b", build(t, image.Image{Layers: []image.Layer{layer(t, image.Text("base", "2")), test.layer}}))
@@ -168,7 +168,7 @@ func TestLayerThatCannotBeRebuiltIsLogged(t *testing.T) {
 		defer slog.SetDefault(old)
 		n := newNode(t)
 		if !program {
-			n.unpacker = nil
+			n.puller.Program = nil
 		}
 		common := layer(t, image.Text("f", "x"))
 		r := serve(t, "app", "a", build(t, image.Image{Layers: []image.Layer{layer(t, image.Text("base", "1")), common}}))

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/pull"
 	"github.com/crius-run/crius/test/kit/image"
 )
 
@@ -17,12 +18,12 @@ func TestRecordsOfTheStoreAreBounded(t *testing.T) {
 	text := func(s string) image.Layer { return layer(t, image.Text("f", s)) }
 	img := func(layers ...image.Layer) *image.Artifact { return build(t, image.Image{Layers: layers}) }
 	base, shared := text("base"), text("shared")
-	for name, most := range map[string]recordCount{"layers": {10, 4}, "images": {2, 100}} {
+	for name, most := range map[string]pull.RecordCount{"layers": {Images: 10, Layers: 4}, "images": {Images: 2, Layers: 100}} {
 		n := newNode(t)
 		r := serve(t, "app", "1", img(base, text("1")))
 		r.Push("app", "2", img(base, text("2")))
 		r.Push("app", "more", img(text("other base"), shared)) // two of layers, one of images
-		n.records.most = most
+		n.puller.Records.Most = most
 		one := n.pull(r.Addr() + "/app:1")
 		n.pull(r.Addr() + "/app:2")
 		n.pull(r.Addr() + "/app:2") // adds nothing
@@ -37,8 +38,8 @@ func TestRecordsOfTheStoreAreBounded(t *testing.T) {
 		}
 		n.remove(one.ID)
 		n.pull(r.Addr() + "/app:more")
-		if n.records.coming != (recordCount{}) {
-			t.Errorf("%s: room is taken for %+v when no pull is under way", name, n.records.coming)
+		if taken := n.puller.Records.Reserved(); taken != (pull.RecordCount{}) {
+			t.Errorf("%s: room is taken for %+v when no pull is under way", name, taken)
 		}
 	}
 }

@@ -2,15 +2,12 @@ package storage
 
 import (
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 
-	cstorage "go.podman.io/storage"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/mount"
-	"github.com/crius-run/crius/storage/durable"
 )
 
 // FsSize is how large a file system is.
@@ -33,16 +30,6 @@ func (s *Store) WritableSize() (FsSize, error) {
 		Inodes:     st.Files,
 		FreeInodes: st.Ffree,
 	}, nil
-}
-
-// layerRoom is how many bytes are free for layers.
-func layerRoom(store cstorage.Store) (int64, error) {
-	dir := durable.RootsOf(store).ForImages()
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return 0, fmt.Errorf("image file system: %w", &os.PathError{Op: "statfs", Path: dir, Err: err})
-	}
-	return int64(min(st.Bavail*uint64(st.Bsize), math.MaxInt64)), nil
 }
 
 // deviceOf is what is mounted where dir is; empty if that cannot be told.

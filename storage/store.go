@@ -54,6 +54,7 @@ import (
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/foreign"
 	"github.com/crius-run/crius/storage/liblog"
+	"github.com/crius-run/crius/storage/pull"
 	"github.com/crius-run/crius/storage/pull/progress"
 	"github.com/crius-run/crius/storage/pull/pullerror"
 	"github.com/crius-run/crius/storage/quota"
@@ -92,7 +93,6 @@ type Store struct {
 	Foreign *foreign.Containers // of other runtimes
 
 	cfg          Options
-	options      types.StoreOptions // of store
 	store        cstorage.Store
 	roots        durable.Roots // of store
 	locks        *durable.Locks
@@ -106,25 +106,16 @@ type Store struct {
 	usage        usageCache
 	probe        probe
 	manifest     *durable.Manifest
-	present      present
 	device       func() string // of the file system of the writable layers
 	pulls        progress.Counts
-	features     unpack.Features
 	policies     *trust.Policies
-	signatures   *trust.Stored
-	unpacker     *unpack.Program // nil: there is none
-	unwatch      func()          // see durable.Locks.Panicked
-	largeWindows chan struct{}   // see inspected
-	repeatRoom   int64           // see layers.BoundRepeats
-	records      recordRoom
+	puller       *pull.Puller
+	unwatch      func() // see durable.Locks.Panicked
 
 	containersDir string          // in which all writable layers are
 	projects      *quota.Projects // of the writable layers
 	background    sync.WaitGroup  // the measuring of writable layers
 }
-
-// repeatRoom leaves small images their repeated layers, however many.
-const repeatRoom = 256 << 20 // bytes
 
 // Open opens the store and creates it where there is none. After a reboot it
 // looks for what a power cut has damaged: records of containers/storage are
@@ -243,12 +234,11 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, man
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	s := &Store{cfg: cfg, options: options, store: lib, roots: roots, locks: locks, mountOptions: mountOptions, manifest: manifest, reserve: reserve.In(roots.ForImages()), largeWindows: make(chan struct{}, 1), repeatRoom: repeatRoom, records: recordRoom{most: maxRecords}}
+	s := &Store{cfg: cfg, store: lib, roots: roots, locks: locks, mountOptions: mountOptions, manifest: manifest, reserve: reserve.In(roots.ForImages())}
 	s.unwatch = panics.Watch(locks.Panicked)
 	s.containersDir = cmp.Or(cfg.containersDir(), lib.GraphRoot())
 	s.projects = cfg.projects()
 	s.policies = trust.NewPolicies(cfg.SignaturePolicy, cfg.SignaturePolicyDir)
-	s.signatures = &trust.Stored{Store: lib}
 	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir) })
 	s.leftovers = durable.NewLeftovers(lib, locks)
 	s.downloads = download.In(cmp.Or(cfg.TemporaryDir, roots.ForImages()))
@@ -257,8 +247,9 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, man
 	s.Foreign = &foreign.Containers{Store: lib, Locks: locks, Own: isHold, Owned: s.holds.owned}
 	s.images = newCatalog(lib, locks, pinPatterns(cfg.PinnedImages), s.holds.hides)
 	s.artifacts, err = openArtifacts(ctx, s)
+	s.puller = s.newPuller(options)
 	if err == nil && cfg.Unpacker != "" {
-		s.unpacker, err = unpack.OpenProgram(cfg.Unpacker)
+		s.puller.Program, err = unpack.OpenProgram(cfg.Unpacker)
 	}
 	if err == nil && !cfg.ReadOnly {
 		err = trace.Do(ctx, "post-crash check", func(ctx context.Context) error { return manifest.Check(ctx, lib) })
@@ -350,7 +341,7 @@ func (s *Store) Close(ctx context.Context) error {
 			err = errors.Join(err, shutdownErr)
 		}
 	}
-	if err := errors.Join(err, s.artifacts.Close(), s.downloads.Close(), s.leftovers.Close(), s.locks.Close(), s.unpacker.Close()); err != nil {
+	if err := errors.Join(err, s.artifacts.Close(), s.downloads.Close(), s.leftovers.Close(), s.locks.Close(), s.puller.Program.Close()); err != nil {
 		return fmt.Errorf("close image store: %w", err)
 	}
 	return nil
@@ -465,14 +456,6 @@ func dropLayerStores(options *types.StoreOptions) {
 
 const driverName = "overlay"
 
-// ErrSignature says that the signature policy does not accept the image. It comes
-// together with fault.Denied, and distinguishes this refusal from a registry's.
-var ErrSignature = trust.ErrSignature
-
-// ErrWorkerDied says that the process that unpacks the image has died. It comes together with
-// fault.Unavailable, and distinguishes that from a registry that is not available.
-var ErrWorkerDied = pullerror.ErrWorkerDied
-
 // registries returns where the node has its configuration of registries.
 func (s *Store) registries() registry.Config {
 	return registry.Config{RegistriesConf: s.cfg.RegistriesConf, AuthFile: s.cfg.AuthFile, RunRoot: s.store.RunRoot()}
@@ -488,6 +471,3 @@ func (s *Store) Info() map[string]any {
 		"options":    slices.Clone(s.store.GraphOptions()),
 	}
 }
-
-// Pulls are what has been pulled since the store was opened, and what is being pulled.
-func (s *Store) Pulls() *progress.Counts { return &s.pulls }

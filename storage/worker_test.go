@@ -200,7 +200,7 @@ func TestPresentImageNeedsNoWorker(t *testing.T) {
 	r.Push("repo", "labelled", build(t, image.Image{Layers: []image.Layer{base}, Config: imagespec.ImageConfig{Labels: map[string]string{"a": "b"}}}))
 	r.Push("repo", "new", motd(t, "new"))
 	n.pull(r.Addr() + "/repo:1")
-	n.Store.options.GraphDriverOptions = []string{"overlay.nonsense=1"} // none can open the store
+	n.puller.Options.GraphDriverOptions = []string{"overlay.nonsense=1"} // none can open the store
 	n.pull(r.Addr() + "/repo:1")
 	if img := n.pull(r.Addr() + "/repo:2"); len(img.RepoTags) != 2 {
 		t.Errorf("tags %q", img.RepoTags)

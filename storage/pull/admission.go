@@ -1,31 +1,60 @@
-package storage
+package pull
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"math"
+	"os"
 	"slices"
 	"strings"
 
 	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
+	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/registry/source"
 )
 
 // Bounds of one image. Registries can serve one config under any number of names and
 // manifests, and the store keeps all of them with the image.
 const (
-	maxImageNames     = 64       // older ones go
-	maxImageManifests = 128      // more are refused
-	maxImageDocuments = 32 << 20 // bytes of its manifests, signatures and config; more are refused
-	maxPastNames      = 16 << 10 // all that it ever had, which containers/storage keeps; more are refused
-	maxRepoDigests    = 256      // combinations of names and digests that are listed
+	MaxNames     = 64       // the oldest are removed
+	MaxManifests = 128      // more are refused
+	MaxPastNames = 16 << 10 // names that it ever had, which containers/storage keeps; more are refused
+	maxDocuments = 32 << 20 // bytes of its manifests, signatures and config; more are refused
 )
 
-// crowded refuses a manifest or a name that would be one too many for the image.
+// admit refuses an image that would take too much of the store, and bounds what its layers may
+// take while they come. The caller must call release when the pull has ended.
+func (p *Puller) admit(src *source.Image) (release func(), err error) {
+	if err := errors.Join(source.CheckRecord(p.Library, src), crowded(p.Library, src)); err != nil {
+		return nil, err
+	}
+	room, err := layerRoom(p.Library)
+	if err != nil {
+		return nil, err
+	}
+	src.AllowExpansion(room)
+	src.LargeWindows = p.LargeWindows
+	return p.Records.reserve(p.Library, src)
+}
+
+// layerRoom returns how many bytes are free for layers.
+func layerRoom(store cstorage.Store) (int64, error) {
+	dir := durable.RootsOf(store).ForImages()
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, fmt.Errorf("image file system: %w", &os.PathError{Op: "statfs", Path: dir, Err: err})
+	}
+	return int64(min(st.Bavail*uint64(st.Bsize), math.MaxInt64)), nil
+}
+
+// crowded refuses a manifest or a name that would exceed the bounds of its image.
 func crowded(store cstorage.Store, src *source.Image) error {
 	record, err := store.Image(src.ImageID())
 	if err != nil {
@@ -47,23 +76,23 @@ func crowded(store cstorage.Store, src *source.Image) error {
 	for _, blob := range src.Signatures {
 		bytes += int64(len(blob))
 	}
-	if name := src.Name.String(); len(record.NamesHistory) >= maxPastNames && !slices.Contains(record.NamesHistory, name) {
+	if name := src.Name.String(); len(record.NamesHistory) >= MaxPastNames && !slices.Contains(record.NamesHistory, name) {
 		return fmt.Errorf("image %s has had %d names; remove the containers that use it and the image, and pull it again: %w", record.ID, len(record.NamesHistory), fault.Precondition)
 	}
-	if manifests > maxImageManifests || bytes > maxImageDocuments {
+	if manifests > MaxManifests || bytes > maxDocuments {
 		return fmt.Errorf("image %s is stored with too many manifests and signatures: %d manifests, of at most %d, and %d bytes, of at most %d; remove the containers that use it and the image, and pull it again: %w",
-			record.ID, manifests, maxImageManifests, bytes, maxImageDocuments, fault.Precondition)
+			record.ID, manifests, MaxManifests, bytes, maxDocuments, fault.Precondition)
 	}
 	return nil
 }
 
-// dropOldNames leaves an image its newest names.
+// dropOldNames removes all but the newest names of an image.
 func dropOldNames(ctx context.Context, store cstorage.Store, id string) {
 	record, err := store.Image(id)
-	if err != nil || len(record.Names) <= maxImageNames {
+	if err != nil || len(record.Names) <= MaxNames {
 		return
 	}
-	old := record.Names[maxImageNames:] // the library puts new ones in front
+	old := record.Names[MaxNames:] // the library puts new ones in front
 	err = trace.Call(ctx, "remove old names of image", func() error { return store.RemoveNames(id, old) })
 	if err != nil {
 		slog.WarnContext(ctx, "cannot remove old names of image", "image", id, "err", err)

@@ -1,4 +1,4 @@
-package storage
+package pull
 
 import (
 	"context"
@@ -14,16 +14,16 @@ import (
 	"github.com/crius-run/crius/storage/registry/source"
 )
 
-// present are the images that this process has pulled and synced. A pull that finds
-// its image to be the same has nothing to write: nodes whose pods have the pull policy
-// Always pull what they have most of the time.
+// present remembers the images that this process has pulled and synced. A pull that finds
+// its image unchanged has nothing to write, which is most pulls of a node whose pods have
+// the pull policy Always.
 type present struct {
 	mu     sync.Mutex
 	synced map[string]fingerprint // by image
 }
 
-// fingerprint is that of an image's record and of its layers. Layers have the time at
-// which they were made, so one that was deleted and pulled again is another one.
+// fingerprint is a digest of an image's record and of its layers. It covers the time at which
+// each layer was made, so a layer that was deleted and pulled again has another.
 type fingerprint [sha256.Size]byte
 
 func fingerprintOf(store cstorage.Store, record *cstorage.Image) (fingerprint, error) {
@@ -67,20 +67,20 @@ func (p *present) is(id string, as fingerprint) bool {
 	return p.synced[id] == as
 }
 
-// isPresent tells whether a pull of the image would change nothing: it is here under
-// this name and with these manifests and signatures, whole, and as it was when the
-// manifest of the store was written.
-func (s *Store) isPresent(ctx context.Context, src *source.Image) bool {
+// isPresent reports whether a pull of the image would change nothing: the store has it under
+// this name, with these manifests and signatures, whole, and as it was when the manifest
+// of the store was written.
+func (p *Puller) isPresent(ctx context.Context, src *source.Image) bool {
 	id := src.ImageID()
 	if id == "" {
 		return false
 	}
-	record, err := s.store.Image(id)
+	record, err := p.Library.Image(id)
 	if err != nil {
 		return false
 	}
-	now, err := fingerprintOf(s.store, record)
-	if err != nil || !s.present.is(id, now) || record.Digest != src.Manifest() || !slices.Contains(record.Names, src.Name.String()) {
+	now, err := fingerprintOf(p.Library, record)
+	if err != nil || !p.present.is(id, now) || record.Digest != src.Manifest() || !slices.Contains(record.Names, src.Name.String()) {
 		return false
 	}
 	for _, m := range src.Manifests {
@@ -88,10 +88,10 @@ func (s *Store) isPresent(ctx context.Context, src *source.Image) bool {
 			return false
 		}
 	}
-	return durable.ImageUsable(s.store, id) == nil && s.signatures.Has(ctx, id, src.Manifest(), src.Signatures)
+	return durable.ImageUsable(p.Library, id) == nil && p.Signatures.Has(ctx, id, src.Manifest(), src.Signatures)
 }
 
-// storedConfig is an image's config, nil unless it is stored and whole.
+// storedConfig returns an image's config, or nil unless it is stored and whole.
 func storedConfig(store cstorage.Store, config digest.Digest) []byte {
 	content, err := store.ImageBigData(config.Encoded(), config.String())
 	if err != nil || config.Algorithm().FromBytes(content) != config {

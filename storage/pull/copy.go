@@ -1,0 +1,101 @@
+package pull
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"go.podman.io/image/v5/copy"
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/types"
+	cstorage "go.podman.io/storage"
+
+	"github.com/crius-run/crius/storage/durable"
+	"github.com/crius-run/crius/storage/pull/progress"
+	"github.com/crius-run/crius/storage/registry/source"
+	"github.com/crius-run/crius/storage/unpack"
+	"github.com/crius-run/crius/storage/unpack/layers"
+)
+
+// copy brings the image into the store and returns its id. A worker unpacks foreign layers, as in
+// the task t, and this process adds the image: an image whose layers are present needs no worker.
+// The worker copies the image as a whole if only containers/image knows the format of a layer, or
+// a layer that is present came from another blob.
+func (p *Puller) copy(ctx context.Context, src *source.Image, job *durable.Job, t unpack.Task) (string, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	watch := progress.New(p.Counts, src.Name.String(), p.ProgressTimeout, p.MinPullRate, src.Asked, cancel)
+	watch.Waited = src.Waited
+	watch.Start(ctx)
+	defer watch.Stop()
+	end := p.keepSignatures(ctx, src)
+	id, err := p.copyPresent(ctx, src, job, watch.Events)
+	if errors.Is(err, source.ErrLayerWanted) {
+		t.Events = watch.Events
+		id, err = p.copyForeign(ctx, src, job, t)
+	}
+	end()
+	return id, progress.CauseOf(ctx, err)
+}
+
+// keepSignatures adds the stored signatures of the image to those that come with the pull. The
+// caller must call end after the copy.
+func (p *Puller) keepSignatures(ctx context.Context, src *source.Image) (end func()) {
+	if src.ConfigDigest == "" { // its id is unknown
+		return func() {}
+	}
+	id := src.ConfigDigest.Encoded()
+	src.Signatures = p.Signatures.Begin(ctx, id, src.Manifest(), src.Signatures)
+	return func() {
+		ctx := context.WithoutCancel(ctx)
+		err := p.Locks.Usable()
+		if err == nil {
+			err = p.Signatures.End(ctx, id)
+		}
+		if err != nil {
+			slog.WarnContext(ctx, "cannot restore the signatures that the image had before the pull; pull it again from the registry that has them", "image", id, "err", err)
+		}
+	}
+}
+
+// copyPresent adds the image to the store, or names, manifests and signatures to an image that
+// is there already. The error is source.ErrLayerWanted if something must be unpacked first.
+func (p *Puller) copyPresent(ctx context.Context, src *source.Image, job *durable.Job, events chan types.ProgressProperties) (string, error) {
+	if !layers.Present(p.Library, src.Layers()) {
+		return "", source.ErrLayerWanted
+	}
+	src.PresentOnly = true
+	defer func() { src.PresentOnly = false }()
+	sys := p.Registries.Context()
+	sys.BigFilesTemporaryDir = job.Temporary
+	return source.Copy(ctx, source.PresentOnly{Store: p.Library}, src.Name, src.Opened(), sys, copy.Options{Progress: events})
+}
+
+// copyForeign has a worker unpack the image's layers, and copy the image if necessary.
+func (p *Puller) copyForeign(ctx context.Context, src *source.Image, job *durable.Job, t unpack.Task) (id string, err error) {
+	if err := p.features.Find(ctx, p.Options); err != nil {
+		return "", err
+	}
+	t.Source, t.Store, t.Job, t.Temporary, t.Parallel = src, p.Options, job.Lock, job.Temporary, p.ParallelLayers
+	t.RepeatRoom, t.Cgroups, t.Program = p.RepeatRoom, p.Cgroups, p.Program
+	t.Writable = []string{p.Library.GraphRoot(), p.Library.RunRoot(), job.Temporary}
+	if p.Options.ImageStore != "" {
+		t.Writable = append(t.Writable, p.Options.ImageStore)
+	}
+	t.Downloads = p.Downloads.Begin(reference.Domain(src.Name))
+	defer func() { t.Downloads.End(err) }()
+	if all := src.Layers(); t.Program == nil || len(all) == 0 || layers.Present(p.Library, all) {
+		return t.Copy(ctx)
+	}
+	if err := t.Unpack(ctx); err != nil {
+		return "", err
+	}
+	if !layers.Present(p.Library, src.Layers()) { // somebody has removed one meanwhile
+		return "", cstorage.ErrLayerUnknown
+	}
+	id, err = p.copyPresent(ctx, src, job, t.Events)
+	if errors.Is(err, source.ErrLayerWanted) {
+		id, err = t.Copy(ctx)
+	}
+	return id, err
+}

@@ -1,0 +1,329 @@
+// Package pull pulls images and OCI artifacts into an image store, from the request to the image.
+//
+// A Puller finds out what a name stands for and reaches the image (packages registry, hosts and
+// source), admits it to the store (admission.go), has its layers downloaded and unpacked (copy.go,
+// packages download and unpack) and makes the result durable. docs/pull.md describes all of it.
+//
+// Packages progress and pullerror are leaves for everything that takes part in a pull.
+package pull
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/pkg/sysregistriesv2"
+	"go.podman.io/image/v5/types"
+	cstorage "go.podman.io/storage"
+	storagetypes "go.podman.io/storage/types"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage/artifact"
+	"github.com/crius-run/crius/storage/durable"
+	"github.com/crius-run/crius/storage/pull/progress"
+	"github.com/crius-run/crius/storage/pull/pullerror"
+	"github.com/crius-run/crius/storage/registry"
+	"github.com/crius-run/crius/storage/registry/download"
+	"github.com/crius-run/crius/storage/registry/hosts"
+	"github.com/crius-run/crius/storage/registry/source"
+	"github.com/crius-run/crius/storage/registry/trust"
+	"github.com/crius-run/crius/storage/unpack"
+)
+
+// Settings are what an operator configures about pulls.
+type Settings struct {
+	Registries        registry.Config
+	HostsDirs         []string // with hosts.toml files
+	NamespacedAuthDir string   // empty: there is none
+	DecryptionKeys    string   // directory; empty: encrypted images are refused
+	TemporaryDir      string   // empty: in the store
+	ParallelLayers    int      // of one image that are downloaded at a time
+	ProgressTimeout   time.Duration
+	MinPullRate       int64 // bytes per second
+	PullTimeout       time.Duration
+}
+
+// Puller pulls into one image store. Its methods are safe for concurrent use.
+type Puller struct {
+	Settings
+
+	Library    cstorage.Store
+	Options    storagetypes.StoreOptions // of Library
+	Locks      *durable.Locks            // of Library
+	Leftovers  *durable.Leftovers
+	Manifest   *durable.Manifest
+	Artifacts  *artifact.Store
+	Downloads  *download.Dir
+	Policies   *trust.Policies
+	Signatures *trust.Stored
+	Counts     *progress.Counts
+	Program    *unpack.Program // nil: this program is the worker of all pulls
+	Cgroups    unpack.Cgroups  // of workers; nil: that of this process
+
+	// Owned returns an error if another crius has become the owner of the store.
+	Owned func() error
+	// DropLost deletes the images that lost layers, so that the next pull does not build on the
+	// records of those layers.
+	DropLost func(context.Context) error
+
+	RepeatRoom   int64         // see layers.BoundRepeats
+	Records      RecordRoom    // in Library
+	LargeWindows chan struct{} // see source.Image
+
+	present  present
+	features unpack.Features
+}
+
+// Request is what to pull and for whom.
+type Request struct {
+	Image     string          // name with tag or digest; a short name follows registries.conf
+	Auth      *cri.AuthConfig // may be nil
+	Namespace string          // of the pod; picks the signature policy
+	Cgroup    string          // parent cgroup of the pod, where the image may be unpacked; empty: there is none
+	Kind      *source.Kind    // of an OCI artifact: nothing else is pulled; nil: everything is
+}
+
+// Result is what a pull has brought: an image, or an artifact.
+type Result struct {
+	Image    string             // id
+	Artifact *artifact.Artifact // nil: it is an image
+}
+
+// Pull pulls an image or an OCI artifact, as storage.Store.Pull says, and hands it to take. If take
+// returns cstorage.ErrImageUnknown, because the image was removed at once, the pull starts again.
+func (p *Puller) Pull(ctx context.Context, req Request, take func(context.Context, Result) error) error {
+	short, err := registry.ParseReference(req.Image)
+	if err != nil {
+		return fmt.Errorf("pull: %w", err)
+	}
+	sysregistriesv2.InvalidateCache()
+	names, err := registry.PullNames(p.Registries.Context(), short)
+	if err != nil {
+		return fmt.Errorf("pull %s: %w", short, err)
+	}
+	if p.PullTimeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, p.PullTimeout, progress.ErrTooLong)
+		defer cancel()
+	}
+	var failures []error
+	for _, name := range names {
+		err := p.pullFor(ctx, named{name: name, request: req, take: take})
+		if err == nil {
+			return nil
+		}
+		failures = append(failures, err)
+	}
+	return errors.Join(failures...)
+}
+
+// Forget makes the next pull of an image store it again, even if it is unchanged.
+func (p *Puller) Forget(image string) { p.present.forget(image) }
+
+// named is the pull of one full name.
+type named struct {
+	name     reference.Named
+	request  Request
+	take     func(context.Context, Result) error
+	authFile string // empty: the configured one
+	secrets  []string
+}
+
+// pullFor pulls one full name with the credentials that the pod's namespace has for it, unless
+// the request is for a kind of artifacts: credential providers are asked for images alone.
+func (p *Puller) pullFor(ctx context.Context, n named) error {
+	dir := p.NamespacedAuthDir
+	if n.request.Kind != nil {
+		dir = ""
+	}
+	auth, err := registry.TakeNamespaceAuth(dir, n.request.Namespace, n.name)
+	if err != nil {
+		return pullerror.New(n.name.String(), err, nil)
+	}
+	defer func() {
+		if err := auth.Remove(); err != nil {
+			slog.WarnContext(ctx, "cannot remove used credentials; the next start retries", "err", err)
+		}
+	}()
+	n.authFile, n.secrets = auth.File, append(registry.Secrets(n.request.Auth), auth.Secrets...)
+	if err := p.pullName(ctx, n); err != nil {
+		return pullerror.New(n.name.String(), progress.CauseOf(ctx, err), n.secrets)
+	}
+	return nil
+}
+
+// pullName pulls one full name. If the image, or one with the same layers, is removed meanwhile,
+// the image is fetched again, more often if this server is removing.
+func (p *Puller) pullName(ctx context.Context, n named) error {
+	const attempts, whileRemoving = 3, 20
+	for attempt := 1; ; attempt++ {
+		before := p.Leftovers.Removals.Load()
+		err := p.pullOnce(ctx, n)
+		removing := p.Leftovers.Removals.Load() != before
+		if err == nil || ctx.Err() != nil || attempt >= attempts && !removing || attempt == whileRemoving {
+			return err
+		}
+		unclear := len(pullerror.Kinds(err)) == 0 && removing // the library has errors without a type for this, too
+		if !unclear && !removedMeanwhile(err) {
+			return err
+		}
+		slog.InfoContext(ctx, "layers were removed during the pull, pulling again", "image", n.name.String(), "err", err)
+	}
+}
+
+func removedMeanwhile(err error) bool {
+	for _, gone := range []error{
+		cstorage.ErrLayerUnknown, cstorage.ErrImageUnknown, cstorage.ErrParentUnknown,
+		cstorage.ErrNotAnImage, cstorage.ErrNotALayer, cstorage.ErrNotAnID,
+	} {
+		if errors.Is(err, gone) {
+			return true
+		}
+	}
+	return false
+}
+
+func (p *Puller) pullOnce(ctx context.Context, n named) error {
+	start := time.Now()
+	if err := p.Locks.Await(ctx, durable.ToWrite); err != nil {
+		return err
+	}
+	src, leave, err := p.reach(ctx, n)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := n.request.Kind.Check(src.Document().Content, src.Files); err != nil {
+		return err
+	}
+	if len(src.Files) > 0 {
+		return p.pullArtifact(ctx, src, n.take)
+	}
+	release, err := p.Artifacts.Reserve(src.ImageID())
+	if err != nil {
+		return err
+	}
+	defer release()
+	if p.isPresent(ctx, src) {
+		id := src.ImageID()
+		slog.InfoContext(ctx, "image is up to date", "image", id, "name", n.name.String(), "took", time.Since(start))
+		return n.take(ctx, Result{Image: id})
+	}
+	id, err := p.pullImage(ctx, n, src)
+	if err != nil {
+		return err
+	}
+	slog.InfoContext(ctx, "image pulled", "image", id, "name", n.name.String(), "took", time.Since(start))
+	return nil
+}
+
+// reach inspects the image in its registry. The caller must call leave.
+func (p *Puller) reach(ctx context.Context, n named) (_ *source.Image, leave func(), err error) {
+	sys := p.Registries.Context()
+	sys.AuthFilePath = cmp.Or(n.authFile, sys.AuthFilePath)
+	if err := registry.CheckBlocked(sys, n.name); err != nil {
+		return nil, nil, err
+	}
+	dir, end, err := hosts.MakeDir(p.Library.RunRoot())
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			end()
+		}
+	}()
+	if err := hosts.Follow(p.HostsDirs, dir, sys, n.name); err != nil {
+		return nil, nil, err
+	}
+	creds, err := registry.CredentialsFor(n.request.Auth, n.name)
+	if err != nil {
+		return nil, nil, err
+	}
+	creds.Apply(sys)
+	policy, err := p.Policies.For(n.request.Namespace)
+	if err != nil {
+		return nil, nil, err
+	}
+	src, err := p.openSource(ctx, sys, policy, n.name, dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	return src, func() { _ = src.Close(); end() }, nil
+}
+
+// openSource reaches the first mirror of the name that has the image, or the registry itself, and
+// inspects the image. It gives up if nothing comes.
+func (p *Puller) openSource(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, name reference.Named, dir string) (*source.Image, error) {
+	if p.ProgressTimeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, p.ProgressTimeout, progress.ErrStalled)
+		defer cancel()
+	}
+	src, err := source.Open(ctx, sys, policy, name, func(config digest.Digest) []byte { return storedConfig(p.Library, config) }, dir)
+	if err == nil {
+		err = src.Unlock(ctx, p.DecryptionKeys)
+	}
+	return src, progress.CauseOf(ctx, err)
+}
+
+// pullImage brings an inspected image into the store, hands it to n.take and returns its id.
+func (p *Puller) pullImage(ctx context.Context, n named, src *source.Image) (id string, err error) {
+	defer src.End()
+	release, err := p.admit(src)
+	if err != nil {
+		return "", err
+	}
+	defer release()
+	if err := p.DropLost(ctx); err != nil {
+		return "", err
+	}
+	job, err := p.Leftovers.BeginPull(ctx, src.ImageID(), cmp.Or(p.TemporaryDir, p.Library.ImageStore()), durable.Needs{Layers: src.LayerIDs(), Digests: src.LayerDigests()})
+	if err != nil {
+		return "", err
+	}
+	task := unpack.Task{Secrets: n.secrets, Pod: n.request.Cgroup}
+	id, err = trace.Get(ctx, "copy image", func(ctx context.Context) (string, error) { return p.copy(ctx, src, job, task) })
+	job.End(ctx, err == nil)
+	if err != nil {
+		return "", err
+	}
+	if err := p.settle(ctx, n.name, id); err != nil {
+		return "", err
+	}
+	return id, n.take(ctx, Result{Image: id})
+}
+
+// settle removes the name from any other image or artifact, and syncs the image to disk.
+func (p *Puller) settle(ctx context.Context, name reference.Named, id string) error {
+	dropOldNames(ctx, p.Library, id)
+	if err := p.Artifacts.Unname(ctx, name.String()); err != nil {
+		return errors.Join(err, p.Library.RemoveNames(id, []string{name.String()})) // so that not both have it
+	}
+	if err := p.sync(ctx, id); err != nil {
+		slog.WarnContext(ctx, "cannot write the store manifest: the next boot re-verifies the image", "image", id, "err", err)
+	}
+	return nil
+}
+
+// sync returns when the image is on the disk, and the store manifest says so.
+func (p *Puller) sync(ctx context.Context, id string) error {
+	var as fingerprint
+	record, err := p.Library.Image(id)
+	if err == nil {
+		as, err = fingerprintOf(p.Library, record) // before: a later change may miss the manifest
+	}
+	if err := trace.Do(ctx, "write store manifest", p.Manifest.Write); err != nil {
+		return err
+	}
+	if err == nil {
+		p.present.note(id, as)
+	}
+	return nil
+}
