@@ -15,8 +15,8 @@ import (
 	"github.com/crius-run/crius/storage/durable"
 )
 
-// artifacts are the OCI artifacts beside the images of containers/storage. They tell which
-// of both an id means.
+// artifacts are the OCI artifacts beside the images of containers/storage. Its methods take ids of
+// both, and distinguish them.
 type artifacts struct {
 	*artifact.Store
 
@@ -25,15 +25,18 @@ type artifacts struct {
 	pinned func(*Image) bool
 }
 
-func openArtifacts(ctx context.Context, s *Store) (*artifacts, error) {
+// openArtifacts sets s.artifacts, even if it fails.
+func (s *Store) openArtifacts(ctx context.Context) error {
+	s.artifacts = &artifacts{lib: s.store, holds: s.holds, pinned: s.images.pinned}
 	var additional []string
 	for _, dir := range s.cfg.AdditionalArtifactStores {
 		if filepath.Clean(dir) == s.roots.ForImages() {
-			return &artifacts{}, fmt.Errorf("image.additional_artifact_stores: %s is the image root itself: %w", dir, fault.Precondition)
+			return fmt.Errorf("image.additional_artifact_stores: %s is the image root itself: %w", dir, fault.Precondition)
 		}
 		additional = append(additional, artifact.In(dir))
 	}
-	store, err := artifact.Open(ctx, artifact.Config{
+	var err error
+	s.artifacts.Store, err = artifact.Open(ctx, artifact.Config{
 		Additional:      additional,
 		Dir:             artifact.In(s.roots.ForImages()),
 		Former:          artifact.In(s.roots.Graph),
@@ -47,7 +50,7 @@ func openArtifacts(ctx context.Context, s *Store) (*artifacts, error) {
 		Connections:     s.cfg.PullConnections,
 		Downloads:       s.downloads,
 	})
-	return &artifacts{Store: store, lib: s.store, holds: s.holds, pinned: s.images.pinned}, err
+	return err
 }
 
 // addTo adds the artifacts to a list of images, which is sorted by id.

@@ -828,12 +828,12 @@ func TestUnsupportedOptionsAreRefused(t *testing.T) {
 func TestLayersAreSyncedByDefault(t *testing.T) {
 	t.Parallel()
 	for _, options := range [][]string{nil, {"overlay.mountopt=nodev"}} {
-		got, err := libraryOptions(Config{Root: "/a", RunRoot: "/b", Options: options})
+		got, err := Config{Root: "/a", RunRoot: "/b", Options: options}.library()
 		if err != nil || got.GraphDriverOptions[len(got.GraphDriverOptions)-1] != "overlay.sync=filesystem" {
 			t.Errorf("%q: %q, %v", options, got.GraphDriverOptions, err)
 		}
 	}
-	got, err := libraryOptions(Config{Root: "/a", RunRoot: "/b", Options: []string{"overlay.sync=none"}})
+	got, err := Config{Root: "/a", RunRoot: "/b", Options: []string{"overlay.sync=none"}}.library()
 	if err != nil || strings.Join(got.GraphDriverOptions, " ") != "overlay.sync=none" {
 		t.Errorf("%q, %v", got.GraphDriverOptions, err)
 	}

@@ -42,7 +42,7 @@ type FsUsage struct {
 func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err error) {
 	now := time.Now()
 	images = FsUsage{Mountpoint: s.roots.ForImages(), Timestamp: now}
-	if images.UsedBytes, err = imagesSize(s.artifacts, s.locks); err != nil {
+	if images.UsedBytes, err = s.imagesSize(); err != nil {
 		return images, containers, fmt.Errorf("image file system: %w", err)
 	}
 	var st unix.Statfs_t
@@ -60,25 +60,24 @@ func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err err
 // Sizes are the bytes that images and writable layers have, as FsInfo says. Nothing is
 // measured for it: those of writable layers are as old as the last question of FsInfo.
 func (s *Store) Sizes() (images, writable uint64, err error) {
-	images, err = imagesSize(s.artifacts, s.locks)
+	images, err = s.imagesSize()
 	return images, s.usage.sum().UsedBytes, err
 }
 
-// imagesSize is that of all layers and artifacts.
-func imagesSize(a *artifacts, locks *durable.Locks) (uint64, error) {
-	layers, err := layersSize(a.lib, locks)
-	return layers + a.Size(), err
+// imagesSize returns the bytes of all layers and artifacts.
+func (s *Store) imagesSize() (uint64, error) {
+	layers, err := layersSize(s.store, s.locks)
+	return layers + s.artifacts.Size(), err
 }
 
-// layersSize is that of all layers. While another process holds a lock, it is what
-// the record file has: that is replaced as a whole, and so can be read at any
-// time.
+// layersSize returns the bytes of all layers. While another process holds a lock, it takes them
+// from the record file, which the library replaces as a whole and so can be read at any time.
 func layersSize(store cstorage.Store, locks *durable.Locks) (total uint64, err error) {
 	var layers []cstorage.Layer
 	if locks.Held(durable.ToRead) == nil {
 		layers, err = store.Layers()
 	} else {
-		layers, err = durable.RecordedLayers(durable.RootsOf(store))
+		layers, err = durable.RootsOf(store).RecordedLayers()
 	}
 	for _, layer := range layers {
 		if !layer.ReadOnly { // of a store that is not ours

@@ -117,7 +117,7 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 			},
 		})
 	}
-	aside, err := durable.DamagedRecords(s.roots)
+	aside, err := s.roots.DamagedRecords()
 	if err != nil {
 		return defects, err
 	}

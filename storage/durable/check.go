@@ -89,7 +89,7 @@ func (s *Manifest) checkLayers(ctx context.Context, store cstorage.Store, layers
 		manifest: s, store: store, listed: s.last.layers(), whole: slices.Clone(s.last.Whole),
 		layers: map[string]*cstorage.Layer{}, damaged: map[string]error{},
 	}
-	if v.aside, err = DamagedRecords(RootsOf(store)); err != nil {
+	if v.aside, err = RootsOf(store).DamagedRecords(); err != nil {
 		return nil, fmt.Errorf("look for damaged records: %w", err)
 	}
 	for i := range layers {

@@ -89,7 +89,7 @@ func (s *Manifest) Restore() (err error) {
 	if s.last, err = s.read(); err != nil {
 		return err
 	}
-	return checkRecords(s.cfg.Roots, s.last)
+	return s.cfg.Roots.checkRecords(s.last)
 }
 
 func (s *Manifest) dropOwners() {

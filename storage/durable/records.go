@@ -14,17 +14,17 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// checkRecords looks at the record files of containers/storage before the
-// library does. The library refuses a file that is cut off, and takes an empty
-// layers.json for a store without layers. Either way the node would be without
-// images until a person came (cri-o#5015): a damaged file is moved aside, and
-// the one of the last manifest takes its place. Without one the list is empty, and
-// what it had listed is pulled again.
+// checkRecords looks at the record files of containers/storage before the library
+// does. The library refuses a file that is cut off, and takes an empty layers.json
+// for a store without layers. Either way the node would have no images until a
+// person came (cri-o#5015). So a damaged file is moved aside, and the file of the
+// last manifest takes its place; without a manifest the list is empty, and its
+// images are pulled again.
 //
-// The volatile files are never synced, so that a power cut may well spoil
-// them, and describe only what cannot outlive a boot. They are just moved aside.
-func checkRecords(roots Roots, last *manifest) error {
-	for _, file := range roots.records() {
+// The volatile files are never synced, so a power cut often damages them. They
+// describe only what cannot outlive a boot, and are just moved aside.
+func (r Roots) checkRecords(last *manifest) error {
+	for _, file := range r.records() {
 		err := setDamagedAside(file.path, func() error {
 			return writeSynced(file.path, last.restored(file.name))
 		})
@@ -33,7 +33,7 @@ func checkRecords(roots Roots, last *manifest) error {
 		}
 	}
 	for _, file := range volatileFiles() {
-		path := filepath.Join(roots.Graph, file)
+		path := filepath.Join(r.Graph, file)
 		if err := setDamagedAside(path, func() error { return os.Remove(path) }); err != nil {
 			return err
 		}
@@ -41,7 +41,7 @@ func checkRecords(roots Roots, last *manifest) error {
 	return nil
 }
 
-// volatileFiles are the record files that end with the boot.
+// volatileFiles are the record files that are valid until a reboot.
 func volatileFiles() []string {
 	return []string{"overlay-layers/volatile-layers.json", "overlay-containers/volatile-containers.json"}
 }
@@ -49,13 +49,13 @@ func volatileFiles() []string {
 // DamagedSuffix is appended to the name of a record file that was moved aside.
 const DamagedSuffix = ".damaged"
 
-// DamagedRecords are the record files that were set aside. As long as there is
-// one, what has no record may be of a container or an image that was in it, and
-// that exists nowhere else: nothing is deleted for want of a record until a
-// person has deleted the file.
-func DamagedRecords(roots Roots) ([]string, error) {
+// DamagedRecords returns the record files that were moved aside. While there is one, a
+// layer without a record may belong to a container or an image of that file, and
+// exist nowhere else: nothing without a record is deleted until a person has deleted
+// the file.
+func (r Roots) DamagedRecords() ([]string, error) {
 	var found []string
-	for _, file := range roots.records() { // what was in the volatile ones ended with the boot
+	for _, file := range r.records() { // the volatile ones describe nothing that still exists
 		path := file.path + DamagedSuffix
 		if _, err := os.Lstat(path); err == nil {
 			found = append(found, path)
@@ -66,9 +66,9 @@ func DamagedRecords(roots Roots) ([]string, error) {
 	return found, nil
 }
 
-// RecordsIntact is fault.Precondition if checkRecords would have something to do.
-func RecordsIntact(roots Roots) error {
-	for _, file := range roots.records() {
+// RecordsIntact returns fault.Precondition if checkRecords would move a file aside.
+func (r Roots) RecordsIntact() error {
+	for _, file := range r.records() {
 		wrong, err := checkRecord(file.path)
 		if wrong != nil {
 			err = fmt.Errorf("%s is damaged: %w; the next start of the server moves it aside: %w", file.path, wrong, fault.Precondition)
@@ -80,9 +80,9 @@ func RecordsIntact(roots Roots) error {
 	return nil
 }
 
-// setDamagedAside gives a damaged record file a second name, which ends with
-// .damaged, and has it replaced. At no moment is there no file: the library would
-// take that for an empty store.
+// setDamagedAside gives a damaged record file a second name, with DamagedSuffix,
+// and has it replaced. The file exists at every moment: the library would take a
+// missing one for an empty store.
 func setDamagedAside(path string, replace func() error) error {
 	wrong, err := checkRecord(path)
 	if wrong == nil || err != nil {
@@ -99,7 +99,7 @@ func setDamagedAside(path string, replace func() error) error {
 	return replace()
 }
 
-// writeSynced replaces a file by one that has reached the disk.
+// writeSynced replaces a file, whose new content is synced first.
 func writeSynced(path string, content []byte) error {
 	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -116,7 +116,7 @@ func writeSynced(path string, content []byte) error {
 }
 
 // checkRecord says what is wrong with a file. A missing file and a JSON list are
-// fine.
+// right.
 func checkRecord(path string) (wrong, err error) {
 	content, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -135,10 +135,10 @@ func checkRecord(path string) (wrong, err error) {
 	return nil, nil
 }
 
-// RecordedLayers reads the library's files of layers, which are replaced as a whole and
-// so can be read whoever has them locked.
-func RecordedLayers(roots Roots) (all []cstorage.Layer, err error) {
-	for _, root := range roots.All() {
+// RecordedLayers reads the library's files of layers. The library replaces them as a whole, so
+// they can be read whoever has them locked.
+func (r Roots) RecordedLayers() (all []cstorage.Layer, err error) {
+	for _, root := range r.All() {
 		text, err := os.ReadFile(filepath.Join(root, layersFile))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -155,8 +155,8 @@ func RecordedLayers(roots Roots) (all []cstorage.Layer, err error) {
 	return all, nil
 }
 
-// LayerDirs are the directories of a layer and of all below it, top first. One of a layer
-// that is in an additional layer store is a link to it.
+// LayerDirs returns the directories of a layer and of all layers below it, top first. For a layer
+// in an additional layer store it is a link to the directory.
 func LayerDirs(store cstorage.Store, layer string) ([]string, error) {
 	driver, err := store.GraphDriver()
 	if err != nil {

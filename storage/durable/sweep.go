@@ -200,7 +200,7 @@ func (d *Leftovers) sweepImages() error {
 	if d.pulls("") {
 		return nil
 	}
-	if aside, err := DamagedRecords(RootsOf(d.store)); err != nil || len(aside) > 0 {
+	if aside, err := RootsOf(d.store).DamagedRecords(); err != nil || len(aside) > 0 {
 		return err
 	}
 	var found []string
@@ -283,7 +283,7 @@ func needed(err error) bool {
 // orphans are the layers that no image and no container stands on, children
 // before their parents. Those that a running pull may need are wanted. While records are set aside nobody knows.
 func (d *Leftovers) orphans() (orphans, wanted []cstorage.Layer, err error) {
-	if aside, err := DamagedRecords(RootsOf(d.store)); err != nil || len(aside) > 0 {
+	if aside, err := RootsOf(d.store).DamagedRecords(); err != nil || len(aside) > 0 {
 		return nil, nil, err
 	}
 	all, err := d.store.MultiList(cstorage.MultiListOptions{Layers: true, Images: true, Containers: true})

@@ -151,7 +151,7 @@ func (w *process) start() error {
 	w.cmd.Dir = "/"
 	w.cmd.Env = append(race.Environ(),
 		"PATH="+os.Getenv("PATH"),
-		"_CONTAINERS_OVERLAY_DISABLE_IDMAP=yes", // see openLibrary
+		"_CONTAINERS_OVERLAY_DISABLE_IDMAP=yes", // see storage.openLibrary
 		fmt.Sprintf("GOMEMLIMIT=%d", memory/4*3),
 		"GOGC=400", // it does not live long
 	)
