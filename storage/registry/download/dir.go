@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Name is that of the directory.
+// Name is the name of the directory.
 const Name = "crius-downloads"
 
 // Limits bound what is kept while no pull needs it.
@@ -32,39 +32,38 @@ type Limits struct {
 	Share int64 // of the bytes that are free on the disk: one part in so many
 }
 
-// DefaultLimits outlast a night, and never take the room that pulls and containers need.
+// DefaultLimits keep files overnight, and leave the room that pulls and containers need.
 var DefaultLimits = Limits{Age: 24 * time.Hour, Files: 512, Share: 4}
 
 // Dir is a directory of downloads. Several processes may use it. Its methods are safe for
 // concurrent use.
 //
-// A pull worker that was taken over may have put anything into the directory, or in its
-// place: nothing outside of the parent is touched.
+// A compromised pull worker may have put anything into the directory, or in its place: Dir touches
+// nothing outside of the parent.
 type Dir struct {
 	Limits Limits
-	// Patience is how long a pull waits for another one that gets no bytes of the same blob.
+	// Patience is how long a pull waits for another pull that gets no bytes of the same blob.
 	Patience time.Duration
-	// Connections is how many a pull may have. Large blobs are fetched over those that others
-	// leave, in ranges of so many bytes; 0 or 1: each over one.
+	// Connections is how many connections a pull may have. Large blobs come over the connections
+	// that other blobs leave, in ranges of RangeSize bytes; 0 or 1: each blob comes over one.
 	Connections int
 	RangeSize   int64
-	// Beside is another directory, which makes room, too, when the disk of both is full; nil: there
+	// Beside is another directory that is cleared as well when the disk of both is full; nil: there
 	// is none.
 	Beside *Dir
 
 	parent string
 
 	mu       sync.Mutex
-	root     *os.Root         // of parent when it was opened last, nil before
-	named    map[string]*part // that pulls use, by the name of the file
-	reserved map[string]int   // pulls that are going to use a file, by its name
-	turns    map[string]int   // of pulls in a row that could not resume a file, by its name
+	root     *os.Root         // of parent when it was last opened; nil before
+	named    map[string]*part // files that pulls use, by name
+	reserved map[string]int   // number of pulls that will use a file, by its name
+	turns    map[string]int   // number of turns in a row that could not resume a file, by its name
 	timer    *time.Timer      // of the next sweep, nil if nothing is kept
 	closed   bool
 }
 
-// In is the directory of that name in parent, which Fetch creates. It reads and writes nothing
-// yet.
+// In returns the directory Name in parent, which Fetch creates. It reads and writes nothing yet.
 func In(parent string) *Dir {
 	return &Dir{Limits: DefaultLimits, Patience: 10 * time.Second, RangeSize: rangeSize, parent: parent, named: map[string]*part{}, reserved: map[string]int{}, turns: map[string]int{}}
 }
@@ -73,17 +72,17 @@ func In(parent string) *Dir {
 type part struct {
 	name string // empty: the file has none, and is not kept
 	turn chan struct{}
-	file *os.File     // is changed by who has the turn; locked against other processes
-	came atomic.Int64 // bytes, to see whether any do
+	file *os.File     // changed by the pull that has the turn; locked against other processes
+	came atomic.Int64 // bytes, to see whether any come
 
 	users    int  // pulls; guarded by the directory
-	unpacked bool // likewise: pulls need its name no more
-	done     bool // likewise: a pull has made of it what it wanted
+	unpacked bool // likewise: pulls no longer need its name
+	done     bool // likewise: a pull has used it as it wanted
 }
 
-// open opens the file of a blob, which pulls from one registry share. It has no name, and is
-// for this caller alone, if registry is empty, pulls of another process have the blob in hand,
-// or nobody knows its size.
+// open opens the file of a blob, which pulls from one registry share. The file has no name, and is
+// for this caller alone, if registry is empty, another process has the file locked, or the size of
+// the blob is unknown.
 func (d *Dir) open(info types.BlobInfo, registry string) (*part, error) {
 	if err := info.Digest.Validate(); err != nil {
 		return nil, err
@@ -120,15 +119,16 @@ func (d *Dir) open(info types.BlobInfo, registry string) (*part, error) {
 	return p, nil
 }
 
-// fileName has the registry in it: what one made up is no beginning of another one's blob.
+// fileName returns a name with the registry in it, so that no registry can make up the beginning of
+// another registry's blob.
 func fileName(blob digest.Digest, registry string) string {
 	return fmt.Sprintf("%s-%s-%.32s", blob.Algorithm(), blob.Encoded(), digest.FromString(registry).Encoded())
 }
 
-// file is the path of a file below the root.
+// file returns the path of a file below the root.
 func file(name string) string { return filepath.Join(Name, name) }
 
-// makeDir makes the directory unless it is there. What is none makes way for it.
+// makeDir makes the directory if it does not exist. A file in its place is removed.
 func makeDir(root *os.Root) error {
 	if info, err := root.Lstat(Name); err == nil && !info.IsDir() {
 		if err := root.Remove(Name); err != nil {
@@ -138,8 +138,8 @@ func makeDir(root *os.Root) error {
 	return root.MkdirAll(Name, 0o700)
 }
 
-// opened returns the root: another one if another directory has come into the place of parent,
-// and no pull uses files with names in the former.
+// opened returns the root. If another directory has replaced the parent, and no pull uses named
+// files in the former, it returns the new one.
 func (d *Dir) opened() (*os.Root, error) {
 	if d.root != nil && (len(d.named) > 0 || d.isParent()) {
 		return d.root, nil
@@ -164,7 +164,7 @@ func (d *Dir) isParent() bool {
 	return err == nil && os.SameFile(opened, there)
 }
 
-// nameless makes a file without a name, which a file system that can do so lets have one later.
+// nameless makes a file without a name. If the file system can do so, it can be given a name later.
 func nameless(root *os.Root) (*os.File, error) {
 	dir, err := root.Open(Name)
 	if err != nil {
@@ -183,7 +183,7 @@ func nameless(root *os.Root) (*os.File, error) {
 	return f, root.Remove(name)
 }
 
-// scratch makes a file that goes when it is closed.
+// scratch makes a file that disappears when it is closed.
 func (d *Dir) scratch() (*os.File, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -194,13 +194,13 @@ func (d *Dir) scratch() (*os.File, error) {
 	return nameless(root)
 }
 
-// errBusy: another process has the lock.
+// errBusy says that another process has the lock.
 var errBusy = errors.New("locked by another process")
 
-// lockFile opens a file, creates it if there is none, and locks it until it is closed. What
-// is no plain file makes way for one.
+// lockFile opens a file, creates it if there is none, and locks it until it is closed. Anything
+// else in its place is removed.
 func lockFile(root *os.Root, path string) (*os.File, error) {
-	for range 10 { // others delete what they do not find locked
+	for range 10 { // other processes delete files that are not locked
 		if info, err := root.Lstat(path); err == nil && !info.Mode().IsRegular() {
 			if err := root.RemoveAll(path); err != nil {
 				return nil, err
@@ -233,8 +233,8 @@ func sameFile(root *os.Root, f *os.File, path string) bool {
 	return err == nil && os.SameFile(opened, there)
 }
 
-// fruitless notes whether anything came in a turn that resumed a file, and returns how many
-// turns in a row have got nothing.
+// fruitless notes whether a turn that resumed a file got anything, and returns how many turns in a
+// row got nothing.
 func (d *Dir) fruitless(p *part, came bool) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -246,7 +246,7 @@ func (d *Dir) fruitless(p *part, came bool) int {
 	return d.turns[p.name]
 }
 
-// replace gives the part an empty file. Who has been shown bytes of the old one keeps it.
+// replace gives the part an empty file. Readers of the former file keep it.
 func (d *Dir) replace(p *part) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -268,7 +268,7 @@ func (d *Dir) replace(p *part) error {
 	return old.Close()
 }
 
-// size is that of the file, for who has the turn or holds mu.
+// size returns the size of the file. The caller has the turn or holds mu.
 func (p *part) size() (int64, error) {
 	info, err := p.file.Stat()
 	if err != nil {
@@ -277,7 +277,7 @@ func (p *part) size() (int64, error) {
 	return info.Size(), nil
 }
 
-// has tells whether the file has a byte at an offset.
+// has reports whether the file has byte b at an offset.
 func (p *part) has(b byte, at int64) (bool, error) {
 	var stored [1]byte
 	_, err := p.file.ReadAt(stored[:], at)
@@ -292,8 +292,8 @@ func (d *Dir) unpacked(p *part) {
 	d.sweep()
 }
 
-// release ends the use of parts by a pull, and its reservations. What no pull uses any more is
-// kept for a later one if the last of them asks for that, unless one of them was done with it.
+// release ends the use of parts by a pull, and its reservations. A file that no pull uses any more
+// is kept if the last of them asks for that, unless one of them was done with it.
 func (d *Dir) release(parts []*part, reserved []string, keep, done bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -311,12 +311,12 @@ func (d *Dir) release(parts []*part, reserved []string, keep, done bool) {
 			d.remove(p.name)
 		}
 		delete(d.named, p.name)
-		_ = p.file.Close() // of what is written nothing is relied on
+		_ = p.file.Close() // nobody relies on what is written
 	}
 	d.sweep()
 }
 
-// remove deletes a file that no pull uses, or none needs by its name.
+// remove deletes a file that no pull uses, or whose name no pull needs.
 func (d *Dir) remove(name string) {
 	delete(d.turns, name)
 	root, err := d.opened()
@@ -335,7 +335,7 @@ func (d *Dir) Sweep() {
 	d.sweep()
 }
 
-// kept is a file that no pull needs.
+// kept is a file that no pull uses.
 type kept struct {
 	name string
 	size int64
@@ -368,12 +368,12 @@ func oldestFirst(files []kept) {
 	slices.SortFunc(files, func(a, b kept) int { return cmp.Compare(b.age, a.age) })
 }
 
-// batch is how many entries of the directory are looked at a time.
+// batch is how many entries of the directory are read at a time.
 const batch = 512
 
-// unneeded are the files that no pull needs, the sum of their sizes, and how much it may be.
-// There may be any number of entries: those beyond the limit, the oldest ones of each batch,
-// empty ones and those that are no plain files are deleted at once.
+// unneeded returns the files that no pull uses, the sum of their sizes, and the most that it may
+// be. There may be any number of entries: those beyond the limit, the oldest of each batch, empty
+// files and entries that are not plain files are deleted at once.
 func (d *Dir) unneeded() (files []kept, sum, room int64) {
 	room, err := d.read(func(entries []os.DirEntry) {
 		for _, entry := range entries {
@@ -407,8 +407,8 @@ func (d *Dir) unneeded() (files []kept, sum, room int64) {
 	return files, sum, room
 }
 
-// read shows what is in the directory, some entries at a time, and returns how many bytes of
-// it may be kept.
+// read calls show with the entries of the directory, some at a time, and returns how many bytes of
+// files may be kept.
 func (d *Dir) read(show func([]os.DirEntry)) (room int64, err error) {
 	root, err := d.opened()
 	var dir *os.File
@@ -439,13 +439,13 @@ func (d *Dir) read(show func([]os.DirEntry)) (room int64, err error) {
 	}
 }
 
-// linked tells whether a file has another name, too.
+// linked reports whether a file has a second name.
 func linked(info os.FileInfo) bool {
 	st, known := info.Sys().(*syscall.Stat_t)
 	return known && st.Nlink > 1
 }
 
-// inUse tells whether another process has a file locked.
+// inUse reports whether another process has a file locked.
 func inUse(root *os.Root, path string) bool {
 	f, err := root.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -455,7 +455,7 @@ func inUse(root *os.Root, path string) bool {
 	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
-// Close ends the sweeps. What is kept stays.
+// Close ends the sweeps. Files that are kept stay.
 func (d *Dir) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -483,8 +483,8 @@ func (d *Dir) Delete() error {
 	return root.RemoveAll(Name)
 }
 
-// DeleteElsewhere deletes such directories in those of parents that are another place than
-// this one: nobody resumes what an earlier configuration has left there.
+// DeleteElsewhere deletes directories of this name in those parents that are not the parent of this
+// one: nobody resumes the downloads of an earlier configuration.
 func (d *Dir) DeleteElsewhere(parents []string) error {
 	here, _ := os.Stat(d.parent)
 	var errs []error

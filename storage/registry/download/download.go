@@ -1,10 +1,10 @@
-// Package download fetches the blobs of images into files that outlast a failed pull and
-// a killed server, so that the next pull asks only for what is missing. See
+// Package download fetches the blobs of images into files that outlast a failed pull and a killed
+// server, so that the next pull asks only for the missing bytes. See
 // docs/decisions/0032-downloads.md.
 //
-// A file is named after the digest of its blob and the registry. Nothing is recorded about it: what it has is
-// the beginning of the blob until the digest of the whole says otherwise, and is shown to
-// nobody before that. Bytes are added to a file and never changed.
+// A file is named after the digest of its blob and the registry. Nothing is recorded about it: its
+// bytes are taken for the beginning of the blob until the digest of the whole says otherwise, and
+// nobody reads them before that. Bytes are added to a file and never changed.
 package download
 
 import (
@@ -28,35 +28,37 @@ import (
 	"github.com/crius-run/crius/storage/pull/pullerror"
 )
 
-// Source is where a pull gets its blobs from, with its own credentials.
+// Source is where a pull gets its blobs, with its own credentials.
 type Source interface {
 	// Whole asks the registry for a blob.
 	Whole(ctx context.Context, blob types.BlobInfo) (io.ReadCloser, error)
-	// Part asks for length bytes from an offset on, or for all of the rest if length is 0. The
-	// registry has agreed to send them. The error is errors.ErrUnsupported if it sends no parts.
+	// Part asks the registry for length bytes from an offset on, or for all of the rest if length
+	// is 0. When it returns, the registry has agreed to send them. The error is
+	// errors.ErrUnsupported if it sends no parts.
 	Part(ctx context.Context, blob types.BlobInfo, from, length int64) (io.ReadCloser, error)
-	// Guard passes on a blob, all of whose bytes come in order, as far as it may come in.
+	// Guard wraps a blob whose bytes come in order, and ends it where they exceed a limit.
 	Guard(ctx context.Context, blob types.BlobInfo, stream io.ReadCloser) io.ReadCloser
-	// Mirrored reports whether there is another registry that a request which fails is made to,
-	// and then all others.
+	// Mirrored reports whether a request that fails is made again to another registry, as are all
+	// later ones.
 	Mirrored() bool
 }
 
-// Watcher is told how a blob arrives.
+// Watcher observes how a blob arrives.
 type Watcher struct {
-	Begins  func()                                // its turn has come
-	Resumed func(bytes int64)                     // that were here
-	Came    func(bytes int64)                     // from the registry, those that are ahead of others included
-	Shown   func(file *os.File, size int64) error // the file has so many bytes that may be read; Fetch ends with its error
-	// Whole is called with the file when all of the blob is in it; nil: it is not. Who links the
-	// file to another name keeps it: it never changes again. Fetch ends with its error.
+	Begins  func()                                // it is the blob's turn
+	Resumed func(bytes int64)                     // bytes that the file had
+	Came    func(bytes int64)                     // bytes from the registry, also ahead of missing ones
+	Shown   func(file *os.File, size int64) error // size bytes of the file may be read; Fetch ends with its error
+	// Whole is called with the file when the whole blob is in it; it may be nil. The file never
+	// changes again, so it may be kept by a link. Fetch ends with the error of Whole.
 	Whole func(file *os.File) error
 
-	// Connections is told of each connection that is made, 1, and that ends, -1; by any goroutine.
+	// Connections is called with 1 for each connection that is made, and -1 for each that ends, by
+	// any goroutine.
 	Connections func(change int)
 
-	// Decrypted says that the source decrypts the blob, which has the same size then, and
-	// checks its digest, as ErrDiffers says. Nothing of that is kept.
+	// Decrypted says that the source decrypts the blob, which keeps its size, and checks its
+	// digest, with ErrDiffers. Such a blob is not kept.
 	Decrypted bool
 }
 
@@ -67,24 +69,24 @@ type Pull struct {
 
 	mu       sync.Mutex
 	parts    map[digest.Digest]*part
-	former   []*part  // that others have replaced; other calls of Fetch may use them
-	reserved []string // names of files that stay for this pull
+	former   []*part  // replaced by others; other calls of Fetch may use them
+	reserved []string // names of files that are kept for this pull
 
 	connections atomic.Int64 // under way
-	narrow      atomic.Bool  // the registry has no use for more than one for a blob
+	narrow      atomic.Bool  // blobs come over one connection each from now on
 }
 
-// Begin begins the downloads of a pull from a registry. Other pulls from that registry
-// wait for a blob that this one fetches; those from other registries fetch it themselves:
-// a slow registry must not keep them.
+// Begin begins the downloads of a pull from a registry. Other pulls from that registry wait for a
+// blob that this pull fetches; pulls from other registries fetch it themselves, so that a slow
+// registry does not delay them.
 func (d *Dir) Begin(registry string) *Pull {
 	return &Pull{dir: d, registry: registry, parts: map[digest.Digest]*part{}}
 }
 
-// Fetch fetches a blob into a file. It returns nil when all of it has been shown and has the
-// size and the digest of info. Of a blob that was not here at all, bytes are shown as they
-// come; others are shown when the whole has its digest, since they may be damaged, or
-// somebody else's.
+// Fetch fetches a blob into a file. It returns nil when the whole blob has been shown, with the
+// size and the digest of info. If the file was empty, bytes are shown as they come. Otherwise they
+// are shown when the whole has its digest, since the bytes of the file may be damaged, or made up
+// by somebody.
 func (p *Pull) Fetch(ctx context.Context, src Source, info types.BlobInfo, watch Watcher) error {
 	part, err := p.turn(ctx, info, watch.Decrypted)
 	if err != nil {
@@ -99,8 +101,8 @@ func (p *Pull) Fetch(ctx context.Context, src Source, info types.BlobInfo, watch
 	return watch.Whole(part.file)
 }
 
-// turn waits until no other pull fetches the blob, or the one that does so gets nothing and the
-// disk has room for another copy; alone does not wait.
+// turn waits until no other pull fetches the blob, or until the other pull gets nothing and the
+// disk has room for a second copy. With alone it does not wait.
 func (p *Pull) turn(ctx context.Context, info types.BlobInfo, alone bool) (*part, error) {
 	part, err := p.part(info, alone)
 	if err != nil {
@@ -125,8 +127,7 @@ func (p *Pull) turn(ctx context.Context, info types.BlobInfo, alone bool) (*part
 	}
 }
 
-// part is the file of a blob, for as long as the pull lasts; alone means one that no other
-// pull has.
+// part returns the file of a blob until the pull ends. With alone no other pull has that file.
 func (p *Pull) part(info types.BlobInfo, alone bool) (*part, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -149,7 +150,7 @@ func (p *Pull) part(info types.BlobInfo, alone bool) (*part, error) {
 	return other, nil
 }
 
-// Unpacked allows to delete a blob before the pull ends, if room is short.
+// Unpacked allows the directory to delete a blob before the pull ends, if the disk is full.
 func (p *Pull) Unpacked(blob digest.Digest) {
 	p.mu.Lock()
 	unpacked := p.parts[blob]
@@ -159,9 +160,9 @@ func (p *Pull) Unpacked(blob digest.Digest) {
 	}
 }
 
-// End ends the downloads of a pull, after all calls of Fetch have returned. What has come
-// is kept, within the limits of the directory, if the pull has failed with an error that
-// may not come back. A full disk is cleared of all that no pull needs.
+// End ends the downloads of a pull, after all calls of Fetch have returned. If the pull has failed
+// with an error that the next pull may not get, its files are kept, within the limits of the
+// directory. On a full disk all files that no pull needs are deleted.
 func (p *Pull) End(err error) {
 	parts := slices.AppendSeq(p.former, maps.Values(p.parts))
 	full := fault.DiskFull(err)
@@ -174,15 +175,15 @@ func (p *Pull) End(err error) {
 // chunk is how much is read before it is written and shown.
 const chunk = 256 << 10 // bytes
 
-// maxResumes bounds how often a connection that breaks is made again within a pull, while each
-// brings some bytes. Each time all that the file has is read again.
+// maxResumes bounds how often a pull connects again after a broken connection, if each connection
+// brings some bytes. Each time the whole file is read again.
 const maxResumes = 8
 
-// maxFruitless is how many turns in a row may get no byte of what a file lacks before the
-// blob is fetched in another way.
+// maxFruitless is how many turns in a row may get no missing byte of a file before the blob is
+// fetched in another way.
 const maxFruitless = 2
 
-// fetch is the turn of one pull to fetch a blob.
+// fetch is a pull's turn to fetch a blob.
 type fetch struct {
 	pull  *Pull
 	dir   *Dir
@@ -192,13 +193,13 @@ type fetch struct {
 	watch Watcher
 
 	stored int64 // bytes that the file had
-	have   int64 // of them that the registry is not asked for
+	have   int64 // of those, bytes that the registry is not asked for
 	rest   *rest // what the registry sends; nil before
 
 	telling sync.Mutex
 	read    int64 // bytes from the beginning of the blob
-	ahead   int64 // bytes that have come and are not read yet
-	told    int64 // bytes that the watcher knows of
+	ahead   int64 // bytes that have come and have not been read
+	told    int64 // bytes reported to the watcher
 }
 
 // ErrDiffers says that a blob has another digest or size.
@@ -241,8 +242,8 @@ func (f *fetch) run(ctx context.Context) (err error) {
 	return f.whole(ctx, err)
 }
 
-// told is what the log tells of an error that a registry may have worded: no address with a
-// signature in it.
+// told returns the text of a registry's error for the log, without addresses that contain a
+// signature.
 func told(err error) string {
 	if err == nil {
 		return ""
@@ -250,17 +251,17 @@ func told(err error) string {
 	return pullerror.Cut(pullerror.Redact(err.Error()))
 }
 
-// wrong tells whether an error says that what the file has is useless.
+// wrong reports whether an error means that the bytes of the file are useless.
 func wrong(err error) bool {
 	return errors.Is(err, ErrDiffers) || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, fault.Invalid) || errors.Is(err, fault.Exhausted)
 }
 
-// cut tells whether an error is that of a connection that may be made again.
+// cut reports whether an error is a broken connection that may be made again.
 func cut(ctx context.Context, err error) bool {
 	return err != nil && ctx.Err() == nil && !fault.DiskFull(err) && !wrong(err)
 }
 
-// whole fetches all of the blob; why is the reason if the file has a part.
+// whole fetches the whole blob. why is the reason if the file has a part of it.
 func (f *fetch) whole(ctx context.Context, why error) error {
 	main, err := f.src.Whole(ctx, f.info)
 	if err != nil {
@@ -268,7 +269,7 @@ func (f *fetch) whole(ctx context.Context, why error) error {
 	}
 	stream := f.open(ctx, main, 0)
 	defer stream.Close()
-	if f.stored > 0 { // not before: who may not have the blob deletes nothing
+	if f.stored > 0 { // not before the answer: a pull that may not have the blob deletes nothing
 		slog.WarnContext(ctx, "cannot resume download, fetching the whole layer", "digest", f.info.Digest, "bytes", f.stored, "err", told(why))
 		if err := f.dir.replace(f.part); err != nil {
 			return err
@@ -282,8 +283,8 @@ func (f *fetch) whole(ctx context.Context, why error) error {
 	return err
 }
 
-// resume fetches what the file lacks: one byte at least, so that the registry decides
-// whether this pull may have the others. came tells whether it sent any.
+// resume fetches the missing bytes, at least one, so that the registry decides whether this pull
+// may have the others. came reports whether the registry sent any.
 func (f *fetch) resume(ctx context.Context) (came bool, err error) {
 	if f.stored, err = f.part.size(); err != nil {
 		return false, err
@@ -302,8 +303,8 @@ func (f *fetch) resume(ctx context.Context) (came bool, err error) {
 	return f.receive(ctx, stream)
 }
 
-// open returns the blob: what the file has before an offset, and what the registry sends from
-// there on over main.
+// open returns the blob: the bytes of the file up to an offset, and from there on what the registry
+// sends over main.
 func (f *fetch) open(ctx context.Context, main io.ReadCloser, from int64) io.ReadCloser {
 	f.rest = f.newRest(ctx, main, from)
 	return f.src.Guard(ctx, f.info, struct {
@@ -316,8 +317,8 @@ func (f *fetch) otherSize() error {
 	return fmt.Errorf("the file has %d bytes instead of %d: %w", f.stored, f.info.Size, ErrDiffers)
 }
 
-// receive reads the blob, the beginning of which may come from the file, and adds to the file
-// what is not there. came tells whether the registry sent anything.
+// receive reads the blob, whose beginning may come from the file, and adds missing bytes to the
+// file. came reports whether the registry sent anything.
 func (f *fetch) receive(ctx context.Context, stream io.Reader) (came bool, err error) {
 	digester := f.info.Digest.Algorithm().Digester()
 	buffer := make([]byte, chunk)
@@ -355,7 +356,7 @@ func (f *fetch) receive(ctx context.Context, stream io.Reader) (came bool, err e
 	return came, nil
 }
 
-// fill reads as much as the buffer holds, which begins at an offset of the blob.
+// fill fills the buffer, which begins at an offset of the blob.
 func (f *fetch) fill(buffer []byte, stream io.Reader, at int64) (n int, err error) {
 	for n < len(buffer) && err == nil {
 		var m int
@@ -366,7 +367,7 @@ func (f *fetch) fill(buffer []byte, stream io.Reader, at int64) (n int, err erro
 	return n, err
 }
 
-// tell notes that the blob was read up to an offset.
+// tell notes that the blob has been read up to an offset.
 func (f *fetch) tell(upTo int64) {
 	f.telling.Lock()
 	defer f.telling.Unlock()
@@ -378,7 +379,7 @@ func (f *fetch) tell(upTo int64) {
 	f.tellCome()
 }
 
-// tellAhead notes bytes that have come ahead of those that are read, or less of them.
+// tellAhead notes a change in the number of bytes that have come ahead of missing ones.
 func (f *fetch) tellAhead(bytes int64) {
 	f.telling.Lock()
 	defer f.telling.Unlock()
@@ -389,18 +390,18 @@ func (f *fetch) tellAhead(bytes int64) {
 	}
 }
 
-// tellCome has the watcher know of bytes that have come, of each once: those that come or are
-// read again are a sign of life alone.
+// tellCome reports to the watcher that bytes have come, each byte once. For bytes that come or are
+// read again it reports 0, as a sign of life.
 func (f *fetch) tellCome() {
 	come := f.read + f.ahead
 	f.watch.Came(max(come-f.told, 0))
 	f.told = max(come, f.told)
 }
 
-// write adds bytes to the file, which begin at an offset of the blob. Those that it has stay.
+// write adds bytes that begin at an offset of the blob to the file, without those that it has.
 func (f *fetch) write(bytes []byte, at int64) error {
 	if known := min(max(f.stored-at, 0), int64(len(bytes))); known > 0 {
-		if at+known > f.have { // a byte that was fetched again
+		if at+known > f.have { // some bytes were fetched again
 			last := at + known - 1
 			if same, err := f.part.has(bytes[known-1], last); err != nil || !same {
 				return errors.Join(err, fmt.Errorf("the registry sent another last byte than the file has: %w", ErrDiffers))

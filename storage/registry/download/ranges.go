@@ -16,40 +16,41 @@ import (
 	"github.com/crius-run/crius/internal/panics"
 )
 
-// rangeSize is what one request asks for: so much that the time until the answer begins does not
-// count, and so little that slow connections do not keep fast ones waiting.
+// rangeSize is the size of one request: so large that the latency of the answer does not matter,
+// and so small that slow connections do not delay fast ones.
 const rangeSize = 16 << 20 // bytes
 
-// rangesAhead is how many ranges there is room for, for each connection that a pull may have.
+// rangesAhead is how many ranges may be ahead for each connection that a pull may have.
 const rangesAhead = 2
 
-// unpacked is how much more room than a layer itself its content may need beside it: other blobs
-// and what is unpacked shall not find a disk full of what came ahead.
+// unpacked is how many times the size of a layer must be free on the disk for ranges ahead: other
+// blobs and the content of layers need room as well.
 const unpacked = 4
 
-// overlap is how many bytes before a range are fetched with it, and have to be those that come
-// there: the library does not tell which part of the blob an answer has.
+// overlap is how many bytes before a range are fetched with it and compared, because the library
+// does not say which part of the blob an answer contains.
 const overlap = 4 << 10
 
-// maxMissed bounds how many of the ranges of a blob may not be there when they are due.
+// maxMissed bounds how many ranges of a blob may be missing when they are due.
 const maxMissed = 3
 
 // maxAsks bounds how often a range is asked for.
 const maxAsks = 3
 
-// askAgainAfter is the pause before that. For the main connection it doubles each time.
+// askAgainAfter is the pause before a range is asked for again. For the main connection it doubles
+// each time.
 const askAgainAfter = time.Second
 
-// maxMainAsks bounds how often the rest is asked for: for 15 seconds.
+// maxMainAsks bounds how often the rest is asked for, over 15 seconds.
 const maxMainAsks = 5
 
-// rest is what a registry sends of a blob from an offset on, in order.
+// rest reads the bytes that a registry sends of a blob from an offset on, in order.
 //
-// It comes over the main connection, which was asked for all of it. If that is much, other
-// connections fetch ranges of it ahead, into a file without a name, as far as the pull may have
-// connections. Where a range begins that has come, at least in part, the main connection ends.
-// Where one is missing, the main connection goes on, or is made again. So a registry that refuses
-// ranges, or has no use for more connections, sends all over the main one.
+// They come over the main connection, which was asked for all of them. If there are many, other
+// connections fetch ranges ahead, into a file without a name, as many as the pull may have. Where a
+// range begins that has come, at least in part, the main connection ends. Where a range is missing,
+// the main connection goes on, or is made again. So a registry that refuses ranges, or is not
+// faster over more connections, sends everything over the main connection.
 type rest struct {
 	ctx    context.Context // of the connections
 	cancel context.CancelFunc
@@ -57,22 +58,22 @@ type rest struct {
 	size   int64 // of a range; 0: nothing is fetched ahead
 	window int64 // ranges for which there is room
 
-	at     int64         // offset of what is read next
+	at     int64         // offset of the next byte to read
 	before []byte        // bytes before that, up to overlap
 	main   io.ReadCloser // from at on; nil: there is none
-	made   int           // how often the main connection was made again,
+	made   int           // how often the main connection was made again
 	madeAt int64         // the last time at this offset
 
-	scratch *os.File // has range n at place n modulo window; nil if nothing is fetched ahead
+	scratch *os.File // has range n at slot n modulo window; nil if nothing is fetched ahead
 	ranges  map[int64]*blobRange
 	next    int64      // number of the range to be begun
-	probe   *blobRange // the first one, which shows whether the registry sends ranges
-	late    int        // ranges that were not there when they were due
+	probe   *blobRange // the first range, which shows whether the registry sends ranges
+	late    int        // ranges that were missing when they were due
 	running sync.WaitGroup
 	ended   chan struct{} // a range has ended
 }
 
-// newRest is what comes from an offset on, for which main was asked.
+// newRest returns the bytes from an offset on, which main was asked for.
 func (f *fetch) newRest(ctx context.Context, main io.ReadCloser, from int64) *rest {
 	r := &rest{fetch: f, at: from, main: main, ranges: map[int64]*blobRange{}, ended: make(chan struct{}, 1)}
 	r.ctx, r.cancel = context.WithCancel(ctx)
@@ -101,7 +102,7 @@ func (f *fetch) disconnected() {
 	f.watch.Connections(-1)
 }
 
-// takeConnection counts one more, if the pull may have that.
+// takeConnection counts one more connection, if the pull may have it.
 func (f *fetch) takeConnection() bool {
 	if f.pull.narrow.Load() {
 		return false
@@ -117,7 +118,7 @@ func (f *fetch) takeConnection() bool {
 // Read implements io.Reader.
 func (r *rest) Read(p []byte) (n int, err error) {
 	for n == 0 && err == nil && len(p) > 0 {
-		if r.ctx.Err() != nil { // what came ahead is not worth reading
+		if r.ctx.Err() != nil { // bytes that came ahead need not be read any more
 			return 0, context.Cause(r.ctx)
 		}
 		b, come := r.current()
@@ -157,14 +158,15 @@ func (r *rest) Close() error {
 	return err
 }
 
-// lastOf are the last bytes of what had some as its last ones, and has more.
+// lastOf returns the last overlap bytes of last followed by more.
 func lastOf(last, more []byte) []byte {
 	last = append(last, more[max(len(more)-overlap, 0):]...)
 	return slices.Delete(last, 0, max(len(last)-overlap, 0))
 }
 
-// begin begins to fetch ranges ahead of the current one. The first one has to show that the
-// registry can do that. If the main connection is in use, it is not sent where that is soon.
+// begin begins to fetch ranges ahead of the current one. The first range must show that the
+// registry sends ranges. While the main connection is in use, no range is begun that it will reach
+// soon.
 func (r *rest) begin(current *blobRange) {
 	if r.size == 0 {
 		return
@@ -182,7 +184,7 @@ func (r *rest) begin(current *blobRange) {
 	}
 }
 
-// start begins to fetch a range over a connection that is counted already.
+// start begins to fetch a range over a connection that has been counted.
 func (r *rest) start(number int64) {
 	from := number * r.size
 	b := &blobRange{
@@ -207,14 +209,14 @@ func (r *rest) start(number int64) {
 	})
 }
 
-// narrow has the pull begin no more ranges. Those that are coming are used.
+// narrow stops the pull from beginning ranges. Ranges that are coming are used.
 func (r *rest) narrow(why error) {
 	if r.fetch.pull.narrow.CompareAndSwap(false, true) {
 		slog.InfoContext(r.ctx, "fetching the layers of this pull over one connection each from now on", "digest", r.fetch.info.Digest, "err", told(why))
 	}
 }
 
-// missed counts a range that is not there when it is due.
+// missed counts a range that is missing when it is due.
 func (r *rest) missed() {
 	if r.late++; r.late > maxMissed {
 		r.narrow(errLate)
@@ -226,8 +228,8 @@ var (
 	errLate      = errors.New("the registry sends nothing over one of several connections")
 )
 
-// current is the range that the next byte comes with, and how many bytes of it can be read; nil:
-// that byte comes over the main connection.
+// current returns the range that contains the next byte, and how many bytes of it can be read; nil
+// if the main connection brings that byte.
 func (r *rest) current() (b *blobRange, come int64) {
 	if r.size == 0 {
 		return nil, 0
@@ -235,7 +237,7 @@ func (r *rest) current() (b *blobRange, come int64) {
 	if b = r.ranges[r.at/r.size]; b == nil {
 		return nil, 0
 	}
-	ended := b.hasEnded() // before it is looked at
+	ended := b.hasEnded() // before its bytes are counted
 	come = b.size() - (r.at - b.from)
 	switch {
 	case come > 0 && r.at == b.from && !bytes.Equal(b.before, r.before):
@@ -249,7 +251,7 @@ func (r *rest) current() (b *blobRange, come int64) {
 	return nil, 0
 }
 
-// await waits until more has come of a range. One that is stuck is given up.
+// await waits until more of a range has come. A range of which nothing comes is given up.
 func (r *rest) await(b *blobRange) error {
 	limit := time.NewTimer(r.fetch.dir.Patience)
 	defer limit.Stop()
@@ -257,7 +259,7 @@ func (r *rest) await(b *blobRange) error {
 	case <-b.moved:
 	case <-r.ended: // this one, or another one, which leaves a connection
 	case <-limit.C:
-		if r.missed(); b.size() == 0 { // nor has the registry answered
+		if r.missed(); b.size() == 0 { // the registry has not answered either
 			r.narrow(errLate)
 		}
 		r.drop(b)
@@ -267,7 +269,7 @@ func (r *rest) await(b *blobRange) error {
 	return nil
 }
 
-// readAhead reads of a range what has come.
+// readAhead reads bytes of a range that have come.
 func (r *rest) readAhead(p []byte, b *blobRange) (int, error) {
 	if err := r.closeMain(); err != nil {
 		slog.DebugContext(r.ctx, "cannot close connection to the registry", "err", err)
@@ -278,14 +280,14 @@ func (r *rest) readAhead(p []byte, b *blobRange) (int, error) {
 	}
 	r.fetch.tellAhead(-int64(n))
 	if r.at+int64(n) == b.from+b.length {
-		<-b.ended // which leaves its connection to the next one
+		<-b.ended // its connection is free for the next range
 		delete(r.ranges, b.number)
 	}
 	return n, nil
 }
 
-// goOn asks for what comes next, if it is not coming: for a range if one begins there, which it
-// returns, else for all of the rest.
+// goOn asks for the next bytes, if they are not coming: for a range if one begins there, which it
+// returns, or else for all of the rest.
 func (r *rest) goOn() (*blobRange, error) {
 	if r.size > 0 && r.at < r.fetch.info.Size && r.at%r.size == 0 {
 		if number := r.at / r.size; number >= r.next && r.fetch.takeConnection() {
@@ -296,8 +298,8 @@ func (r *rest) goOn() (*blobRange, error) {
 	return nil, r.connectMain()
 }
 
-// connectMain makes the main connection again. It asks again for some seconds: the connection
-// that would have brought the rest without asking was ended for ranges.
+// connectMain makes the main connection again. It tries for some seconds, because the former main
+// connection would have brought the rest, and was ended only for ranges.
 func (r *rest) connectMain() error {
 	if r.at == r.fetch.info.Size {
 		return io.EOF
@@ -313,7 +315,8 @@ func (r *rest) connectMain() error {
 			return context.Cause(r.ctx)
 		}
 		if asked == maxMainAsks {
-			// Not with the error's kind: the registry has sent parts, and what is here is of use.
+			// Not with the kind of the error: the registry has sent parts, which the next pull can
+			// use.
 			return fmt.Errorf("connect again for the rest of the layer: %v: %w", err, io.ErrUnexpectedEOF) //nolint:errorlint // see above
 		}
 		select {
@@ -328,8 +331,8 @@ func (r *rest) connectMain() error {
 	return nil
 }
 
-// readMain reads from the main connection, up to the next range. One that was made again and
-// breaks is made again, as long as each brings something.
+// readMain reads from the main connection, up to the next range. A main connection that breaks is
+// made again, as long as each brings bytes.
 func (r *rest) readMain(p []byte) (int, error) {
 	if r.size > 0 {
 		p = p[:min(int64(len(p)), r.size-r.at%r.size)]
@@ -370,8 +373,8 @@ func (r *rest) drop(b *blobRange) {
 	}
 }
 
-// shrink gives up what has come ahead, for which a disk that is full has no room. It reports
-// whether that was anything.
+// shrink gives up the bytes that have come ahead, because the disk is full. It reports whether
+// there were any.
 func (r *rest) shrink() bool {
 	if r.size == 0 {
 		return false
@@ -383,7 +386,7 @@ func (r *rest) shrink() bool {
 	return r.scratch.Truncate(0) == nil
 }
 
-// blobRange is a range of a blob that comes ahead.
+// blobRange is a range of a blob that is fetched ahead.
 type blobRange struct {
 	number       int64
 	from, length int64 // in the blob
@@ -395,10 +398,10 @@ type blobRange struct {
 	mu     sync.Mutex
 	come   int64
 	before []byte // bytes before from, once any have come
-	last   []byte // bytes that came last, those before it included
+	last   []byte // the last bytes that came, bytes before the range included
 }
 
-// size is how many bytes have come.
+// size returns how many bytes have come.
 func (b *blobRange) size() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -414,7 +417,7 @@ func (b *blobRange) hasEnded() bool {
 	}
 }
 
-// fetchRange fetches a range. What a broken connection has brought is not asked for again.
+// fetchRange fetches a range. Bytes from a broken connection are not asked for again.
 func (r *rest) fetchRange(ctx context.Context, b *blobRange) (err error) {
 	for range maxAsks {
 		if err = r.askFor(ctx, b); err == nil || ctx.Err() != nil || wrong(err) || fault.DiskFull(err) {
@@ -429,7 +432,7 @@ func (r *rest) fetchRange(ctx context.Context, b *blobRange) (err error) {
 	return err
 }
 
-// askFor asks for what is missing of a range.
+// askFor asks for the missing bytes of a range.
 func (r *rest) askFor(ctx context.Context, b *blobRange) error {
 	part, err := r.fetch.src.Part(ctx, r.fetch.info, b.from+b.come-overlap, b.length-b.come+overlap)
 	if err != nil {
@@ -446,7 +449,7 @@ func (r *rest) askFor(ctx context.Context, b *blobRange) error {
 	}
 	b.last = bytes.Clone(before)
 	if b.come == 0 {
-		b.before = bytes.Clone(before) // that nobody reads before bytes have come
+		b.before = bytes.Clone(before) // nobody reads it before bytes have come
 	}
 	for b.come < b.length {
 		n, err := part.Read(buffer[:min(int64(len(buffer)), b.length-b.come)])
@@ -473,7 +476,7 @@ func (b *blobRange) add(n int64) {
 	notify(b.moved)
 }
 
-// notify tells one who waits, or will.
+// notify wakes a goroutine that waits on c, or will.
 func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:

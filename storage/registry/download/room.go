@@ -8,16 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxSum is more bytes than any disk has, and a sum of many is still an int64.
+// maxSum is more bytes than any disk has, and small enough that many of them fit an int64.
 const maxSum = 1 << 50
 
-// Fits tells whether the disk has room for what is missing of the blobs. What Clear would delete
-// counts as room, and is not deleted before the disk is full: sizes are what a manifest says. If
-// they fit, what is here of them stays until End.
+// Fits reports whether the disk has room for the missing bytes of the blobs. Files that Clear would
+// delete count as room, and are not deleted before the disk is full: a manifest may name any sizes.
+// If the blobs fit, their files stay until End.
 func (p *Pull) Fits(blobs []types.BlobInfo) (bool, error) {
 	wanted := map[string]bool{}
 	for _, blob := range blobs {
-		if err := blob.Digest.Validate(); err != nil { // or it is no name of a file
+		if err := blob.Digest.Validate(); err != nil { // else it cannot name a file
 			return false, err
 		}
 		wanted[fileName(blob.Digest, p.registry)] = true
@@ -37,8 +37,8 @@ func (p *Pull) Fits(blobs []types.BlobInfo) (bool, error) {
 	return true, nil
 }
 
-// room is how many bytes are free on the disk, or would be after Clear, except those of files
-// with these names.
+// room returns how many bytes are free on the disk, or would be after Clear without the files of
+// these names.
 func (d *Dir) room(except map[string]bool) (bytes int64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(d.parent, &st); err != nil {
@@ -58,13 +58,13 @@ func (d *Dir) room(except map[string]bool) (bytes int64, err error) {
 	return bytes, nil
 }
 
-// hasRoom tells whether a blob of this size fits, as far as can be told.
+// hasRoom reports whether a blob of this size fits, as far as is known.
 func (d *Dir) hasRoom(size int64) bool {
 	room, err := d.room(nil)
 	return err != nil || size <= room
 }
 
-// stored is how many bytes of a file are here.
+// stored returns how many bytes of a file are there.
 func (d *Dir) stored(name string) int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -91,7 +91,7 @@ func (p *Pull) reserve(names map[string]bool) {
 	}
 }
 
-// Clear deletes all that no pull needs, here and beside. It reports whether that was anything.
+// Clear deletes all files that no pull uses, here and beside. It reports whether there were any.
 func (d *Dir) Clear() (cleared bool) {
 	for _, dir := range d.onDisk() {
 		cleared = dir.clear() || cleared
@@ -109,7 +109,7 @@ func (d *Dir) clear() bool {
 	return len(files) > 0
 }
 
-// onDisk are this directory, and the one beside it if that is on the same disk.
+// onDisk returns this directory, and the one beside it if that is on the same disk.
 func (d *Dir) onDisk() []*Dir {
 	if d.Beside == nil || !sameDisk(d.parent, d.Beside.parent) {
 		return []*Dir{d}

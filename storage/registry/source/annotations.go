@@ -5,7 +5,7 @@ import "encoding/json"
 // maxAnnotations bounds the annotations of a manifest that are kept in memory, in bytes.
 const maxAnnotations = 16 << 10
 
-// AnnotationsOf are those of a manifest; none if they are too large.
+// AnnotationsOf returns the annotations of a manifest; nil if they are too large.
 func AnnotationsOf(manifest []byte) map[string]string {
 	var m struct {
 		Annotations map[string]string `json:"annotations"`
@@ -16,7 +16,7 @@ func AnnotationsOf(manifest []byte) map[string]string {
 	return m.Annotations
 }
 
-// Bytes is about what annotations take in memory.
+// Bytes returns approximately the memory that annotations take.
 func Bytes(annotations map[string]string) (sum int) {
 	for key, value := range annotations {
 		sum += len(key) + len(value) + 32 // and their part of the map

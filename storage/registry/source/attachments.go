@@ -26,23 +26,22 @@ import (
 	"github.com/crius-run/crius/storage/registry/trust"
 )
 
-// attachments reads the sigstore attachments of an image: signatures that are the layers of
-// an artifact, which lies in the image's repository under a tag made of its digest.
+// attachments reads the sigstore attachments of an image: signatures that are the layers of an
+// artifact in the image's repository, under a tag made of the image's digest.
 //
-// The library would read any number of them into memory, of 4 MiB each, so it is kept from
+// The library would read any number of them into memory, of 4 MiB each, so crius keeps it from
 // reading any (docs/decisions/0029-attachments.md).
 type attachments struct {
 	sys       *types.SystemContext
 	name      reference.Named              // of the image
-	sources   []sysregistriesv2.PullSource // of the image, in the order in which the library asks them
+	sources   []sysregistriesv2.PullSource // of the image, in the order in which the library tries them
 	locations *trust.Locations
 	dir       string // for what the library reads
 }
 
-// takeAttachments returns what reads the attachments of an image in place of the library,
-// and has sys keep the library from it. It is nil if registries.d wants no attachments of the
-// image. What the library reads instead of registries.d is written to dir, which must stay
-// as long as sys is used.
+// takeAttachments returns the reader for the attachments of an image, and changes sys so that the
+// library does not read them. It returns nil if registries.d has no attachments for the image. The
+// library then reads files in dir instead of registries.d; dir must stay as long as sys is used.
 func takeAttachments(sys *types.SystemContext, ref types.ImageReference, dir string) (*attachments, error) {
 	name := ref.DockerReference()
 	locations, err := trust.ReadLocations(sys, ref)
@@ -60,7 +59,7 @@ func takeAttachments(sys *types.SystemContext, ref types.ImageReference, dir str
 	return &attachments{sys, name, sources, locations, dir}, locations.WriteWithoutAttachments(sys.RegistriesDirPath)
 }
 
-// pullSources are the image's mirrors and its registry.
+// pullSources returns the image's mirrors and its registry.
 func pullSources(sys *types.SystemContext, name reference.Named) ([]sysregistriesv2.PullSource, error) {
 	registry, err := sysregistriesv2.FindRegistry(sys, name.Name())
 	if err != nil {
@@ -72,8 +71,8 @@ func pullSources(sys *types.SystemContext, name reference.Named) ([]sysregistrie
 	return registry.PullSourcesFromReference(name)
 }
 
-// addAttachments adds the attachments to the image's signatures, and returns the image with
-// all of them for the signature policy. dropped counts those beyond the limits.
+// addAttachments adds the attachments to the image's signatures, and returns the image with all of
+// them for the signature policy. dropped counts attachments beyond the limits.
 func (s *Image) addAttachments(ctx context.Context, unparsed types.UnparsedImage) (signed types.UnparsedImage, dropped int, err error) {
 	if s.attachments == nil {
 		return unparsed, 0, nil
@@ -95,8 +94,8 @@ func (s *Image) addAttachments(ctx context.Context, unparsed types.UnparsedImage
 	return signed, dropped, err
 }
 
-// read fetches the attachments of a manifest, in the form of trust.Blobs and within the
-// limits of it. dropped counts the others.
+// read fetches the attachments of a manifest, in the form of trust.Blobs and within its limits.
+// dropped counts the others.
 func (a *attachments) read(ctx context.Context, of digest.Digest) (blobs [][]byte, dropped int, err error) {
 	src, err := a.open(ctx, of)
 	if err != nil || src == nil {
@@ -136,9 +135,8 @@ func (a *attachments) read(ctx context.Context, of digest.Digest) (blobs [][]byt
 	return blobs, dropped, nil
 }
 
-// open opens the artifact with the attachments of a manifest in the pull source that the
-// image came from: the first that has it. The result is nil if the artifact is not there,
-// or not to be looked for.
+// open opens the artifact with the attachments of a manifest at the first pull source that has the
+// image. It returns nil if the artifact does not exist, or need not be read.
 func (a *attachments) open(ctx context.Context, of digest.Digest) (types.ImageSource, error) {
 	if err := of.Validate(); err != nil {
 		return nil, err
@@ -151,7 +149,7 @@ func (a *attachments) open(ctx context.Context, of digest.Digest) (types.ImageSo
 		if i < len(a.sources)-1 {
 			image, err := openSource(ctx, sys, source.Reference)
 			if err != nil {
-				continue // as the library did
+				continue // like the library
 			}
 			_ = image.Close()
 		}
@@ -171,8 +169,8 @@ func (a *attachments) open(ctx context.Context, of digest.Digest) (types.ImageSo
 	return nil, nil //nolint:nilnil // see above
 }
 
-// only returns a sys by which the library asks the i-th pull source and no other, as it
-// does for the image.
+// only returns a sys with which the library asks the i-th pull source alone, and in the same way as
+// for the image.
 func (a *attachments) only(i int) (*types.SystemContext, error) {
 	source := a.sources[i]
 	helpers, err := sysregistriesv2.CredentialHelpers(a.sys)
@@ -207,8 +205,8 @@ func openSource(ctx context.Context, sys *types.SystemContext, name reference.Na
 	return ref.NewImageSource(ctx, sys)
 }
 
-// isUnknown tells whether a registry says that it does not have a manifest. Some, such as
-// Harbor, say so only in words.
+// isUnknown reports whether a registry says that it does not have a manifest. Some registries, such
+// as Harbor, say so only in words.
 func isUnknown(err error) bool {
 	var said errcode.Error
 	if errors.As(err, &said) && said.Code == errcode.ErrorCodeUnknown && strings.Contains(strings.ToLower(said.Message), "not found") {
@@ -219,8 +217,8 @@ func isUnknown(err error) bool {
 
 var errTooLarge = errors.New("too large")
 
-// readAttachment fetches an attachment in the form of trust.Blobs. The error is errTooLarge
-// if that has more than limit bytes.
+// readAttachment fetches an attachment in the form of trust.Blobs. The error is errTooLarge if it
+// has more than limit bytes.
 func readAttachment(ctx context.Context, src types.ImageSource, layer imagespec.Descriptor, limit int) ([]byte, error) {
 	if err := layer.Digest.Validate(); err != nil {
 		return nil, fmt.Errorf("%w: %w", err, fault.Invalid)

@@ -10,17 +10,15 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Limits of an image's config, far beyond those of real images: the largest
-// have a bill of materials of some hundred kilobytes in a label, and some
-// thousand tokens of history.
+// Limits of an image's config, far above those of real images: the largest have a bill of materials
+// of a few hundred kilobytes in a label, and a few thousand tokens of history.
 const (
-	MaxConfig       = 4 << 20 // bytes; the library takes no more either
+	MaxConfig       = 4 << 20 // bytes; the library has the same limit
 	MaxConfigTokens = 100_000 // JSON tokens: 4 MiB of {} take 170 MiB when parsed
-	MaxUser         = 1 << 10 // bytes of its User, which every list of images shows
+	MaxUser         = 1 << 10 // bytes of its User, which is in every list of images
 )
 
-// CheckConfig refuses a config that takes much memory. That it is nonsense is
-// for others to find.
+// CheckConfig refuses a config that takes much memory. It does not check that the config is valid.
 func CheckConfig(raw []byte) error {
 	if len(raw) > MaxConfig {
 		return fmt.Errorf("image config: it has more than %d bytes: %w", MaxConfig, fault.Invalid)
@@ -29,7 +27,7 @@ func CheckConfig(raw []byte) error {
 		return fmt.Errorf("image config: %w", err)
 	}
 	var spec imagespec.Image
-	_ = json.Unmarshal(raw, &spec) // nonsense has no user
+	_ = json.Unmarshal(raw, &spec) // an invalid config has no user
 	return CheckUser(spec.Config.User)
 }
 
@@ -38,7 +36,7 @@ func checkTokens(raw []byte) error {
 	tokens := json.NewDecoder(bytes.NewReader(raw))
 	for count := 1; ; count++ {
 		if _, err := tokens.Token(); err != nil {
-			return nil //nolint:nilerr // nonsense is for others to find
+			return nil //nolint:nilerr // others check that it is valid
 		}
 		if count > MaxConfigTokens {
 			return fmt.Errorf("it has more than %d JSON tokens: %w", MaxConfigTokens, fault.Invalid)

@@ -12,9 +12,9 @@ import (
 	"github.com/crius-run/crius/storage/registry/decrypt"
 )
 
-// Unlock decrypts the keys of the image's layers, if they are encrypted, with those of the
-// node in a directory. From then on the layers come decrypted; their digests stay those of
-// what the registry has. If the node has no key for one, the image is closed.
+// Unlock decrypts the keys of the image's encrypted layers with those of the node, from a
+// directory. From then on the layers come decrypted; their digests remain those of the registry. If
+// the node has no key for one, Unlock closes the image.
 func (s *Image) Unlock(ctx context.Context, keys string) error {
 	err := s.unlock(ctx, keys)
 	if err != nil {
@@ -24,7 +24,7 @@ func (s *Image) Unlock(ctx context.Context, keys string) error {
 }
 
 func (s *Image) unlock(ctx context.Context, dir string) error {
-	if len(s.Files) > 0 { // an artifact's files are as they are
+	if len(s.Files) > 0 { // files of artifacts are not decrypted
 		return nil
 	}
 	parsed, err := s.parsed()
@@ -57,7 +57,7 @@ func (s *Image) unlock(ctx context.Context, dir string) error {
 // Decrypts reports whether a layer comes decrypted.
 func (s *Image) Decrypts(layer digest.Digest) bool { return s.encrypted[layer] != nil }
 
-// decrypted is the content of a layer whose blob comes.
+// decrypted returns the content of a layer whose blob comes.
 func (s *Image) decrypted(layer digest.Digest, blob io.ReadCloser) io.ReadCloser {
 	if one := s.encrypted[layer]; one != nil {
 		return one.Open(blob)

@@ -21,53 +21,53 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Limits of an artifact. The models with the most files have some hundred.
+// Limits of an artifact. The models with the most files have a few hundred.
 const (
 	MaxFiles     = 1000 // and layers
 	maxPath      = 1024 // bytes of a file's path
-	maxComponent = 255  // bytes, what file systems take
+	maxComponent = 255  // bytes; the limit of file systems
 	maxLevels    = 32   // of directories
-	maxDirs      = 1000 // each of which is synced
+	maxDirs      = 1000 // each is synced
 )
 
-// File is a file of an OCI artifact: a layer that has a name.
+// File is a file of an OCI artifact: a layer with a name.
 type File struct {
 	Path   string // relative, without . and ..
 	Digest digest.Digest
 	Size   int64
 }
 
-// nameAnnotations are those that name a layer's file: that of ORAS, which counts first, as
-// with CRI-O, and that of ModelPack, which had another prefix before.
+// nameAnnotations are the annotations with the name of a layer's file: first that of ORAS, as in
+// CRI-O, then that of ModelPack, under its present and its former prefix.
 var nameAnnotations = []string{imagespec.AnnotationTitle, "org.cncf.model.filepath", "org.cnai.model.filepath"}
 
-// imageConfigs are the media types of configs that are those of images.
+// imageConfigs are the media types of the configs of images.
 var imageConfigs = []string{"", imagespec.MediaTypeImageConfig, manifest.DockerV2Schema2ConfigMediaType}
 
-// isArtifact tells whether a manifest is that of an artifact: its config is not that of an
-// image (image-spec, "Guidelines for Artifact Usage").
+// isArtifact reports whether a manifest belongs to an artifact: its config is not that of an image
+// (image-spec, "Guidelines for Artifact Usage").
 func isArtifact(m manifest.Manifest) bool {
 	oci, ok := m.(*manifest.OCI1)
 	return ok && !slices.Contains(imageConfigs, oci.Config.MediaType)
 }
 
-// hasArtifactType tells whether a manifest says that it is that of an artifact, as some of
-// images do that can be run.
+// hasArtifactType reports whether a manifest has an artifact type. Some images that can be run have
+// one as well.
 func hasArtifactType(m manifest.Manifest) bool {
 	oci, ok := m.(*manifest.OCI1)
 	return ok && oci.ArtifactType != ""
 }
 
-// FilesOf are the files of an artifact with this manifest. It refuses paths that could lead
-// elsewhere and artifacts without any file. Layers without a name are left out, as with
-// CRI-O: nobody could find them.
+// FilesOf returns the files of the artifact with this manifest. It refuses paths that could lead
+// elsewhere, and artifacts without any file. Layers without a name are left out, as in CRI-O:
+// nobody could find them.
 func FilesOf(content []byte) ([]File, error) {
 	m, err := manifest.OCI1FromManifest(content)
 	if err != nil {
 		return nil, fmt.Errorf("artifact manifest: %w: %w", err, fault.Invalid)
 	}
 	var files []File
-	taken := map[string]bool{} // by a file; false: by a directory
+	taken := map[string]bool{} // true: by a file; false: by a directory
 	for i, layer := range m.Layers {
 		var name string
 		for _, key := range nameAnnotations {
@@ -128,10 +128,11 @@ func take(taken map[string]bool, name string) error {
 	return nil
 }
 
-// Contents is where the files of an artifact come from, none with more bytes than it is to have.
+// Contents is the source of an artifact's files. No file may have more bytes than its manifest
+// says.
 type Contents struct{ *Image }
 
-// Contents are those of the artifact's files, of which nobody has checked anything else.
+// Contents returns the source of the artifact's files, whose content nobody has checked.
 func (s *Image) Contents() Contents { return Contents{s} }
 
 // Guard implements download.Source.
@@ -142,7 +143,7 @@ func (c Contents) Guard(_ context.Context, info types.BlobInfo, stream io.ReadCl
 	}{io.LimitReader(&awaited{stream, c.Image}, info.Size), stream}
 }
 
-// awaited counts the reads of an answer that are under way.
+// awaited counts the reads of an answer that are in progress.
 type awaited struct {
 	io.Reader
 	of *Image
@@ -155,13 +156,13 @@ func (a *awaited) Read(p []byte) (int, error) {
 	return a.Reader.Read(p)
 }
 
-// Kind is what an artifact has to be for one purpose.
+// Kind is what an artifact must be for one purpose.
 type Kind struct {
 	Config  string // media type of its config
 	MaxSize int64  // of all its files, in bytes
 }
 
-// Check refuses what is no artifact of this kind. Everything is of the kind nil.
+// Check refuses an artifact that is not of this kind, and any image. A nil kind accepts everything.
 func (k *Kind) Check(content []byte, files []File) error {
 	if k == nil {
 		return nil

@@ -13,38 +13,38 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Limits of the memory that decompressing a layer takes: the window of a zstd
-// frame. The library knows none below 512 MiB.
+// Limits of the window of a zstd frame, which is the memory that decompressing a layer takes. The
+// library has no limit below 512 MiB.
 const (
-	maxWindow   = 128 << 20 // bytes; the zstd program takes no more by itself either
-	smallWindow = 8 << 20   // bytes, that every decoder should take (RFC 8878); larger ones are rare
+	maxWindow   = 128 << 20 // bytes; the zstd program has the same limit by default
+	smallWindow = 8 << 20   // bytes, which every decoder should support (RFC 8878); larger ones are rare
 )
 
-// maxBlock is the most that a zstd block decompresses to, in bytes (RFC 8878, 3.1.1.2.4).
+// maxBlock is the largest size to which a zstd block decompresses, in bytes (RFC 8878, 3.1.1.2.4).
 const maxBlock = 128 << 10
 
-// maxExpansion is how many times its size a layer may have when it is decompressed,
-// whatever room there is: what deflate can reach, so that an image that gzip could hold
-// is never refused. Four bytes of zstd make 128 KiB, 32768 times as many.
+// maxExpansion is the factor by which a layer may grow when it is decompressed, even on a full
+// disk. It is the maximum of deflate, so an image that gzip could hold is never refused. Four bytes
+// of zstd make 128 KiB, 32768 times as many.
 const maxExpansion = 1032
 
-// minRoom is taken for the room on a disk that has less, where small images still fit.
+// minRoom replaces the free space of a disk that has less: small images still fit there.
 const minRoom = 1 << 30 // bytes
 
-// ErrExpands is carried by the error of a layer that is refused by its expansion.
+// ErrExpands is in the error of a layer that decompresses to too much.
 var ErrExpands = errors.New("layer decompresses to more than allowed")
 
-// expansion bounds the bytes to which the layers of an image decompress, in sum. One
-// that has more than there is room for cannot be unpacked, but costs its decompression,
-// twice, if most of it comes after the end of the archive.
+// expansion bounds the bytes to which the layers of an image decompress in total. Layers that
+// exceed the free space cannot be unpacked anyway, but they would be decompressed, twice if most of
+// the bytes come after the end of the archive.
 type expansion struct {
 	room     int64        // bytes that are free in the image store
-	came     atomic.Int64 // bytes of layers, as they are compressed
-	expanded atomic.Int64 // bytes at most that zstd blocks decompress to
+	came     atomic.Int64 // compressed bytes of layers
+	expanded atomic.Int64 // bytes to which zstd blocks decompress at most
 }
 
-// add counts a zstd block that decompresses to at most so many bytes. It fails with
-// ErrExpands when the total exceeds the limit.
+// add counts a zstd block that decompresses to bytes at most. It fails with ErrExpands when the
+// total exceeds the limit.
 func (e *expansion) add(bytes int64) error {
 	most := max(minRoom, e.room, e.came.Load()*maxExpansion)
 	if e.expanded.Add(bytes) <= most {
@@ -54,26 +54,25 @@ func (e *expansion) add(bytes int64) error {
 		ErrExpands, most, fault.Exhausted)
 }
 
-// layerGuard passes on a layer as it comes from a registry, up to the point
-// where its decompression would take more memory than it may, or where it has as
-// many bytes as its manifest says. Its first bytes decide how the library
-// decompresses it, whatever its media type says.
+// layerGuard passes on a layer as it comes from a registry, until decompressing it would take too
+// much memory, or it has as many bytes as its manifest says. The first bytes of a layer decide how
+// the library decompresses it, whatever its media type says.
 //
-// Refused are xz, whose reader allocates the up to 4 GiB that the stream asks
-// for, and with it bzip2: OCI and Docker have media types for neither. Refused
-// is also each frame of a zstd layer whose window is too large.
+// It refuses xz, whose reader allocates up to 4 GiB if the stream asks for it, and bzip2: neither
+// has a media type in OCI or Docker. It also refuses each frame of a zstd layer whose window is too
+// large.
 type layerGuard struct {
 	io.ReadCloser
 	layer      digest.Digest
 	admitLarge func() error  // waits until a window above smallWindow may be used
 	answers    *atomic.Int64 // counts reads under way
 	expansion  *expansion
-	left       int64 // bytes that may come
+	left       int64 // bytes that may still come
 
-	step func(*layerGuard) error // is given head; nil: at the beginning
-	head []byte                  // of what step looks at, as far as it has come
-	skip uint64                  // bytes that come before it
-	rest bool                    // the rest of the layer does not matter
+	step func(*layerGuard) error // parses head; nil: at the beginning
+	head []byte                  // for step, as far as it has come
+	skip uint64                  // bytes before head
+	rest bool                    // the rest of the layer needs no parsing
 	sum  uint64                  // bytes of checksum after the frame
 	err  error
 }
@@ -87,7 +86,7 @@ func (g *layerGuard) Read(p []byte) (int, error) {
 	n, err := g.ReadCloser.Read(p)
 	g.answers.Add(-1)
 	if int64(n) >= g.left {
-		n, err = int(g.left), io.EOF // whether or not the registry ends its answer here
+		n, err = int(g.left), io.EOF // even if the registry sends more
 	}
 	g.left -= int64(n)
 	g.expansion.came.Add(int64(n))
@@ -116,7 +115,7 @@ func (g *layerGuard) check(p []byte) error {
 	return nil
 }
 
-// next makes step look at what comes after skip bytes.
+// next makes step parse the bytes that come after skip bytes.
 func (g *layerGuard) next(step func(*layerGuard) error, skip uint64) error {
 	g.step, g.skip, g.head = step, skip, g.head[:0]
 	return nil
@@ -133,7 +132,7 @@ var (
 	skipMagic  = []byte("\x2a\x4d\x18") // after a byte of 0x50 to 0x5f
 )
 
-// format looks at the first bytes of a layer.
+// format parses the first bytes of a layer.
 func (g *layerGuard) format() error {
 	switch {
 	case bytes.Equal(g.head, zstdMagic):
@@ -145,14 +144,14 @@ func (g *layerGuard) format() error {
 	}
 	for _, magic := range [][]byte{zstdMagic, xzMagic, bzip2Magic} {
 		if bytes.HasPrefix(magic, g.head) {
-			return nil // it may become that
+			return nil // too short to tell
 		}
 	}
 	g.rest = true
 	return nil
 }
 
-// frame looks at the first bytes after a zstd frame.
+// frame parses the first bytes after a zstd frame.
 func (g *layerGuard) frame() error {
 	switch {
 	case len(g.head) < len(zstdMagic):
@@ -167,7 +166,7 @@ func (g *layerGuard) frame() error {
 	return g.next((*layerGuard).frame, uint64(binary.LittleEndian.Uint32(g.head[4:])))
 }
 
-// frameHeader looks at the header of a zstd frame (RFC 8878, 3.1.1.1).
+// frameHeader parses the header of a zstd frame (RFC 8878, 3.1.1.1).
 func (g *layerGuard) frameHeader() error {
 	descriptor := g.head[0]
 	single := descriptor&(1<<5) != 0
@@ -202,7 +201,7 @@ func (g *layerGuard) frameHeader() error {
 	return g.next((*layerGuard).block, 0)
 }
 
-// block looks at the header of a zstd block (RFC 8878, 3.1.1.2).
+// block parses the header of a zstd block (RFC 8878, 3.1.1.2).
 func (g *layerGuard) block() error {
 	if len(g.head) < 3 {
 		return nil

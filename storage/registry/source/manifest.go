@@ -12,7 +12,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// fetch fetches a manifest and checks the digest by which it is asked for.
+// fetch fetches a manifest and checks its digest.
 func fetch(ctx context.Context, image *image.UnparsedImage) (raw []byte, mediaType string, err error) {
 	defer malformed(&err)
 	return image.Manifest(ctx)
@@ -23,8 +23,8 @@ func parse(raw []byte, mediaType string) (parsed manifest.Manifest, err error) {
 	return manifest.FromBlob(raw, mediaType)
 }
 
-// malformed makes an error of a panic: libtrust, which reads the signatures inside
-// manifests of schema 1, relies on the lengths that they name.
+// malformed turns a panic into an error: libtrust, which reads the signatures inside manifests of
+// schema 1, trusts the lengths that they name.
 func malformed(err *error) {
 	if p := recover(); p != nil {
 		*err = fmt.Errorf("malformed manifest (%v): %w", p, fault.Invalid)
@@ -49,9 +49,8 @@ func chooseInstance(sys *types.SystemContext, raw []byte, mediaType string) (dig
 	return chosen, nil
 }
 
-// inspectManifest refuses digests that are none (CVE-2024-3727), blobs that are
-// to be fetched from servers of the image's choice (CVE-2020-15157), and more
-// layers than can be mounted.
+// inspectManifest refuses invalid digests (CVE-2024-3727), blobs on servers of the image's choice
+// (CVE-2020-15157), and more layers than can be mounted.
 func inspectManifest(m manifest.Manifest) error {
 	layers, limit := m.LayerInfos(), MaxLayers
 	if isArtifact(m) {
@@ -82,7 +81,7 @@ func inspectManifest(m manifest.Manifest) error {
 	return nil
 }
 
-// isSchema1: Docker's oldest format has no config and tells no sizes.
+// isSchema1 reports whether a manifest has Docker's oldest format, without config and sizes.
 func isSchema1(m manifest.Manifest) bool {
 	_, is := m.(*manifest.Schema1)
 	return is

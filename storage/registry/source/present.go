@@ -10,7 +10,7 @@ import (
 	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
-// PresentOnly is a store to which no layer is added: unpacking is left to workers.
+// PresentOnly is a store to which no layer can be added, because workers unpack.
 type PresentOnly struct{ cstorage.Store }
 
 // PutLayer implements cstorage.Store.
@@ -18,14 +18,14 @@ func (PresentOnly) PutLayer(string, string, []string, string, bool, *cstorage.La
 	return nil, 0, ErrLayerWanted
 }
 
-// Diff implements cstorage.Store. containers/image would take the content of a layer out of
-// the store, to add it elsewhere: long work on foreign content, with the store locked.
+// Diff implements cstorage.Store. containers/image would read the content of a layer from the
+// store, to add it elsewhere: long work on foreign content, with the store locked.
 func (PresentOnly) Diff(string, string, *cstorage.DiffOptions) (io.ReadCloser, error) {
 	return nil, ErrLayerWanted
 }
 
-// CheckRecord refuses an image whose id the store has given to other layers: truncated
-// images of earlier versions of crius and of other tools, or one that was built here.
+// CheckRecord refuses an image whose id the store has given to other layers, as for truncated
+// images of earlier versions of crius and of other tools, or images that were built here.
 func CheckRecord(store cstorage.Store, src *Image) error {
 	wanted := src.Layers()
 	record, err := store.Image(src.ImageID())

@@ -16,7 +16,7 @@ import (
 	"github.com/crius-run/crius/storage/pull/pullerror"
 )
 
-// Whole asks the registry for a blob, which has to pass the guard.
+// Whole asks the registry for a blob. The bytes pass the guard.
 func (s *Image) Whole(ctx context.Context, info types.BlobInfo) (io.ReadCloser, error) {
 	if content, _, found := s.ConfigBlob(info.Digest); found {
 		return content, nil
@@ -26,8 +26,8 @@ func (s *Image) Whole(ctx context.Context, info types.BlobInfo) (io.ReadCloser, 
 }
 
 // Part asks the registry for length bytes of a blob from an offset on, or for all of its rest if
-// length is 0. The bytes have to pass the guard. The error is errors.ErrUnsupported if the
-// registry, or the library, has no parts of blobs.
+// length is 0. The bytes pass the guard. The error is errors.ErrUnsupported if the registry sends
+// no parts of blobs, or the library cannot ask for them.
 func (s *Image) Part(ctx context.Context, info types.BlobInfo, from, length int64) (io.ReadCloser, error) {
 	s.answers.Add(1)
 	defer s.answers.Add(-1)
@@ -51,8 +51,8 @@ func (s *Image) fetch(ctx context.Context, info types.BlobInfo, cache types.Blob
 // errNoRanges says that a blob can only be fetched as a whole.
 var errNoRanges = fmt.Errorf("the registry sends no parts of layers: %w", errors.ErrUnsupported)
 
-// refusesRanges tells whether a registry has answered that it does not send the part that was
-// asked for. The library's type for a bad request cannot be named outside of it.
+// refusesRanges reports whether a registry has refused to send the part that it was asked for. The
+// library does not export its type for a bad request.
 func refusesRanges(err error) bool {
 	status := pullerror.StatusOf(err)
 	refused := status == http.StatusBadRequest || status == http.StatusRequestedRangeNotSatisfiable
@@ -62,12 +62,12 @@ func refusesRanges(err error) bool {
 	return refused
 }
 
-// rangeTime is how long a registry may take from the header of its answer to the part that
-// was asked for. The library skips the bytes before that of one that sends the whole blob,
-// which may take for ever.
+// rangeTime is how long a registry may take from the header of its answer to the requested part. If
+// a registry sends the whole blob, the library skips the bytes before the part, which may take very
+// long.
 const rangeTime = 5 * time.Second
 
-// blobPart is Part of a source.
+// blobPart implements Part for a source.
 func blobPart(ctx context.Context, src types.ImageSource, info types.BlobInfo, offset, length uint64) (io.ReadCloser, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	streams, errs, err := blobAt(ctx, src, info, offset, length)
@@ -99,13 +99,13 @@ func blobPart(ctx context.Context, src types.ImageSource, info types.BlobInfo, o
 	return nil, err
 }
 
-// isCutOut tells whether the library cuts a part out of more than it asked for, as it does if
-// the registry sends the whole blob. Its type for that cannot be named outside of it.
+// isCutOut reports whether the library cuts the part out of a longer answer, such as the whole
+// blob. It does not export its type for that.
 func isCutOut(stream io.ReadCloser) bool {
 	return reflect.TypeOf(stream).Name() == "signalCloseReader"
 }
 
-// partStream is the part of a blob that was asked for.
+// partStream is the requested part of a blob.
 type partStream struct {
 	io.ReadCloser
 	cancel  context.CancelFunc
@@ -113,8 +113,8 @@ type partStream struct {
 	errs    <-chan error
 }
 
-// Close implements io.Closer. It cancels the request first: the library reads to its end what
-// it is told to close.
+// Close implements io.Closer. It cancels the request first, because the library reads a stream to
+// its end when it closes it.
 func (s *partStream) Close() error {
 	s.cancel()
 	err := s.ReadCloser.Close()
@@ -122,7 +122,7 @@ func (s *partStream) Close() error {
 	return err
 }
 
-// drain waits until the library has ended a request that was cancelled.
+// drain waits until the library has ended a cancelled request.
 func drain(streams <-chan io.ReadCloser, errs <-chan error) {
 	for streams != nil || errs != nil {
 		select {
@@ -140,9 +140,9 @@ func drain(streams <-chan io.ReadCloser, errs <-chan error) {
 	}
 }
 
-// blobAt calls the source's GetBlobAt, by which the library fetches parts of zstd:chunked
-// layers, for one part, or all from offset on if length is 0. It is exported, but its chunks have a type that only
-// the library can name. A library that has changed it gets no calls.
+// blobAt calls the source's GetBlobAt, by which the library fetches parts of zstd:chunked layers,
+// for one part, or for all from offset on if length is 0. The method is exported, but takes a type
+// that only the library can name. If the library changes the method, it is not called.
 func blobAt(ctx context.Context, src types.ImageSource, info types.BlobInfo, offset, length uint64) (chan io.ReadCloser, chan error, error) {
 	method := reflect.ValueOf(src).MethodByName("GetBlobAt")
 	if !method.IsValid() || method.Type().NumIn() != 3 || method.Type().NumOut() != 3 || method.Type().In(2).Kind() != reflect.Slice {
@@ -154,7 +154,7 @@ func blobAt(ctx context.Context, src types.ImageSource, info types.BlobInfo, off
 		return nil, nil, fmt.Errorf("%T: %w", src, errors.ErrUnsupported)
 	}
 	if length == 0 {
-		length = math.MaxUint64 // which the library takes for the end
+		length = math.MaxUint64 // which means the end to the library
 	}
 	first.SetUint(offset)
 	count.SetUint(length)

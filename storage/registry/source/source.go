@@ -1,6 +1,5 @@
-// Package source reaches an image in a registry and inspects what it consists of before a
-// layer is fetched. What crius then copies is what was inspected, and each layer is guarded
-// on its way in.
+// Package source reaches an image in a registry and inspects its documents before a layer is
+// fetched. crius then copies exactly what was inspected, and guards each layer while it comes.
 package source
 
 import (
@@ -35,17 +34,16 @@ import (
 	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
-// Limits of what a registry may hand out; config.go has those of configs. The
-// library itself bounds manifests to 4 MiB each.
+// Limits of what a registry may hand out; config.go has the limits of configs. The library itself
+// bounds manifests to 4 MiB each.
 const (
 	MaxInstances = 1000 // of an index
 	MaxLayers    = 500  // the most that overlay stacks
 )
 
-// Open reaches the image by a reference with registry, by the full name it is pulled under,
-// and inspects it. It asks the signature policy. Stored returns an image config that need not
-// be fetched, nil if there is none. What the library reads for this image is written to dir,
-// which must stay as long as the image is open.
+// Open reaches an image at the registry of name or one of its mirrors, inspects it, and asks the
+// signature policy about it. Stored returns an image config that need not be fetched, or nil. What
+// the library reads for this image is written to dir, which must stay until the image is closed.
 func Open(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, name reference.Named, stored func(digest.Digest) []byte, dir string) (*Image, error) {
 	ref, err := docker.NewReference(name)
 	if err != nil {
@@ -69,7 +67,7 @@ func Open(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, n
 	return image, nil
 }
 
-// openedReference leads to an Image that is open already.
+// openedReference is a reference to an Image that is already open.
 type openedReference struct {
 	types.ImageReference
 	image *Image
@@ -80,12 +78,12 @@ func (r *openedReference) NewImageSource(context.Context, *types.SystemContext) 
 	return r.image, nil
 }
 
-// Opened is a reference to the image for Copy.
+// Opened returns a reference to the image, for Copy.
 func (s *Image) Opened() types.ImageReference { return &openedReference{s.ImageSource.Reference(), s} }
 
-// Image is an image source whose documents have passed inspect. The copy
-// that follows gets them from memory: the registry is asked nothing twice and
-// cannot answer differently the second time.
+// Image is an image source whose documents have passed inspect. The copy that follows gets them
+// from memory: the registry is asked for nothing twice, and cannot answer differently the second
+// time.
 //
 // The library shows only simple signatures of a source that is wrapped like this
 // one, so inspect evaluates the signature policy on the source itself and keeps all
@@ -93,46 +91,45 @@ func (s *Image) Opened() types.ImageReference { return &openedReference{s.ImageS
 type Image struct {
 	types.ImageSource
 	Documents
-	Name       reference.Named // under which it is pulled
+	Name       reference.Named // under which the image is pulled
 	Signatures [][]byte        // in the form of trust.Blobs
-	Files      []File          // of an artifact; none: it is an image
+	Files      []File          // of an artifact; empty: it is an image
 
-	// PresentOnly has layers refused with ErrLayerWanted.
+	// PresentOnly makes GetBlob refuse layers with ErrLayerWanted.
 	PresentOnly bool
-	// LargeWindows takes the one pull whose layers may have large windows.
+	// LargeWindows has room for one pull: only the layers of that pull may have large windows.
 	LargeWindows chan struct{}
 
 	mirrored    bool
-	attachments *attachments // nil: not to be looked for
+	attachments *attachments // nil: crius reads none
 	stored      func(config digest.Digest) []byte
 	encrypted   map[digest.Digest]*decrypt.Layer // by blob
 
 	mu    sync.Mutex
 	large bool // this pull has taken LargeWindows
 
-	waiting atomic.Int64 // layers that wait for the turn of this pull
-	waited  atomic.Bool  // one no longer does
+	waiting atomic.Int64 // layers that wait for LargeWindows
+	waited  atomic.Bool  // a layer has stopped waiting
 
 	answers   atomic.Int64 // of the registry, under way
 	expansion expansion    // of layers
 }
 
-// Asked tells whether the registry has been asked for something that it has not
-// sent, nor refused.
+// Asked reports whether the registry owes an answer: it has neither sent nor refused what it was
+// asked for.
 func (s *Image) Asked() bool { return s.answers.Load() > 0 }
 
-// Waited tells whether a layer has waited since the last call until other pulls let this one
-// have large windows, or waits.
+// Waited reports whether a layer is waiting for LargeWindows, or has waited since the last call.
 func (s *Image) Waited() bool { return s.waiting.Load() > 0 || s.waited.Swap(false) }
 
-// Documents are what an image consists of but for its layers.
+// Documents are all of an image except its layers.
 type Documents struct {
-	Manifests    map[digest.Digest]Document // "": what the image's name refers to
+	Manifests    map[digest.Digest]Document // "": the one that the image's name refers to
 	Config       []byte
 	ConfigDigest digest.Digest // empty: the image has no config
 }
 
-// ImageID is that of the image in the store; empty: it is not known.
+// ImageID returns the id of the image in the store; empty: it is not known.
 func (d *Documents) ImageID() string {
 	if d.ConfigDigest == "" {
 		return ""
@@ -159,7 +156,7 @@ func (d *Documents) GetManifest(_ context.Context, instance *digest.Digest) ([]b
 	return m.Content, m.MediaType, nil
 }
 
-// ConfigBlob is the config's content, if that is the blob with this digest.
+// ConfigBlob returns the content of the config if blob is its digest.
 func (d *Documents) ConfigBlob(blob digest.Digest) (content io.ReadCloser, size int64, found bool) {
 	if blob != d.ConfigDigest {
 		return nil, 0, false
@@ -167,7 +164,7 @@ func (d *Documents) ConfigBlob(blob digest.Digest) (content io.ReadCloser, size 
 	return io.NopCloser(bytes.NewReader(d.Config)), int64(len(d.Config)), true
 }
 
-// Manifest is the digest of the manifest of this platform's image.
+// Manifest returns the digest of the manifest of this platform's image.
 func (d *Documents) Manifest() digest.Digest {
 	for instance := range d.Manifests {
 		if instance != "" {
@@ -177,7 +174,7 @@ func (d *Documents) Manifest() digest.Digest {
 	return digest.FromBytes(d.Manifests[""].Content)
 }
 
-// Digests are those of the manifest and of the index that led to it, sorted.
+// Digests returns the digests of the manifest and of the index that led to it, sorted.
 func (d *Documents) Digests() (digests []digest.Digest) {
 	for _, m := range d.Manifests {
 		digests = append(digests, digest.FromBytes(m.Content))
@@ -186,7 +183,7 @@ func (d *Documents) Digests() (digests []digest.Digest) {
 	return digests
 }
 
-// Blobs are the image's config and layers, as its manifest names them.
+// Blobs returns the digests of the image's config and layers, as its manifest names them.
 func (d *Documents) Blobs() map[digest.Digest]bool {
 	blobs := map[digest.Digest]bool{d.ConfigDigest: true}
 	if parsed, err := d.parsed(); err == nil {
@@ -197,9 +194,8 @@ func (d *Documents) Blobs() map[digest.Digest]bool {
 	return blobs
 }
 
-// LayerDigests are the digests by which a copy of the image may find its layers in a
-// store: those of their blobs and, where the config has them, of their content, whatever
-// format they are in.
+// LayerDigests returns the digests by which a copy of the image may find its layers in a store:
+// digests of their blobs and, if the config has them, of their content, whatever their format.
 func (d *Documents) LayerDigests() (digests []digest.Digest) {
 	if parsed, err := d.parsed(); err == nil {
 		for _, blob := range parsed.LayerInfos() {
@@ -209,7 +205,7 @@ func (d *Documents) LayerDigests() (digests []digest.Digest) {
 	return append(digests, contentsOf(d.Config)...)
 }
 
-// LayerIDs are those that the image's layers get in a store, as far as the config says.
+// LayerIDs returns the ids that the image's layers get in a store, as far as the config says.
 func (d *Documents) LayerIDs() []string {
 	contents := contentsOf(d.Config)
 	if slices.ContainsFunc(contents, func(d digest.Digest) bool { return d.Validate() != nil }) {
@@ -218,7 +214,7 @@ func (d *Documents) LayerIDs() []string {
 	return layers.IDs(contents)
 }
 
-// Document is the manifest of this platform's image.
+// Document returns the manifest of this platform's image.
 func (d *Documents) Document() Document {
 	if document, inIndex := d.Manifests[d.Manifest()]; inIndex {
 		return document
@@ -231,8 +227,8 @@ func (d *Documents) parsed() (manifest.Manifest, error) {
 	return parse(document.Content, document.MediaType)
 }
 
-// Layers are the image's layers from the lowest one up; none if one of them or the
-// manifest is in a format that only containers/image knows.
+// Layers returns the image's layers from the lowest one up. It is empty if one of them, or the
+// manifest, has a format that only containers/image knows.
 func (d *Documents) Layers() []layers.Layer {
 	parsed, err := d.parsed()
 	if err != nil {
@@ -254,7 +250,7 @@ func (d *Documents) Layers() []layers.Layer {
 	return list
 }
 
-// contentsOf are the digests of the layers' contents that a config names.
+// contentsOf returns the digests of the layers' contents that a config names.
 func contentsOf(config []byte) []digest.Digest {
 	var image struct {
 		RootFS imagespec.RootFS `json:"rootfs"`
@@ -275,7 +271,7 @@ var layerFormats = map[string]bool{
 	manifest.DockerV2SchemaLayerMediaTypeZstd:         true,
 }
 
-// ErrLayerWanted says that the image is not present as a whole.
+// ErrLayerWanted says that the image is not complete in the store.
 var ErrLayerWanted = errors.New("a layer is not present")
 
 // GetManifest implements types.ImageSource.
@@ -303,7 +299,8 @@ func (s *Image) GetBlob(ctx context.Context, info types.BlobInfo, cache types.Bl
 	return s.Guard(ctx, info, stream), size, nil
 }
 
-// Guard returns a layer that is guarded on its way in, decrypted if it is encrypted.
+// Guard wraps a layer that comes from the registry: the result is guarded, and decrypted if the
+// layer is encrypted.
 func (s *Image) Guard(ctx context.Context, info types.BlobInfo, stream io.ReadCloser) io.ReadCloser {
 	guard := &layerGuard{
 		ReadCloser: s.decrypted(info.Digest, stream), layer: info.Digest, answers: &s.answers, expansion: &s.expansion, left: math.MaxInt64,
@@ -315,8 +312,8 @@ func (s *Image) Guard(ctx context.Context, info types.BlobInfo, stream io.ReadCl
 	return guard
 }
 
-// admitLarge waits until no other pull has layers with large windows: then all of
-// this one may have some, until it ends.
+// admitLarge waits until no other pull has layers with large windows. From then on until End all
+// layers of this pull may have them.
 func (s *Image) admitLarge(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -337,7 +334,7 @@ func (s *Image) admitLarge(ctx context.Context) error {
 	}
 }
 
-// End lets other pulls have large windows, after the copy has ended.
+// End releases LargeWindows to other pulls. It is called after the copy.
 func (s *Image) End() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -373,9 +370,8 @@ func (s *Image) readConfig(ctx context.Context, info types.BlobInfo) error {
 	return nil
 }
 
-// inspect checks the manifest, and behind an index that of this platform's
-// instance, before anything is fetched on its word; asks the signature policy; and
-// checks the config.
+// inspect checks the manifest, and behind an index the manifest of this platform, before anything
+// that they name is fetched. Then it asks the signature policy and checks the config.
 func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *trust.Policy) error {
 	unparsed := image.UnparsedInstance(s.ImageSource, nil)
 	raw, mediaType, err := fetch(ctx, unparsed)
@@ -422,8 +418,8 @@ func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *t
 	if err := s.readConfig(ctx, parsed.ConfigInfo()); err != nil {
 		return err
 	}
-	// The store knows an image by its config. A manifest with other layers than the config
-	// names would take the id of an image that it is not.
+	// The store identifies an image by its config. A manifest with other layers than the config
+	// names would take the id of another image.
 	blobs, contents := len(parsed.LayerInfos()), len(contentsOf(s.Config))
 	switch {
 	case blobs == contents:
@@ -436,8 +432,8 @@ func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *t
 	return fmt.Errorf("image manifest: it has %d layers, but its config names %d; it is broken or no container image: %w", blobs, contents, fault.Invalid)
 }
 
-// readSignatures fetches the signatures, which the image then has, and returns it with
-// them for the signature policy.
+// readSignatures fetches the signatures into s.Signatures, and returns the image with them for the
+// signature policy.
 func (s *Image) readSignatures(ctx context.Context, image *image.UnparsedImage) (types.UnparsedImage, error) {
 	found, err := image.UntrustedSignatures(ctx)
 	if err != nil {
@@ -455,11 +451,11 @@ func (s *Image) readSignatures(ctx context.Context, image *image.UnparsedImage) 
 	return signed, nil
 }
 
-// AllowExpansion has layers decompress to so many bytes in sum, or to what gzip could.
+// AllowExpansion lets the layers decompress to room bytes in total, or to what gzip could reach.
 func (s *Image) AllowExpansion(room int64) { s.expansion.room = room }
 
-// Copy copies src, about which the signature policy has been asked, into a store under
-// name, and returns its id there.
+// Copy copies src into a store under name, and returns its id there. The caller has asked the
+// signature policy about src.
 func Copy(ctx context.Context, store cstorage.Store, name reference.Named, src types.ImageReference, sys *types.SystemContext, options copy.Options) (string, error) {
 	policy, err := acceptAnything()
 	if err != nil {
@@ -485,8 +481,8 @@ func Copy(ctx context.Context, store cstorage.Store, name reference.Named, src t
 	return record.ID, nil
 }
 
-// acceptAnything is the policy of a copy from an inspected source, about which
-// the policy that counts has been asked. The caller must Destroy it.
+// acceptAnything returns the policy for the copy of an inspected source: the signature policy has
+// been asked before. The caller must Destroy it.
 func acceptAnything() (*signature.PolicyContext, error) {
 	return signature.NewPolicyContext(&signature.Policy{
 		Default: signature.PolicyRequirements{signature.NewPRInsecureAcceptAnything()},
