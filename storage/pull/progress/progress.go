@@ -1,5 +1,5 @@
-// Package progress counts what pulls download, and cancels pulls to which the registry
-// sends nothing, or too little.
+// Package progress counts the downloads of pulls, and cancels pulls to which the registry sends
+// nothing, or too little.
 package progress
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/crius-run/crius/internal/panics"
 )
 
-// Why a pull was ended.
+// Reasons for which a pull was ended.
 var (
 	ErrStalled = errors.New("no data received from the registry for image.progress_timeout")
 	ErrTooSlow = errors.New("the registry sent fewer bytes per second than image.min_pull_rate, over image.progress_timeout")
@@ -42,34 +42,34 @@ func CauseOf(ctx context.Context, err error) error {
 // Events beside those of the library.
 const (
 	Waiting      types.ProgressEvent = 100 + iota // for another pull that fetches the blob: nothing is due
-	Resumed                                       // bytes were here, from an earlier pull
-	Connected                                     // another connection to the registry brings bytes
-	Disconnected                                  // one less does
+	Resumed                                       // bytes were in the file, from an earlier pull
+	Connected                                     // one more connection to the registry brings bytes
+	Disconnected                                  // one connection less brings bytes
 )
 
-// Watchdog ends a pull that waits for bytes which do not come, or come too slowly.
-// It counts only while bytes are due or an answer of the registry is under way,
-// whatever sizes the manifest names: unpacking may take as long as it needs.
+// Watchdog ends a pull that waits for bytes that do not come, or come too slowly. It counts only
+// while bytes are due or an answer of the registry is under way, whatever sizes the manifest names:
+// unpacking may take as long as it needs.
 type Watchdog struct {
-	// Events is for what the library reports, until Stop.
+	// Events receives what the library reports, until Stop.
 	Events chan types.ProgressProperties
-	// Waited tells whether the pull has waited for another one since it was last called, or
-	// does: then nothing is due, and what comes afterwards has its whole time. Set it
-	// before Start; nil: it never waits.
+	// Waited reports whether the pull waits for another pull, or has waited since the last call:
+	// then nothing is due, and what comes afterwards has the whole time. Set it before Start; nil:
+	// the pull never waits.
 	Waited func() bool
 
 	counts *Counts
 	pull   *Pull
 	limit  time.Duration // 0: none
-	least  int64         // bytes that are due in limit; 0: any
-	asked  func() bool   // an answer is under way
+	least  int64         // bytes that must come in limit; 0: any
+	asked  func() bool   // reports whether an answer is under way
 	cancel context.CancelCauseFunc
 	end    chan struct{}
 	done   sync.WaitGroup
 }
 
-// New watches a pull of an image: rate is in bytes per second, and asked
-// tells whether an answer of the registry is under way.
+// New returns a watchdog for the pull of an image. rate is in bytes per second; asked reports
+// whether an answer of the registry is under way.
 func New(counts *Counts, image string, limit time.Duration, rate int64, asked func() bool, cancel context.CancelCauseFunc) *Watchdog {
 	return &Watchdog{
 		counts: counts,
@@ -83,7 +83,7 @@ func New(counts *Counts, image string, limit time.Duration, rate int64, asked fu
 	}
 }
 
-// Start watches until Stop.
+// Start begins to watch, until Stop.
 func (w *Watchdog) Start(ctx context.Context) *Watchdog {
 	w.done.Go(func() {
 		if panics.Do(ctx, "watch pull", func() error { w.run(); return nil }) != nil {
@@ -93,35 +93,34 @@ func (w *Watchdog) Start(ctx context.Context) *Watchdog {
 	return w
 }
 
-// Counts is what pulls have done since the store was opened, and what they
-// are doing.
+// Counts counts what pulls have done since the store was opened, and what they are doing.
 type Counts struct {
-	Bytes   atomic.Int64 // that came from registries, as they are compressed there
-	Resumed atomic.Int64 // bytes that were here from earlier pulls, or came by others
+	Bytes   atomic.Int64 // from registries, compressed as there
+	Resumed atomic.Int64 // bytes from earlier pulls, or from other pulls at the same time
 	Fetched atomic.Int64 // blobs
-	Present atomic.Int64 // blobs that were there already
+	Present atomic.Int64 // blobs that did not have to be fetched
 
 	mu     sync.Mutex
 	active map[*Pull]bool
 }
 
-// Pull is a pull under way. Layers count from when it is their turn, a
-// few at a time, so that the totals grow.
+// Pull is a pull under way. Its layers count when it is their turn, a few at a time, so the totals
+// grow.
 type Pull struct {
 	Image string    `json:"image"`
 	Since time.Time `json:"since"`
 	Bytes int64     `json:"bytes"` // that have come
-	Total int64     `json:"total"` // of the blobs so far
+	Total int64     `json:"total"` // of the blobs that count so far
 	Blobs int       `json:"blobs"`
 	Done  int       `json:"done"` // of them
 
-	Unpacking int   `json:"unpacking"` // blobs that have come, and are not done
-	Resumed   int64 `json:"resumed"`   // bytes, of those that have come, that were here
+	Unpacking int   `json:"unpacking"` // blobs that have come but are not done
+	Resumed   int64 `json:"resumed"`   // of the bytes that have come, those of earlier pulls
 
 	Connections int `json:"connections"` // over which blobs are coming
 }
 
-// Connections is the event of a change in the number of connections, of one.
+// Connections returns the event for a change of 1 or -1 in the number of connections.
 func Connections(change int) types.ProgressEvent {
 	if change > 0 {
 		return Connected
@@ -129,7 +128,7 @@ func Connections(change int) types.ProgressEvent {
 	return Disconnected
 }
 
-// Active are the pulls under way, the first one first.
+// Active returns the pulls under way, the oldest first.
 func (c *Counts) Active() []Pull {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -158,7 +157,7 @@ func (c *Counts) end(p *Pull) {
 	delete(c.active, p)
 }
 
-// note counts an event of the pull p, after which so many of its blobs are still coming.
+// note counts an event of the pull p. After it, coming blobs of the pull are still to come.
 func (c *Counts) note(p *Pull, event types.ProgressProperties, coming int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -186,7 +185,7 @@ func (c *Counts) note(p *Pull, event types.ProgressProperties, coming int) {
 	p.Unpacking = max(p.Blobs-p.Done-coming, 0)
 }
 
-// Stop must be called when the library sends no more.
+// Stop ends the watching. Call it when the library sends no more events.
 func (w *Watchdog) Stop() {
 	close(w.end)
 	w.done.Wait()
@@ -197,7 +196,7 @@ func (w *Watchdog) run() {
 	idle, window := time.NewTimer(w.limit), time.NewTimer(w.limit)
 	defer idle.Stop()
 	defer window.Stop()
-	if w.limit == 0 { // and they are never set
+	if w.limit == 0 { // the others are never set
 		idle.Stop()
 		window.Stop()
 	}
@@ -206,7 +205,7 @@ func (w *Watchdog) run() {
 	for {
 		select {
 		case <-w.end:
-			for len(w.Events) > 0 { // nobody sends any more
+			for len(w.Events) > 0 { // nobody sends any more events
 				w.note(&layers, <-w.Events)
 			}
 			return
@@ -218,7 +217,7 @@ func (w *Watchdog) run() {
 			}
 			idle.Reset(w.limit)
 			came += worth(event)
-			if !waited { // there was nothing that could have come
+			if !waited { // else nothing could have come
 				came = worth(event)
 				window.Reset(w.limit)
 			}
@@ -244,8 +243,7 @@ func (w *Watchdog) run() {
 
 func (w *Watchdog) waited() bool { return w.Waited != nil && w.Waited() }
 
-// note counts an event, but not that the copy of the image finds a layer which has been fetched
-// for it.
+// note counts an event, except that the copy of the image finds a layer that this pull has fetched.
 func (w *Watchdog) note(layers *downloads, event types.ProgressProperties) {
 	if event.Event == types.ProgressEventSkipped && layers.done[event.Artifact.Digest] {
 		return
@@ -254,7 +252,7 @@ func (w *Watchdog) note(layers *downloads, event types.ProgressProperties) {
 	w.counts.note(w.pull, event, len(layers.missing))
 }
 
-// discard takes events, which the library waits for.
+// discard receives events, so that the library does not block.
 func (w *Watchdog) discard() {
 	for {
 		select {
@@ -265,8 +263,8 @@ func (w *Watchdog) discard() {
 	}
 }
 
-// worth is the bytes that an event counts for. A blob that is complete counts for
-// more than its own: an image of many small ones waits for answers, not for bytes.
+// worth returns the bytes that an event counts for. A complete blob counts for more than its size:
+// an image of many small blobs waits for answers, not for bytes.
 func worth(event types.ProgressProperties) int64 {
 	const perBlob = 64 << 10
 	if event.Event == types.ProgressEventDone || event.Event == types.ProgressEventSkipped {
@@ -275,7 +273,7 @@ func worth(event types.ProgressProperties) int64 {
 	return int64(event.OffsetUpdate)
 }
 
-// downloads keeps how many bytes of each blob are still to come.
+// downloads tracks how many bytes of each blob are still to come.
 type downloads struct {
 	missing map[digest.Digest]int64 // nil until the first blob
 	done    map[digest.Digest]bool  // that have been fetched
@@ -306,6 +304,6 @@ func (d *downloads) note(event types.ProgressProperties) {
 	}
 }
 
-// waiting: the registry owes bytes, of a blob or, before the first one, of the
-// documents that name them.
+// waiting reports whether the registry owes bytes: of a blob or, before the first blob, of the
+// documents that name the blobs.
 func (d *downloads) waiting() bool { return d.missing == nil || len(d.missing) > 0 }

@@ -1,5 +1,5 @@
-// Package pullerror puts failures of pulls into words that are safe to show, and finds out
-// what the errors of containers/image come down to.
+// Package pullerror turns failures of pulls into texts that are safe to show, and errors of
+// containers/image into sentinels.
 package pullerror
 
 import (
@@ -25,17 +25,17 @@ import (
 	"github.com/crius-run/crius/storage/registry/trust"
 )
 
-// ErrWorkerDied is carried by the error of a pull whose worker ended before its work.
+// ErrWorkerDied is in the error of a pull whose worker ended before its work.
 var ErrWorkerDied = errors.New("pull worker died")
 
-// Shown is an error with a text that is safe to show and the kinds of err, of something
-// else than a pull.
+// Shown returns an error with a text that is safe to show and the kinds of err. It is for errors of
+// anything but a pull.
 func Shown(text string, err error) error {
 	return &pullError{text: Cut(Redact(text)), kinds: Kinds(err)}
 }
 
-// pullError is the failure of a pull in words that are safe to show. It wraps
-// what callers decide by and not the library's error, which may carry secrets.
+// pullError is the failure of a pull, with a text that is safe to show. It wraps the sentinels by
+// which callers decide, not the library's error, which may contain secrets.
 type pullError struct {
 	text  string
 	kinds []error
@@ -44,8 +44,8 @@ type pullError struct {
 func (e *pullError) Error() string   { return e.text }
 func (e *pullError) Unwrap() []error { return e.kinds }
 
-// New is the failure of a pull of an image by that name, with the kinds of err and without
-// the secrets in its text.
+// New returns the failure of a pull of an image by that name, with the kinds of err and without the
+// secrets in its text.
 func New(name string, err error, secrets []string) error {
 	text := Cut(Hide(Redact(err.Error()), secrets)) // in this order: half a secret would not be found
 	failure := &pullError{kinds: Kinds(err)}
@@ -65,15 +65,15 @@ func New(name string, err error, secrets []string) error {
 // Hide replaces secrets in a text.
 func Hide(text string, secrets []string) string {
 	for _, secret := range secrets {
-		if len(secret) > 2 { // the text would be unreadable, and nothing kept
+		if len(secret) > 2 { // else the text would be unreadable, and no secret kept
 			text = strings.ReplaceAll(text, secret, "<redacted>")
 		}
 	}
 	return text
 }
 
-// hints tell the operator what to do; fault.Invalid and fault.Precondition
-// carry their own, as does ErrWorkerDied.
+// hints tell the operator what to do. Errors of fault.Invalid and fault.Precondition have hints of
+// their own, and so has ErrWorkerDied.
 var hints = map[error]string{
 	fault.NotFound:        "check the name and the tag",
 	fault.Unauthenticated: "check the pull secret of the pod or image.auth_file",
@@ -81,8 +81,7 @@ var hints = map[error]string{
 	fault.Exhausted:       "free space in the image store",
 }
 
-// rateLimitHint takes the place of the hint of fault.Unavailable: the node has reached the
-// registry.
+// rateLimitHint replaces the hint of fault.Unavailable: the node has reached the registry.
 const rateLimitHint = "the registry limits pulls: log in by image.auth_file, or use a mirror"
 
 // rateLimited reports whether the registry has refused a request because there were too many.
@@ -93,8 +92,8 @@ func rateLimited(err error) bool {
 		StatusOf(err) == http.StatusTooManyRequests
 }
 
-// Kinds are the sentinels that err comes down to. The library's own types
-// decide; only errors that already carry a fault are taken as they are.
+// Kinds returns the sentinels of err. The library's own types decide; only errors that already
+// carry a fault keep it.
 func Kinds(err error) []error {
 	for _, known := range []error{
 		context.Canceled, fault.Invalid, fault.NotFound, fault.Timeout, fault.Precondition,
@@ -128,7 +127,7 @@ func Kinds(err error) []error {
 	return nil
 }
 
-// besides are what callers decide by beside a fault.
+// besides returns the sentinels by which callers decide in addition to a fault.
 func besides(err error) (kinds []error) {
 	for _, kind := range []error{trust.ErrSignature, ErrWorkerDied} {
 		if errors.Is(err, kind) {
@@ -138,8 +137,8 @@ func besides(err error) (kinds []error) {
 	return kinds
 }
 
-// codeKind goes by the error codes of the distribution specification, and for
-// others by the HTTP status that the code stands for.
+// codeKind decides by the error codes of the distribution specification, and for other codes by the
+// HTTP status of the code.
 func codeKind(code errcode.ErrorCode) []error {
 	switch code {
 	case registryv2.ErrorCodeManifestUnknown, registryv2.ErrorCodeNameUnknown, registryv2.ErrorCodeBlobUnknown:
@@ -168,8 +167,8 @@ func statusKind(status int) []error {
 	return nil
 }
 
-// StatusOf is the HTTP status in an error's chain, 0 for none. One of the two
-// types that carry it is not exported, hence the look at its field.
+// StatusOf returns the HTTP status in an error's chain, or 0. One of the two types that have it is
+// not exported, so its field is read by reflection.
 func StatusOf(err error) int {
 	for ; err != nil; err = errors.Unwrap(err) {
 		v := reflect.Indirect(reflect.ValueOf(err))
@@ -184,7 +183,7 @@ func StatusOf(err error) int {
 }
 
 func unreachable(err error) bool {
-	var network net.Error // dial, DNS, TLS and broken connections: all come in a *url.Error
+	var network net.Error // dial, DNS, TLS and broken connections, which all come in a *url.Error
 	return errors.As(err, &network) ||
 		errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, unix.ECONNRESET)
@@ -197,9 +196,9 @@ var (
 	bearers = regexp.MustCompile(`(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}`)
 )
 
-// Redact makes a text safe to show: no user or query in a URL, as tokens and
-// signatures travel there, no Authorization value, and nothing that a terminal
-// or protobuf would choke on.
+// Redact makes a text safe to show: without users and queries in URLs, which may be tokens and
+// signatures, without values of Authorization, and without anything that would confuse a terminal
+// or protobuf.
 func Redact(text string) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	text = strings.Map(func(r rune) rune {
@@ -212,7 +211,7 @@ func Redact(text string) string {
 	return bearers.ReplaceAllString(text, "$1 <redacted>")
 }
 
-// Cut shortens a text to what may be shown of it.
+// Cut shortens a text to the length that is shown.
 func Cut(text string) string {
 	if len(text) > maxText {
 		text = strings.ToValidUTF8(text[:maxText], "") + "..."

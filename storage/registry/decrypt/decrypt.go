@@ -1,8 +1,8 @@
 // Package decrypt decrypts layers of images that were encrypted for this node in the format of
 // ocicrypt (docs/decisions/0035-decryption.md).
 //
-// A layer is encrypted with a key of its own, and that with the public keys of those who may
-// have it (JWE). Whoever made the image chose all that is read here.
+// Each layer is encrypted with a key of its own, which is encrypted with the public keys of its
+// readers (JWE). Everything that is read here was chosen by the author of the image.
 package decrypt
 
 import (
@@ -29,7 +29,7 @@ import (
 	"github.com/crius-run/crius/storage/registry/download"
 )
 
-// suffix is that of the media types of encrypted layers.
+// suffix ends the media types of encrypted layers.
 const suffix = "+encrypted"
 
 // Annotations of a layer.
@@ -38,19 +38,19 @@ const (
 	publicAnnotation  = "org.opencontainers.image.enc.pubopts"
 )
 
-// maxWrapped bounds what a layer has of its key, encrypted for one reader after the other, in
-// bytes: each is a private-key operation.
+// maxWrapped bounds the encrypted forms of a layer's key, one for each reader, in bytes. Each form
+// costs a private-key operation.
 const maxWrapped = 64 << 10
 
-// cipherType is the only one of the format.
+// cipherType is the only cipher of the format.
 const cipherType = "AES_256_CTR_HMAC_SHA256"
 
-// Plain is the media type of a layer without its encryption.
+// Plain returns the media type of a layer without its encryption.
 func Plain(mediaType string) (plain string, encrypted bool) {
 	return strings.CutSuffix(mediaType, suffix)
 }
 
-// Any tells whether one of the layers is encrypted.
+// Any reports whether one of the layers is encrypted.
 func Any(layers []manifest.LayerInfo) bool {
 	for _, l := range layers {
 		if _, encrypted := Plain(l.MediaType); encrypted {
@@ -60,14 +60,14 @@ func Any(layers []manifest.LayerInfo) bool {
 	return false
 }
 
-// Layer is an encrypted layer with what decrypts it.
+// Layer is an encrypted layer with the secrets that decrypt it.
 type Layer struct {
 	blob       types.BlobInfo
 	key, nonce []byte
 	mac        []byte // HMAC of the blob
 }
 
-// private is what readers of a layer know, public what everybody does.
+// private is for readers of a layer alone, public for everybody.
 type private struct {
 	Key     []byte            `json:"symkey"`
 	Options map[string][]byte `json:"cipheroptions"`
@@ -115,7 +115,7 @@ func (k *Keys) Layer(ctx context.Context, blob types.BlobInfo) (*Layer, error) {
 	return l, nil
 }
 
-// base64s reads texts in base64 between commas.
+// base64s decodes texts in base64 that are separated by commas.
 func base64s(text string) (all [][]byte, err error) {
 	if len(text) > maxWrapped {
 		return nil, fmt.Errorf("annotation %s has more than %d bytes", wrappedAnnotation, maxWrapped)
@@ -132,7 +132,7 @@ func base64s(text string) (all [][]byte, err error) {
 	return all, nil
 }
 
-// unwrap decrypts one of the wrapped forms of what readers know.
+// unwrap decrypts the secrets of a layer from one of their wrapped forms.
 func (k *Keys) unwrap(ctx context.Context, wrapped [][]byte, known *private) error {
 	parameters := &config.DecryptConfig{Parameters: map[string][][]byte{"privkeys": k.keys, "privkeys-passwords": make([][]byte, len(k.keys))}}
 	for _, one := range wrapped {
@@ -144,7 +144,7 @@ func (k *Keys) unwrap(ctx context.Context, wrapped [][]byte, known *private) err
 			text, err = jwe.NewKeyWrapper().UnwrapKey(parameters, one)
 			return err
 		})
-		if err != nil { // it is for somebody else
+		if err != nil { // it is for another reader
 			continue
 		}
 		if err := json.Unmarshal(text, known); err != nil {
@@ -155,12 +155,11 @@ func (k *Keys) unwrap(ctx context.Context, wrapped [][]byte, known *private) err
 	return fmt.Errorf("none of the %d keys in %s (image.decryption_keys_path) decrypts it: %w", len(k.keys), k.dir, fault.Denied)
 }
 
-// Open decrypts the blob that a stream brings. Its end is not returned before the blob has
-// turned out to have its digest and HMAC.
+// Open decrypts a blob. The reader returns io.EOF only if the blob has its digest and HMAC.
 func (l *Layer) Open(blob io.ReadCloser) io.ReadCloser {
 	block, err := aes.NewCipher(l.key)
 	if err != nil {
-		panic(err) // see Layer
+		panic(err) // cannot happen, see Layer
 	}
 	return &reader{
 		ReadCloser: blob, of: l, left: l.blob.Size,

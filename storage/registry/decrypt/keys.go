@@ -45,7 +45,7 @@ func ReadKeys(dir string) (*Keys, error) {
 		if err != nil {
 			return err
 		}
-		if private, _ := utils.IsPrivateKey(key, nil); !private { // an error may show a part of it
+		if private, _ := utils.IsPrivateKey(key, nil); !private { // an error may contain a part of the key
 			return fmt.Errorf("%s is not a private key without a password in PEM, DER or JWK", path)
 		}
 		k.keys = append(k.keys, key)

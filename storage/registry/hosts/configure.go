@@ -12,11 +12,11 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// certDirs are where certificates of registries lie besides.
+// certDirs are the other directories with certificates of registries.
 var certDirs = []string{"/etc/containers/certs.d", "/etc/docker/certs.d"}
 
-// Configure has sys follow r instead of registries.conf. What the library reads for that
-// is written to dir, an empty directory that must stay as long as sys is used.
+// Configure makes sys follow r instead of registries.conf. It writes the files for the library to
+// dir, an empty directory that must stay as long as sys is used.
 func (r *Registry) Configure(sys *types.SystemContext, dir string) error {
 	var conf strings.Builder
 	fmt.Fprintf(&conf, "[[registry]]\nprefix = %q\nlocation = %q\ninsecure = %t\nnamespace-proxy = %q\n",
@@ -30,7 +30,7 @@ func (r *Registry) Configure(sys *types.SystemContext, dir string) error {
 			m.Location, m.Insecure, use, m.namespace(r.Name))
 	}
 	sys.SystemRegistriesConfPath = filepath.Join(dir, "registries.conf")
-	sys.SystemRegistriesConfDirPath = filepath.Join(dir, "registries.conf.d") // is not there
+	sys.SystemRegistriesConfDirPath = filepath.Join(dir, "registries.conf.d") // does not exist
 	err := os.WriteFile(sys.SystemRegistriesConfPath, []byte(conf.String()), 0o600)
 	endpoints := append([]Endpoint{r.Server}, r.Mirrors...)
 	if err != nil || !slices.ContainsFunc(endpoints, Endpoint.hasCertificates) {
@@ -45,9 +45,9 @@ func (r *Registry) Configure(sys *types.SystemContext, dir string) error {
 	return nil
 }
 
-// namespace is the registry that the endpoint has to be told of, as it may stand for several
-// (the parameter ns of the distribution specification's "registry proxying"). It is empty,
-// as with containerd, if the endpoint is the registry itself.
+// namespace returns the registry that requests to the endpoint must name, because the endpoint may
+// stand for several (the parameter ns of the distribution specification's "registry proxying"). As
+// in containerd it is empty if the endpoint is the registry itself.
 func (e Endpoint) namespace(registry string) string {
 	host, _, _ := strings.Cut(e.Location, "/")
 	if host == registry || host == dockerHost && registry == dockerHub {
@@ -58,8 +58,8 @@ func (e Endpoint) namespace(registry string) string {
 
 func (e Endpoint) hasCertificates() bool { return len(e.CAs)+len(e.Clients) > 0 }
 
-// linkCertificates gives the library the endpoint's certificates, or those that are
-// installed for its host.
+// linkCertificates gives the library the endpoint's certificates, or else those that are installed
+// for its host.
 func (e Endpoint) linkCertificates(dir string) error {
 	host, _, _ := strings.Cut(e.Location, "/")
 	own := filepath.Join(dir, host)

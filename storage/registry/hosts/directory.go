@@ -11,11 +11,11 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// Prefix begins the names of what MakeDir makes.
+// Prefix begins the names of the directories that MakeDir makes.
 const Prefix = "crius-registries-"
 
-// MakeDir makes a directory for what the library is to read about registries during
-// one pull, or of a stored artifact. The caller must call end after it.
+// MakeDir makes a directory for the library's configuration of registries during one pull, or while
+// a stored artifact is used. The caller must call end afterwards.
 func MakeDir(runRoot string) (dir string, end func(), err error) {
 	dir, err = os.MkdirTemp(runRoot, Prefix)
 	if err != nil {
@@ -28,7 +28,7 @@ func MakeDir(runRoot string) (dir string, end func(), err error) {
 	}, nil
 }
 
-// RemoveDirs removes what pulls of a server that was killed have left.
+// RemoveDirs removes the directories that pulls of a killed server have left.
 func RemoveDirs(runRoot string) error {
 	var errs []error
 	for _, prefix := range []string{Prefix, "crius-hosts-"} { // the second was the prefix in earlier versions
@@ -41,8 +41,8 @@ func RemoveDirs(runRoot string) error {
 	return errors.Join(errs...)
 }
 
-// Follow has sys follow containerd's hosts.toml for the image's registry, if there is
-// one, as long as dir is there.
+// Follow makes sys follow containerd's hosts.toml for the image's registry, if there is one, as
+// long as dir exists.
 func Follow(hostsDirs []string, dir string, sys *types.SystemContext, name reference.Named) error {
 	registry, err := Read(hostsDirs, reference.Domain(name))
 	if err != nil || registry == nil {

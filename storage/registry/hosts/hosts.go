@@ -1,5 +1,5 @@
-// Package hosts reads containerd's hosts.toml files: for each registry the mirrors to
-// ask before it, and how. What they say is told to containers/image in its own terms.
+// Package hosts reads containerd's hosts.toml files, which name mirrors for each registry, and how
+// to reach them. It translates them into the configuration of containers/image.
 package hosts
 
 import (
@@ -19,30 +19,30 @@ import (
 
 const maxFile = 1 << 20 // bytes
 
-// The registry of images without one, and its host.
+// The registry of names without a registry, and its host.
 const dockerHub, dockerHost = "docker.io", "registry-1.docker.io"
 
-// Registry is what a file says of one registry.
+// Registry is the content of a file about one registry.
 type Registry struct {
 	Name    string // with port, as in image names
 	Server  Endpoint
-	Mirrors []Endpoint // in the order in which to ask them
+	Mirrors []Endpoint // in this order
 }
 
 // Endpoint is one host that may serve a registry's images.
 type Endpoint struct {
-	Location   string // HOST[:PORT][/PATH], as registries.conf has it
+	Location   string // HOST[:PORT][/PATH], as in registries.conf
 	Insecure   bool   // plain HTTP, or no verification of certificates
-	DigestOnly bool   // it does not resolve tags
+	DigestOnly bool   // not for tags
 	CAs        []string
 	Clients    [][2]string // files of certificate and key
 }
 
-// Read finds what the first of dirs that knows the registry says of it, or the
-// directory _default in one of them; nil if none does. The error is fault.Precondition.
+// Read returns the configuration of the registry in the first of dirs that has one for it, or else
+// in the directory _default of one of them; nil if there is none. The error is fault.Precondition.
 func Read(dirs []string, registry string) (*Registry, error) {
 	for _, dir := range dirs {
-		// In names of directories containerd takes a port between underscores, too.
+		// In names of directories containerd also accepts a port between underscores.
 		host, port, _ := strings.Cut(registry, ":")
 		for _, name := range slices.Compact([]string{registry, strings.TrimSuffix(host+"_"+port+"_", "__"), "_default"}) {
 			file := filepath.Join(dir, name, "hosts.toml")
@@ -63,7 +63,7 @@ func Read(dirs []string, registry string) (*Registry, error) {
 	return nil, nil //nolint:nilnil // see above
 }
 
-// section is a host's table, or the top of the file, which is that of the server.
+// section is the table of a host, or the top of the file, which describes the server.
 type section struct {
 	Server       string             `toml:"server"`
 	Capabilities []string           `toml:"capabilities"`
@@ -90,10 +90,10 @@ func parse(registry, text, dir string) (*Registry, error) {
 		return nil, fmt.Errorf("server: %w", err)
 	}
 	if r.Server.Location == dockerHost && registry == dockerHub {
-		r.Server.Location = registry // what the library calls it
+		r.Server.Location = registry // the library's name for it
 	}
 	var seen []string
-	for _, key := range meta.Keys() { // the order counts
+	for _, key := range meta.Keys() { // their order counts
 		if len(key) < 2 || key[0] != "host" || slices.Contains(seen, key[1]) {
 			continue
 		}
@@ -145,7 +145,7 @@ func (s section) endpoint(address, dir string) (e Endpoint, err error) {
 	return e, nil
 }
 
-// texts reads a path or a list of paths, which may be relative to the file.
+// texts reads a path or a list of paths, relative to the file or absolute.
 func texts(value any, dir string) (paths []string, err error) {
 	list, ok := value.([]any)
 	if !ok && value != nil {
@@ -164,7 +164,7 @@ func texts(value any, dir string) (paths []string, err error) {
 	return paths, nil
 }
 
-// pairs reads files of which each has certificate and key, or pairs of files.
+// pairs reads files with certificate and key in one, or pairs of files.
 func pairs(value any, dir string) (all [][2]string, err error) {
 	list, ok := value.([]any)
 	if !ok && value != nil {

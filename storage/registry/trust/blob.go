@@ -10,17 +10,16 @@ import (
 // Limits of the signatures of one image.
 const (
 	MaxSignatures    = 128
-	MaxSignatureSize = 2 << 20 // bytes of all
+	MaxSignatureSize = 2 << 20 // bytes of all signatures
 )
 
-// Blobs are signatures in the form in which containers/storage and the dir transport
-// keep them: a zero byte, the name of the format, a line break and the signature.
-// They are what UntrustedSignatures of an image.UnparsedImage returned, whose type has
-// no name outside the library. Those that are too many, too large or of an unknown
-// format are left out and counted.
+// Blobs returns signatures in the form in which containers/storage and the dir transport keep them:
+// a zero byte, the name of the format, a line break and the signature. Its argument is the result
+// of UntrustedSignatures of an image.UnparsedImage, whose type has no name outside the library.
+// Signatures that are too many, too large or of an unknown format are left out, and counted.
 //
-// The library takes signatures of any format from sources of the program's own if
-// they are in this form, and keeps them as they are.
+// The library accepts signatures of any format in this form from a program's own sources, and
+// stores them unchanged.
 func Blobs[S any](signatures []S) (blobs [][]byte, dropped int) {
 	size := 0
 	for _, s := range signatures {
@@ -49,7 +48,7 @@ func blob(signature any) ([]byte, error) {
 	return nil, fmt.Errorf("signature of type %T: its format is unknown", signature)
 }
 
-// SigstoreBlob is the sigstore signature of these parts in the form of Blobs.
+// SigstoreBlob returns the sigstore signature with these parts, in the form of Blobs.
 func SigstoreBlob(mimeType string, payload []byte, annotations map[string]string) ([]byte, error) {
 	text, err := json.Marshal(struct {
 		MIMEType    string            `json:"mimeType"`
@@ -59,8 +58,7 @@ func SigstoreBlob(mimeType string, payload []byte, annotations map[string]string
 	return append([]byte("\x00sigstore-json\n"), text...), err
 }
 
-// Union is first, and of second what first does not have and what the limits of one
-// image leave room for.
+// Union returns first and, within the limits of one image, those of second that are not in first.
 func Union(first, second [][]byte) [][]byte {
 	union := slices.Clone(first)
 	size := 0

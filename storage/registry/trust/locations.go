@@ -18,7 +18,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Locations say where to look for the signatures of images (containers-registries.d(5)).
+// Locations say where the signatures of images are (containers-registries.d(5)).
 type Locations struct {
 	Default *Location           `yaml:"default-docker,omitempty"`
 	Docker  map[string]Location `yaml:"docker,omitempty"` // by image, repository, namespace or registry
@@ -27,14 +27,14 @@ type Locations struct {
 // Location is where the signatures of some images are.
 type Location struct {
 	Lookaside   string `yaml:"lookaside,omitempty"`
-	Sigstore    string `yaml:"sigstore,omitempty"` // the old name of lookaside
+	Sigstore    string `yaml:"sigstore,omitempty"` // former name of lookaside
 	Attachments *bool  `yaml:"use-sigstore-attachments,omitempty"`
 }
 
 // ReadLocations reads the files that the library reads for an image. The error is
 // fault.Precondition.
 func ReadLocations(sys *types.SystemContext, ref types.ImageReference) (*Locations, error) {
-	// The library checks the files, and that no two of them are about the same scope.
+	// The library checks the files, and that no two of them have the same scope.
 	if _, err := docker.SignatureStorageBaseURL(sys, ref, false); err != nil {
 		return nil, fmt.Errorf("registries.d: %w: %w", err, fault.Precondition)
 	}
@@ -54,7 +54,7 @@ func ReadLocations(sys *types.SystemContext, ref types.ImageReference) (*Locatio
 	return all, nil
 }
 
-// add adds those of a file.
+// add adds the locations in a file.
 func (l *Locations) add(file io.Reader) error {
 	text, err := io.ReadAll(file)
 	if err != nil {
@@ -71,8 +71,8 @@ func (l *Locations) add(file io.Reader) error {
 	return nil
 }
 
-// Attachments tells whether to look for signatures that are attached to an image in its
-// registry. The most specific scope that says something about it counts.
+// Attachments reports whether to look for signatures attached to an image in its registry. The most
+// specific scope that says so decides.
 func (l *Locations) Attachments(name reference.Named) bool {
 	scopes := policyconfiguration.DockerReferenceNamespaces(name)
 	if image, err := policyconfiguration.DockerReferenceIdentity(name); err == nil {
@@ -86,8 +86,7 @@ func (l *Locations) Attachments(name reference.Named) bool {
 	return l.Default != nil && l.Default.Attachments != nil && *l.Default.Attachments
 }
 
-// WriteWithoutAttachments writes the locations to a new directory, without those of
-// attachments.
+// WriteWithoutAttachments writes the locations to a new directory, with attachments turned off.
 func (l *Locations) WriteWithoutAttachments(dir string) error {
 	without := Locations{Docker: map[string]Location{}}
 	if l.Default != nil {

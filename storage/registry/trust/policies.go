@@ -1,9 +1,8 @@
-// Package trust asks signature policies (containers-policy.json(5)) about images, and
-// knows where signatures are (containers-registries.d(5)) and how they are stored.
+// Package trust asks signature policies (containers-policy.json(5)) about images, and knows where
+// signatures are (containers-registries.d(5)) and how they are stored.
 //
-// A policy is read whenever it is asked for: a new one, and new keys, take effect
-// at once. What depends on neither is kept: the parsed document, and the images
-// that were accepted.
+// A policy is read every time it is needed, so a new policy and new keys take effect at once. What
+// depends on neither is cached: the parsed document, and the images that were accepted.
 package trust
 
 import (
@@ -26,13 +25,12 @@ import (
 	"github.com/crius-run/crius/internal/regular"
 )
 
-// ErrSignature says that a signature policy does not accept an image, or cannot
-// be asked about it.
+// ErrSignature says that a signature policy does not accept an image, or cannot be evaluated.
 var ErrSignature = errors.New("signature policy")
 
 const (
 	maxFile     = 1 << 20   // bytes of a policy, or of one of its key files
-	maxAccepted = 4096      // answers that are kept
+	maxAccepted = 4096      // cached answers
 	keepAnswer  = time.Hour // certificates and keys expire
 )
 
@@ -43,24 +41,24 @@ type Policies struct {
 
 	mu       sync.Mutex
 	parsed   map[string]*Policy   // by path
-	accepted map[Answer]time.Time // when it was given
+	accepted map[Answer]time.Time // when it was accepted
 }
 
-// NewPolicies returns the policies of a node: file for all namespaces but those that
-// have a NAMESPACE.json in dir. Without a file, it is the one that containers-policy.json(5)
-// names; without a dir, there is one policy.
+// NewPolicies returns the policies of a node: file for all namespaces except those that have a
+// NAMESPACE.json in dir. An empty file means the one that containers-policy.json(5) names; without
+// a dir there is one policy.
 func NewPolicies(file, dir string) *Policies {
 	return &Policies{file: file, dir: dir, parsed: map[string]*Policy{}, accepted: map[Answer]time.Time{}}
 }
 
-// namespaceName is what Kubernetes takes for one, and safe as a file name.
+// namespaceName matches names of namespaces in Kubernetes, which are safe as file names.
 var namespaceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
-// IsNamespace reports whether name is that of a namespace, and safe as a file name.
+// IsNamespace reports whether name is the name of a namespace, and so safe as a file name.
 func IsNamespace(name string) bool { return namespaceName.MatchString(name) }
 
-// For is the policy for the pods of a namespace. The error is ErrSignature and, as
-// the node has to be mended, fault.Precondition.
+// For returns the policy for the pods of a namespace. The error is ErrSignature and
+// fault.Precondition, since the node's configuration must be fixed.
 func (p *Policies) For(namespace string) (*Policy, error) {
 	path, content, err := p.read(namespace)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -93,7 +91,7 @@ func (p *Policies) read(namespace string) (path string, content []byte, err erro
 	return path, content, err
 }
 
-// defaultFile is where the library finds the node's policy.
+// defaultFile returns the path at which the library finds the node's policy.
 func defaultFile() (string, error) {
 	where := configfile.File{Name: "policy", Extension: "json", DoNotLoadDropInFiles: true, EnvironmentName: "CONTAINERS_POLICY_JSON", ErrorIfNotFound: true}
 	for item, err := range configfile.Read(&where) {
@@ -108,7 +106,7 @@ func defaultFile() (string, error) {
 	return "", fmt.Errorf("no signature policy in /etc/containers/policy.json: %w", fs.ErrNotExist)
 }
 
-// parse reads a document, unless it is the one that the path had before.
+// parse parses a document, unless it is the one that the path had before.
 func (p *Policies) parse(path string, content []byte) (*Policy, error) {
 	digest := sha256.Sum256(content)
 	p.mu.Lock()
@@ -132,7 +130,7 @@ func (p *Policies) parse(path string, content []byte) (*Policy, error) {
 	return policy, nil
 }
 
-// acceptsAll tells whether the rules accept every image of every registry.
+// acceptsAll reports whether the rules accept every image of every registry.
 func acceptsAll(rules *signature.Policy) bool {
 	anything, err := json.Marshal(signature.NewPRInsecureAcceptAnything())
 	if err != nil || len(rules.Transports["docker"]) > 0 || len(rules.Default) == 0 {
@@ -144,8 +142,7 @@ func acceptsAll(rules *signature.Policy) bool {
 	})
 }
 
-// keyFiles are the files that the rules of a policy name: those of keys and of
-// certificate authorities.
+// keyFiles returns the files that the rules of a policy name: keys and certificate authorities.
 func keyFiles(content []byte) ([]string, error) {
 	var document any
 	if err := json.Unmarshal(content, &document); err != nil {
@@ -193,11 +190,10 @@ func texts(values []any) []string {
 	return found
 }
 
-// Answer stands for a policy, with its keys as they are, that accepts an image under
-// a name.
+// Answer stands for a policy, with its present keys, that accepts an image under a name.
 type Answer [sha256.Size]byte
 
-// Accepted tells whether an answer was given to Accept, not too long ago.
+// Accepted reports whether Accept was called with the answer, not too long ago.
 func (p *Policies) Accepted(a Answer) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -205,7 +201,7 @@ func (p *Policies) Accepted(a Answer) bool {
 	return ok && time.Since(given) < keepAnswer
 }
 
-// Accept keeps an answer for a while.
+// Accept caches an answer for a while.
 func (p *Policies) Accept(a Answer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

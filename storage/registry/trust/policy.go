@@ -21,17 +21,17 @@ import (
 // Policy is a signature policy as it was when it was read.
 type Policy struct {
 	Path       string
-	AcceptsAll bool // whatever the image
+	AcceptsAll bool // any image
 
 	digest   [sha256.Size]byte
 	rules    *signature.Policy
 	keyFiles []string
 }
 
-// Check asks the policy about an image, by the name of its reference. A refusal is
-// ErrSignature and fault.Denied, or fault.Precondition if a key cannot be read; it
-// says which rule refused and what that wants to be signed. An error of ctx or of
-// reading the image's signatures is returned as it is.
+// Check asks the policy about an image, by the name of its reference. A refusal is ErrSignature and
+// fault.Denied, or fault.Precondition if a key cannot be read; its text has the rule that refused
+// and the signature that the rule requires. An error of ctx, or of reading the image's signatures,
+// is returned as it is.
 func (p *Policy) Check(ctx context.Context, image types.UnparsedImage) error {
 	if p.AcceptsAll {
 		return nil
@@ -67,10 +67,10 @@ func ask(ctx context.Context, rules *signature.Policy, image types.UnparsedImage
 	return err
 }
 
-// errContent: a rule looks at signatures, of which there are none to look at.
+// errContent says that a rule needs signatures, of an image of which only the name is known.
 var errContent = errors.New("the policy rule requires a signature")
 
-// nameOnly is an image of which no more than the name is known.
+// nameOnly is an image of which only the name is known.
 type nameOnly struct{ ref types.ImageReference }
 
 func (n nameOnly) Reference() types.ImageReference { return n.ref }
@@ -79,8 +79,8 @@ func (n nameOnly) Manifest(context.Context) ([]byte, string, error) {
 }
 func (n nameOnly) Signatures(context.Context) ([][]byte, error) { return nil, errContent }
 
-// CheckName asks the policy about an image of which no more than the name is
-// known. decided is false where the answer depends on signatures.
+// CheckName asks the policy about an image of which only the name is known. decided is false if the
+// answer depends on signatures.
 func (p *Policy) CheckName(ctx context.Context, ref types.ImageReference) (decided bool, err error) {
 	err = p.Check(ctx, nameOnly{ref})
 	if errors.Is(err, errContent) {
@@ -89,8 +89,8 @@ func (p *Policy) CheckName(ctx context.Context, ref types.ImageReference) (decid
 	return true, err
 }
 
-// Answer is the policy's answer about an image under a name. It depends on the
-// keys as they are now.
+// Answer identifies the policy's answer about an image under a name. It depends on the present
+// keys.
 func (p *Policy) Answer(image string, name reference.Named) Answer {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%x\n%s\n%s\n", p.digest, image, name)
@@ -101,7 +101,7 @@ func (p *Policy) Answer(image string, name reference.Named) Answer {
 	return Answer(sum.Sum(nil))
 }
 
-// refusal names the rule that refuses the image, and what that wants.
+// refusal describes the rule that refuses the image, and what it requires.
 func (p *Policy) refusal(ctx context.Context, image types.UnparsedImage) string {
 	where, rules := p.rulesFor(image.Reference())
 	for i, rule := range rules {
@@ -112,8 +112,8 @@ func (p *Policy) refusal(ctx context.Context, image types.UnparsedImage) string 
 	return "rules " + where
 }
 
-// rulesFor finds the rules for a reference as containers-policy.json(5) has it: the
-// most specific scope, then the transport's default, then the policy's.
+// rulesFor finds the rules for a reference, as in containers-policy.json(5): the most specific
+// scope, then the transport's default, then the policy's.
 func (p *Policy) rulesFor(ref types.ImageReference) (where string, rules signature.PolicyRequirements) {
 	transport := ref.Transport().Name()
 	scopes := p.rules.Transports[transport]
@@ -125,7 +125,7 @@ func (p *Policy) rulesFor(ref types.ImageReference) (where string, rules signatu
 	return "default", p.rules.Default
 }
 
-// rule is what is told of a signature.PolicyRequirement.
+// rule is the part of a signature.PolicyRequirement that messages show.
 type rule struct {
 	Type           string   `json:"type"`
 	KeyPath        string   `json:"keyPath"`
@@ -147,7 +147,7 @@ type rule struct {
 	} `json:"pki"`
 }
 
-// describe says what a requirement wants of an image called name.
+// describe says what a requirement demands of an image called name.
 func describe(requirement signature.PolicyRequirement, name reference.Named) string {
 	text, err := json.Marshal(requirement)
 	var r rule

@@ -11,15 +11,15 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// WithSignatures is an image for Policy.Check with signatures in the form of Blobs in place
-// of its own. The library sees sigstore signatures only in sources of its own, so they pass
-// through one of its directories, below temporary, which is gone afterwards.
+// WithSignatures returns an image for Policy.Check that has blobs, in the form of Blobs, instead of
+// its own signatures. The library sees sigstore signatures only in its own sources, so they pass
+// through a directory below temporary, which is removed afterwards.
 func WithSignatures(ctx context.Context, of types.UnparsedImage, blobs [][]byte, temporary string) (types.UnparsedImage, error) {
 	dir, err := os.MkdirTemp(temporary, "signed-")
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = os.RemoveAll(dir) }() // or with temporary
+	defer func() { _ = os.RemoveAll(dir) }() // else it goes with temporary
 	manifest, _, err := of.Manifest(ctx)
 	if err != nil {
 		return nil, err
@@ -42,7 +42,7 @@ func WithSignatures(ctx context.Context, of types.UnparsedImage, blobs [][]byte,
 		return nil, err
 	}
 	defer func() { _ = src.Close() }()
-	signed := image.UnparsedInstance(src, nil) // which keeps what it has read
+	signed := image.UnparsedInstance(src, nil) // keeps what it has read
 	if _, _, err := signed.Manifest(ctx); err != nil {
 		return nil, err
 	}
