@@ -13,12 +13,12 @@ import (
 	"github.com/crius-run/crius/internal/race"
 )
 
-// confine takes from the calling thread, for good, what copying an image does not
-// need. Programs that the thread starts inherit the rest: they get no privileges
-// back, have the capabilities of unpackingNeeds, make none of the system calls in
-// refusedCalls, and change files only below the directories writable.
+// confine takes privileges from the calling thread, for good, that copying an image does not need.
+// The programs that the thread starts inherit what remains: they cannot regain privileges, have the
+// capabilities of unpackingNeeds, cannot make the system calls in refusedCalls, and change files
+// only below the directories writable.
 //
-// A kernel without Landlock (5.19 has what is needed) leaves out the last.
+// Without Landlock, which needs Linux 5.19, they may change files anywhere.
 func confine(writable []string) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return os.NewSyscallError("prctl(PR_SET_NO_NEW_PRIVS)", err)
@@ -32,16 +32,16 @@ func confine(writable []string) error {
 	return refuseCalls()
 }
 
-// unpackingNeeds are the capabilities without which some layers cannot be
-// unpacked: owners, modes and file capabilities of any kind, devices, the unpacking
-// process's chroot, and trusted.overlay.* attributes, which want CAP_SYS_ADMIN.
+// unpackingNeeds are the capabilities without which some layers cannot be unpacked: owners, modes
+// and file capabilities of any kind, devices, the chroot of the unpacking process, and
+// trusted.overlay.* attributes, which need CAP_SYS_ADMIN.
 const unpackingNeeds uint32 = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID |
 	1<<unix.CAP_MKNOD | 1<<unix.CAP_SETFCAP | 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_SYS_CHROOT
 
 func dropCapabilities() error {
 	for c := uintptr(0); ; c++ {
 		if err := unix.Prctl(unix.PR_CAPBSET_READ, c, 0, 0, 0); err != nil {
-			break // the kernel has no more
+			break // the kernel has no more capabilities
 		}
 		if unpackingNeeds>>c&1 != 0 {
 			continue
@@ -61,20 +61,19 @@ func dropCapabilities() error {
 	return os.NewSyscallError("capset", unix.Capset(&header, &keep[0]))
 }
 
-// Landlock access rights. Those added after its first version are used where the kernel
-// has them.
+// Landlock access rights. Rights that were added after the first version are used if the kernel has
+// them.
 const (
 	writeFile = unix.LANDLOCK_ACCESS_FS_WRITE_FILE
 	changes   = writeFile | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE |
 		unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_REG |
 		unix.LANDLOCK_ACCESS_FS_MAKE_SOCK | unix.LANDLOCK_ACCESS_FS_MAKE_FIFO | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK |
 		unix.LANDLOCK_ACCESS_FS_MAKE_SYM | unix.LANDLOCK_ACCESS_FS_REFER
-	withRefer    = 2 // version; before it no file can be moved between directories
+	withRefer    = 2 // version; earlier ones allow no file to be moved between directories
 	withTruncate = 3
 )
 
-// writeOnlyBelow lets the calling thread change files below the directories only,
-// and not mount at all.
+// writeOnlyBelow lets the calling thread change files only below dirs, and mount nothing.
 func writeOnlyBelow(dirs []string) error {
 	version, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
 	if errno != 0 || version < withRefer {
@@ -84,7 +83,7 @@ func writeOnlyBelow(dirs []string) error {
 	if version >= withTruncate {
 		attributes.Handled_access_fs |= unix.LANDLOCK_ACCESS_FS_TRUNCATE
 	}
-	size := unsafe.Sizeof(attributes.Handled_access_fs) // all of it that the first version knows
+	size := unsafe.Sizeof(attributes.Handled_access_fs) // the part that the first version knows
 	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attributes)), size, 0)
 	if errno != 0 {
 		return os.NewSyscallError("landlock_create_ruleset", errno)
@@ -120,10 +119,10 @@ func allowBelow(rules int, path string, rights uint64) error {
 	return nil
 }
 
-// refusedCalls lead to networks and local services, other processes and namespaces,
-// mounts, and into parts of the kernel that unpacking has nothing to do with. To
-// refuse these, and not all but those in use, leaves Go's runtime and the libraries
-// free to call what their next versions will. Capabilities refuse the others.
+// refusedCalls lead to networks and local services, other processes and namespaces, mounts, and
+// parts of the kernel that unpacking does not need. A list of refused calls, not of allowed ones,
+// leaves Go's runtime and the libraries free to use new calls in later versions. Capabilities
+// refuse others.
 var refusedCalls = []uint32{
 	unix.SYS_SOCKET, unix.SYS_CONNECT, unix.SYS_BIND,
 	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PIDFD_GETFD,
@@ -135,8 +134,8 @@ var refusedCalls = []uint32{
 	unix.SYS_SWAPON, unix.SYS_SWAPOFF, unix.SYS_SETHOSTNAME, unix.SYS_SETDOMAINNAME,
 }
 
-// architectures have a filter: what seccomp calls them, and calls that one of them alone
-// has. On s390x Go itself makes all calls for sockets as one, and clone(2) has its flags
+// architectures are those with a filter: their numbers for seccomp, and calls that exist on them
+// alone. On s390x, Go makes all socket calls by one system call, and clone(2) has its flags
 // elsewhere.
 var architectures = map[string]struct {
 	audit   uint32
@@ -145,14 +144,13 @@ var architectures = map[string]struct {
 	"amd64":   {audit: unix.AUDIT_ARCH_X86_64},
 	"arm":     {audit: unix.AUDIT_ARCH_ARM},
 	"arm64":   {audit: unix.AUDIT_ARCH_AARCH64},
-	"ppc64le": {unix.AUDIT_ARCH_PPC64LE, []uint32{102}}, // socketcall(2): all of them as one
+	"ppc64le": {unix.AUDIT_ARCH_PPC64LE, []uint32{102}}, // socketcall(2), which makes all of them
 	"riscv64": {audit: unix.AUDIT_ARCH_RISCV64},
 }
 
-// refuseCalls has the kernel answer EPERM to refusedCalls, to all calls of another
-// architecture, and to new threads and processes with namespaces of their own, other
-// than the PID namespace in which the worker starts. It does nothing on architectures
-// that are not in architectures.
+// refuseCalls makes the kernel answer EPERM to refusedCalls, to all calls of another architecture,
+// and to new threads and processes with namespaces of their own, except the PID namespace in which
+// the worker starts. It does nothing on other architectures.
 func refuseCalls() error {
 	here, known := architectures[runtime.GOARCH]
 	if !known {
@@ -164,8 +162,8 @@ func refuseCalls() error {
 	return os.NewSyscallError("prctl(PR_SET_SECCOMP)", err)
 }
 
-// callFilter is the program for seccomp(2). It looks into struct seccomp_data, where
-// the call's number is at 0, its architecture at 4 and its first argument at 16.
+// callFilter returns the program for seccomp(2). It reads struct seccomp_data, which has the number
+// of the call at 0, its architecture at 4 and its first argument at 16.
 func callFilter(architecture uint32, refused []uint32) []unix.SockFilter {
 	const (
 		load       = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
@@ -173,10 +171,10 @@ func callFilter(architecture uint32, refused []uint32) []unix.SockFilter {
 		atLeast    = unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K
 		hasAny     = unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K
 		answer     = unix.BPF_RET | unix.BPF_K
-		x32        = 0x40000000 // amd64 has a second set of numbers from here on
+		x32        = 0x40000000 // first number of the second set of amd64
 		namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWNET
 		refuse     = unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)
-		lack       = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS) // so that clone is called instead, which can be looked into
+		lack       = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS) // so that clone is called instead, whose flags a filter can see
 	)
 	filter := []unix.SockFilter{
 		{Code: load, K: 4},
@@ -201,14 +199,14 @@ func callFilter(architecture uint32, refused []uint32) []unix.SockFilter {
 
 // Limits of a worker and of each process that it starts.
 const (
-	memory      = 1 << 30 // bytes of the process's own; a program in Go ends there
+	memory      = 1 << 30 // bytes of the process's own memory; beyond it a Go program ends
 	workerFiles = 1024
 )
 
 // limit sets the limits of a worker.
 func limit(pid int) error {
 	limits := map[int]uint64{unix.RLIMIT_DATA: memory, unix.RLIMIT_NOFILE: workerFiles, unix.RLIMIT_CORE: 0}
-	if race.Enabled { // which takes terabytes by that measure
+	if race.Enabled { // it takes terabytes by that measure
 		delete(limits, unix.RLIMIT_DATA)
 	}
 	for resource, most := range limits {
@@ -216,7 +214,7 @@ func limit(pid int) error {
 			return os.NewSyscallError("prlimit", err)
 		}
 	}
-	// The kernel shall end a pull, which can be repeated, before anything else.
+	// The kernel should kill a pull, which can be repeated, before anything else.
 	path := fmt.Sprintf("/proc/%d/oom_score_adj", pid)
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {

@@ -38,43 +38,43 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// grace is how long a worker may tidy up after its pull was called off.
+// grace is how long a worker may clean up after its pull was cancelled.
 const grace = 10 * time.Second
 
 const maxLogLines = 100 // of a worker; later ones are dropped
 
-// outOfMemory is what Go's runtime says of RLIMIT_DATA; the last, where threads are
-// libc's.
+// outOfMemory matches what Go's runtime writes at RLIMIT_DATA; the last alternative is for threads
+// of libc.
 var outOfMemory = regexp.MustCompile("out of memory|cannot allocate memory|pthread_create failed")
 
-// Task is what a worker has to do for one image.
+// Task is a worker's task for one image.
 type Task struct {
 	Source    *source.Image
-	Store     storagetypes.StoreOptions // where it goes
-	Job       *os.File                  // a lock that the worker inherits: nobody sweeps what it may still write
+	Store     storagetypes.StoreOptions // destination
+	Job       *os.File                  // a lock that the worker inherits: nobody sweeps files that it may still write
 	Temporary string                    // directory for large files
 	Parallel  int                       // layers that are fetched at a time
-	Writable  []string                  // directories that the worker changes files in, and nowhere else
-	Secrets   []string                  // that the worker is not to see
+	Writable  []string                  // the only directories in which the worker changes files
+	Secrets   []string                  // hidden from the worker
 	Downloads *download.Pull
-	Program   *Program                      // of Unpack
-	Cgroups   Cgroups                       // nil: the worker runs in this process's
+	Program   *Program                      // for Unpack
+	Cgroups   Cgroups                       // nil: the worker runs in the cgroup of this process
 	Pod       string                        // cgroup parent of the pod for which the image is pulled; empty: there is none
-	Events    chan types.ProgressProperties // is written to
+	Events    chan types.ProgressProperties // receives progress
 
-	RepeatRoom int64 // bytes that layers which repeat others may unpack to in any case
+	RepeatRoom int64 // see layers.BoundRepeats
 }
 
-// Cgroups are where workers run.
+// Cgroups are the cgroups in which workers run.
 type Cgroups interface {
-	// Enter moves a process to where it is to run for a pod with this cgroup parent; empty: for
-	// none. leave must be called when it has ended.
+	// Enter moves a process to the cgroup for a pod with this cgroup parent, which may be empty.
+	// The caller must call leave when the process has ended.
 	Enter(ctx context.Context, pod string, pid int) (leave func(), err error)
 }
 
-// Unpack has a worker add the image's layers to the store, all of which must be in a format
-// that source.Documents.Layers knows. An error carries pullerror.ErrWorkerDied if the worker
-// has ended before its work.
+// Unpack has a worker add the image's layers to the store. All of them must have a format that
+// source.Documents.Layers knows. The error is pullerror.ErrWorkerDied if the worker ended before
+// its work.
 func (t Task) Unpack(ctx context.Context) error {
 	order := t.order()
 	order.Layers = t.Source.Layers()
@@ -85,8 +85,8 @@ func (t Task) Unpack(ctx context.Context) error {
 	return err
 }
 
-// Copy has a worker copy the image, whatever the format of its layers, and returns its id.
-// Errors are those of Unpack.
+// Copy has a worker copy the image, whatever the format of its layers, and returns its id. Errors
+// are those of Unpack.
 func (t Task) Copy(ctx context.Context) (id string, err error) {
 	last, err := t.run(ctx, reexec.CommandContext(ctx, copier.Name), copier.Order{
 		Order: t.order(), Documents: t.Source.Documents, Name: t.Source.Name.String(), Signatures: t.Source.Signatures,
@@ -113,7 +113,7 @@ func (t Task) run(ctx context.Context, cmd *exec.Cmd, order any) (last wire.Mess
 	return w.run(ctx, order)
 }
 
-// process is a worker as the server sees it.
+// process is a worker from the server's point of view.
 type process struct {
 	Task
 
@@ -122,18 +122,18 @@ type process struct {
 	conn   *net.UnixConn
 	stderr capture.Head
 	ended  chan struct{}
-	end    error // when ended is closed
+	end    error // valid after ended is closed
 
 	blobs    map[digest.Digest]bool // that the worker may name
 	logged   int                    // lines for the log
 	fetching sync.WaitGroup
 	mu       sync.Mutex
-	failed   []error // by fetch, nil where it has not failed
+	failed   []error // by fetch; nil: it has not failed
 	underway int     // fetches
 }
 
-// start starts the worker. It has limits when it gets its order, and ends with this
-// process and, in a PID namespace of its own, takes along all that it has started.
+// start starts the worker. It gets its limits before its order. It ends with this process and, in a
+// PID namespace of its own, takes all processes with it that it has started.
 func (w *process) start() error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -153,7 +153,7 @@ func (w *process) start() error {
 		"PATH="+os.Getenv("PATH"),
 		"_CONTAINERS_OVERLAY_DISABLE_IDMAP=yes", // see storage.openLibrary
 		fmt.Sprintf("GOMEMLIMIT=%d", memory/4*3),
-		"GOGC=400", // it does not live long
+		"GOGC=400", // it is short-lived
 	)
 	w.cmd.Stderr = &w.stderr
 	w.cmd.ExtraFiles = append([]*os.File{theirs, w.Job}, w.cmd.ExtraFiles...)
@@ -200,7 +200,7 @@ func (w *process) run(ctx context.Context, order any) (last wire.Message, err er
 	if err == nil {
 		err = json.NewEncoder(w.stdin).Encode(order)
 	}
-	dead := false // before its order, for want of which it would end, too
+	dead := false // before its order, without which it would end, too
 	if err != nil {
 		dead = errors.Is(w.cmd.Process.Kill(), os.ErrProcessDone)
 	}
@@ -209,7 +209,7 @@ func (w *process) run(ctx context.Context, order any) (last wire.Message, err er
 		_ = w.cmd.Process.Kill()
 	}
 	err = errors.Join(err, panics.Do(ctx, "serve pull worker", func() error { last = w.serve(fetching); return nil }))
-	_ = w.cmd.Process.Kill() // it has said its last word
+	_ = w.cmd.Process.Kill() // it has sent its last message
 	cancel()
 	<-w.ended
 	w.fetching.Wait()
@@ -227,14 +227,14 @@ func (w *process) run(ctx context.Context, order any) (last wire.Message, err er
 	return wire.Message{}, errors.Join(w.died(ctx, w.end), err)
 }
 
-// place gives the worker its limits and its cgroup, before it has done anything.
+// place sets the limits and the cgroup of the worker, before it gets its order.
 func (w *process) place(ctx context.Context) (leave func(), err error) {
 	if err := limit(w.cmd.Process.Pid); err != nil || w.Cgroups == nil {
 		return func() {}, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	go func() { // what moves the process may wait for it to arrive
+	go func() { // the mover of the process may wait for it to arrive
 		select {
 		case <-w.ended:
 			cancel(errors.New("the worker has ended"))
@@ -248,7 +248,7 @@ func (w *process) place(ctx context.Context) (leave func(), err error) {
 	return leave, nil
 }
 
-// serve does what the worker's messages ask for and returns the last one.
+// serve answers the worker's messages, and returns the last one.
 func (w *process) serve(ctx context.Context) (last wire.Message) {
 	lines := bufio.NewScanner(w.conn)
 	lines.Buffer(nil, wire.MaxMessage)
@@ -278,7 +278,7 @@ func (w *process) serve(ctx context.Context) (last wire.Message) {
 	return wire.Message{}
 }
 
-// log writes what the worker and its libraries say to the log.
+// log writes a message of the worker and its libraries to the log.
 func (w *process) log(ctx context.Context, line *wire.Line) {
 	text := pullerror.Cut(pullerror.Redact(line.Text))
 	if line.Lost {
@@ -288,7 +288,7 @@ func (w *process) log(ctx context.Context, line *wire.Line) {
 	liblog.Log(ctx, line.Level, text)
 }
 
-// report passes on what the worker says of a blob of its image.
+// report passes on the worker's event about a blob of its image.
 func (w *process) report(e wire.Event) {
 	if !w.blobs[e.Digest] {
 		return
@@ -304,8 +304,7 @@ func (w *process) progress(event types.ProgressEvent, blob types.BlobInfo, updat
 	w.Events <- types.ProgressProperties{Event: event, Artifact: blob, OffsetUpdate: update}
 }
 
-// fetch begins to fetch a blob and gives the worker the end of the socket on which it is told
-// how that goes.
+// fetch begins to fetch a blob, and sends the worker a socket on which it learns of the progress.
 func (w *process) fetch(ctx context.Context, info types.BlobInfo) error {
 	w.mu.Lock()
 	number := len(w.failed)
@@ -316,7 +315,7 @@ func (w *process) fetch(ctx context.Context, info types.BlobInfo) error {
 	if !w.blobs[info.Digest] {
 		return fmt.Errorf("pull worker requested a blob that the image does not have: %w", fault.Invalid)
 	}
-	if number > 2*source.MaxLayers || underway > 2*w.Parallel+2 { // those that are about to end included
+	if number > 2*source.MaxLayers || underway > 2*w.Parallel+2 { // including fetches that are about to end
 		return fmt.Errorf("pull worker requested too many blobs: %w", fault.Invalid)
 	}
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -343,7 +342,7 @@ func (w *process) fetch(ctx context.Context, info types.BlobInfo) error {
 		w.failed[number] = err
 		w.mu.Unlock()
 		if errors.Is(err, source.ErrExpands) {
-			_ = w.cmd.Process.Kill() // what has passed already may keep it busy for hours
+			_ = w.cmd.Process.Kill() // what it already has may keep it busy for hours
 		}
 		if err != nil {
 			text := pullerror.Cut(pullerror.Hide(pullerror.Redact(err.Error()), w.Secrets))
@@ -376,7 +375,7 @@ func (w *process) transfer(ctx context.Context, info types.BlobInfo, to *net.Uni
 	})
 }
 
-// fetchError is the error of the n-th fetch, from 1.
+// fetchError returns the error of the n-th fetch, from 1.
 func (w *process) fetchError(n int) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -386,7 +385,7 @@ func (w *process) fetchError(n int) error {
 	return w.failed[n-1]
 }
 
-// refused is the error of a fetch for which the worker was killed, or nil.
+// refused returns the error of a fetch for which the worker was killed, or nil.
 func (w *process) refused() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -398,7 +397,7 @@ func (w *process) refused() error {
 	return nil
 }
 
-// died is the error of a worker that has ended before its work.
+// died returns the error of a worker that ended before its work.
 func (w *process) died(ctx context.Context, ended error) error {
 	said := string(w.stderr.Bytes())
 	if ctx.Err() == nil {

@@ -1,8 +1,8 @@
 // Package unpack has the layers of an image unpacked into containers/storage by a process of its
-// own, confined and without a network, to which the server passes on what it downloads. It is the
-// server's side. The process is crius-unpack (package worker) or, where only containers/image
-// knows the format of a layer, this program (package copier); package wire is what both sides say
-// to each other. See docs/decisions/0019-pull-worker.md.
+// own, confined and without a network, to which the server passes the downloads. This is the
+// server's side. The process is crius-unpack (package worker) or, if only containers/image knows
+// the format of a layer, crius itself (package copier); package wire is the protocol. See
+// docs/pull.md.
 //
 // In the process, package layers takes a layer from its archive to the store, and package untar
 // makes its files.
@@ -33,11 +33,11 @@ func Register() {
 	reexec.Register(featuresName, findFeatures)
 }
 
-// Program is crius-unpack as it was when it was opened: a package that replaces it does not
-// change what the server starts, which is of its own version.
+// Program is crius-unpack as it was when it was opened: if a package replaces it, the server still
+// starts the program of its own version.
 type Program struct{ file *os.File }
 
-// FindProgram locates the program beside the one that runs, else in PATH. The error says
+// FindProgram finds the program beside the running one, or else in PATH. The error is
 // fault.Precondition.
 func FindProgram() (path string, err error) {
 	if path, err = programs.Find(wire.Name, programs.Dir()); err != nil {
@@ -46,8 +46,8 @@ func FindProgram() (path string, err error) {
 	return path, nil
 }
 
-// CheckProgram starts the program, and says why it cannot unpack images for this server
-// (fault.Precondition).
+// CheckProgram starts the program, and says why it cannot unpack images for this server. The error
+// is fault.Precondition.
 func CheckProgram(ctx context.Context, path string) error {
 	const patience = 30 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -75,7 +75,7 @@ func OpenProgram(path string) (*Program, error) {
 	return &Program{file}, nil
 }
 
-// Close makes the program unusable. It may be called on nil.
+// Close closes the program, which can no longer be started. It may be called on nil.
 func (p *Program) Close() error {
 	if p == nil {
 		return nil
@@ -83,7 +83,8 @@ func (p *Program) Close() error {
 	return p.file.Close()
 }
 
-// command starts the program by the descriptor that the worker inherits as its last one.
+// command returns a command that starts the program by the descriptor that the worker inherits
+// last.
 func (p *Program) command(ctx context.Context) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, fmt.Sprintf("/proc/self/fd/%d", wire.ProgramFD))
 	cmd.Args = []string{wire.Name}

@@ -1,6 +1,5 @@
-// Package copier is a worker that copies an image as a whole, by containers/image, for layers in a
-// format that crius-unpack does not know. It is crius itself that runs as that worker, confined
-// like crius-unpack.
+// Package copier is a worker that copies a whole image by containers/image, for layers in a format
+// that crius-unpack does not know. crius itself runs as that worker, confined like crius-unpack.
 package copier
 
 import (
@@ -23,7 +22,7 @@ import (
 	"github.com/crius-run/crius/storage/unpack/worker"
 )
 
-// Name is the name under which the program runs Main, by containers/storage's reexec.
+// Name is the name under which crius runs Main, by the reexec of containers/storage.
 const Name = "crius-pull-worker"
 
 // Order is what to copy: an image that the server has inspected.
@@ -34,8 +33,8 @@ type Order struct {
 	Signatures [][]byte
 }
 
-// Main copies an image as a worker process, confined by the server that has started
-// it, and ends the process. It ends early with the server.
+// Main copies an image as a worker process, which the server has started and confined, and ends the
+// process. If the server ends, it ends early.
 func Main() {
 	worker.Work(func(ctx context.Context, c *worker.Client) (wire.Message, error) {
 		var order Order
@@ -76,8 +75,8 @@ func copyImage(ctx context.Context, client *worker.Client, order Order) (string,
 	return id, err
 }
 
-// report sends events on, except those of fetches, of which the server knows. For it counts
-// each byte as it comes, which would be a message each.
+// report forwards events to the server, except those about fetches, which the server knows: there
+// would be a message for every read.
 func report(client *worker.Client, events <-chan types.ProgressProperties, config digest.Digest) {
 	for p := range events {
 		event := wire.Event{Blob: wire.Blob{Digest: p.Artifact.Digest, Size: p.Artifact.Size}, Kind: uint(p.Event), Update: p.OffsetUpdate}

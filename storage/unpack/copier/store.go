@@ -9,14 +9,14 @@ import (
 	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
-// checked is a store for containers/image, which takes the content of layers out of the store
-// to add it elsewhere, without comparing it with its digest.
+// checked is a store for containers/image, which reads the content of layers from the store to add
+// it elsewhere, without comparing its digest.
 type checked struct {
 	cstorage.Store
-	fetched bool // no layer is found by its content, so that all are fetched
+	fetched bool // layers are not found by their content, so all are fetched
 }
 
-// Diff implements cstorage.Store. An error of what it returns is layers.ErrNotRebuilt.
+// Diff implements cstorage.Store. All errors of the reader are layers.ErrNotRebuilt.
 func (s checked) Diff(_, to string, _ *cstorage.DiffOptions) (io.ReadCloser, error) {
 	layer, err := s.Layer(to)
 	if err != nil {

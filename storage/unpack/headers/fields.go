@@ -12,16 +12,16 @@ func headerOnly(kind byte) bool {
 	return kind >= '1' && kind <= '6' // links, devices, directories and pipes
 }
 
-// padding is what fills the last block of content.
+// padding returns how many bytes fill the last block of content.
 func padding(size int64) int64 { return -size & (blockSize - 1) }
 
-// text is a field up to its first NUL.
+// text returns a field up to its first NUL.
 func text(field []byte) []byte {
 	before, _, _ := bytes.Cut(field, []byte{0})
 	return before
 }
 
-// number is a numeric field, octal or of GNU tar's binary form, as archive/tar reads it.
+// number parses a numeric field, octal or in GNU tar's binary form, like archive/tar.
 func number(field []byte) (int64, error) {
 	if field[0]&0x80 != 0 {
 		return binary(field)
@@ -62,8 +62,8 @@ func binary(field []byte) (int64, error) {
 // record is one of a PAX header. Key and value are parts of the header.
 type record struct{ key, value []byte }
 
-// parse takes the content of a PAX header apart: "LENGTH KEY=VALUE\n", where LENGTH is that of
-// all of the record.
+// parse splits the content of a PAX header: "LENGTH KEY=VALUE\n", where LENGTH is the length of the
+// whole record.
 func parse(content []byte) (records []record, err error) {
 	for len(content) > 0 {
 		length, rest, found := bytes.Cut(content, []byte(" "))

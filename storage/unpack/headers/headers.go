@@ -1,9 +1,9 @@
-// Package headers reads a tar archive on its way to the program that unpacks it: a caller
-// sees what the headers of each entry say before that program does, and can take extended
-// attributes from them. The archive keeps its length.
+// Package headers reads a tar archive on its way to the unpacker. A caller sees the headers of each
+// entry before the unpacker does, and can remove extended attributes from them. The archive keeps
+// its length.
 //
-// Headers are read by archive/tar, which unpacks layers, so that both cannot take them for
-// different things. This package finds where the next ones are; it refuses what archive/tar does.
+// archive/tar reads the headers, as it does in the unpacker, so the two cannot differ about them.
+// This package only finds where the next headers are. It refuses what archive/tar refuses.
 package headers
 
 import (
@@ -16,12 +16,12 @@ import (
 	"strings"
 )
 
-// Entry is what archive/tar reads from the headers of one entry. A global PAX header is an
-// entry, too: programs that unpack it make directories for its name. It is valid until the function that is
-// given it returns.
+// Entry is the result of archive/tar for the headers of one entry. A global PAX header is an entry
+// as well: unpackers make directories for its name. An Entry is valid until the function that gets
+// it returns.
 type Entry struct {
 	*tar.Header
-	Holes int64 // bytes of a sparse file that the archive does not have
+	Holes int64 // bytes of a sparse file that are not in the archive
 }
 
 // ErrInvalid is the error of an archive that cannot be parsed.
@@ -34,22 +34,22 @@ type Reader struct {
 	drop  func(kind byte, xattr string) bool
 
 	blocks []byte // headers of the entry, with the map of a sparse file
-	out    []byte // the end of blocks, which has not been passed on
+	out    []byte // the end of blocks that has not been passed on
 	left   int64  // bytes of content and padding before the next header
 	ended  bool   // no header follows
-	failed error  // of the headers; comes after out
+	failed error  // error of the headers; returned after out
 	err    error  // of Read
 }
 
-// NewReader returns a reader of the decompressed archive from. If check fails for an entry,
-// Read fails with its error. Extended attributes for which drop returns true are passed on
-// under names that mean nothing. Both functions may be nil.
+// NewReader returns a reader of the decompressed archive from. If check fails for an entry, Read
+// fails with its error. Extended attributes for which drop returns true get names without a
+// meaning. Both functions may be nil.
 func NewReader(from io.Reader, check func(*Entry) error, drop func(kind byte, xattr string) bool) *Reader {
 	return &Reader{from: from, check: check, drop: drop}
 }
 
-// Read implements io.Reader. It fills p unless the archive ends or fails, so that entries
-// that are small cost no call each.
+// Read implements io.Reader. It fills p unless the archive ends or fails, so small entries do not
+// need a call each.
 func (r *Reader) Read(p []byte) (n int, err error) {
 	for n < len(p) && r.err == nil {
 		var more int
@@ -62,7 +62,7 @@ func (r *Reader) Read(p []byte) (n int, err error) {
 	return 0, r.err
 }
 
-// read reads a part of p.
+// read fills a part of p.
 func (r *Reader) read(p []byte) (n int, err error) {
 	if len(r.out) == 0 && r.failed != nil {
 		return 0, r.failed
@@ -85,10 +85,10 @@ func (r *Reader) read(p []byte) (n int, err error) {
 
 const (
 	blockSize = 512
-	maxBlocks = 8 << 20 // bytes of all headers of an entry; archive/tar takes 1 MiB of each
+	maxBlocks = 8 << 20 // bytes of all headers of an entry; archive/tar accepts 1 MiB of each
 )
 
-// Types of headers that archive/tar passes over.
+// Types of headers that archive/tar skips.
 const (
 	typePAX    = tar.TypeXHeader
 	typeGlobal = tar.TypeXGlobalHeader // no entry follows
@@ -96,12 +96,12 @@ const (
 	typeLink   = tar.TypeGNULongLink
 )
 
-// next reads the headers of an entry, shows them and has them passed on. An archive that
-// ends within them is passed on as it is.
+// next reads the headers of an entry, checks them and passes them on. If the archive ends within
+// them, they are passed on unchanged.
 func (r *Reader) next() error {
 	r.blocks = r.blocks[:0]
 	from := gatherer{Reader: r}
-	header, err := tar.NewReader(&from).Next() // which reads no byte more
+	header, err := tar.NewReader(&from).Next() // reads only the headers
 	switch {
 	case errors.Is(from.err, ErrInvalid):
 		return from.err
@@ -127,7 +127,7 @@ func (r *Reader) next() error {
 	return nil
 }
 
-// gatherer keeps what is read of headers in blocks.
+// gatherer copies what is read of headers to blocks.
 type gatherer struct {
 	*Reader
 	err error
@@ -145,9 +145,9 @@ func (g *gatherer) Read(p []byte) (int, error) {
 	return n, g.err
 }
 
-// look finds where the entry in blocks ends, and drops attributes.
+// look finds the end of the entry in blocks, and drops attributes.
 func (r *Reader) look(e *Entry) error {
-	var records []record // the last header's alone
+	var records []record // of the last PAX header
 	for at := 0; ; {
 		if at+blockSize > len(r.blocks) {
 			return fmt.Errorf("%w: an entry without a header", ErrInvalid)
@@ -180,8 +180,8 @@ func (r *Reader) look(e *Entry) error {
 	}
 }
 
-// global is for a PAX header of all that follows, which ends at that index. archive/tar ignores
-// one with a value that is wrong, and tar-split does not.
+// global handles a PAX header for all following entries, which ends at index end. archive/tar
+// ignores a header with an invalid value, and tar-split does not.
 func (r *Reader) global(e *Entry, records []record, end int) error {
 	if e.Typeflag != typeGlobal || len(records) > 0 && len(e.PAXRecords) == 0 {
 		return fmt.Errorf("%w: a global PAX header with a wrong value", ErrInvalid)
@@ -189,10 +189,10 @@ func (r *Reader) global(e *Entry, records []record, end int) error {
 	return r.until(int64(end))
 }
 
-// content is for an entry whose own header is block, which ends at that index.
+// content handles an entry whose own header is block, which ends at index at.
 func (r *Reader) content(e *Entry, block []byte, at int) error {
 	if block[156] == tar.TypeGNUSparse {
-		at = len(r.blocks) // more of its map came before the content
+		at = len(r.blocks) // more of its map was before the content
 	}
 	size, err := stored(e.Header, block)
 	if err != nil || size < 0 || size > math.MaxInt64-maxBlocks-blockSize {
@@ -204,7 +204,7 @@ func (r *Reader) content(e *Entry, block []byte, at int) error {
 	return r.until(int64(at) + size + padding(size))
 }
 
-// stored is how many bytes an entry has in the archive. Size is another number if it is sparse.
+// stored returns how many bytes an entry has in the archive, which for a sparse file is not Size.
 func stored(h *tar.Header, block []byte) (int64, error) {
 	if headerOnly(h.Typeflag) {
 		return 0, nil
@@ -215,7 +215,7 @@ func stored(h *tar.Header, block []byte) (int64, error) {
 	return number(block[124:136])
 }
 
-// until says where the next header is, counted from the beginning of blocks.
+// until sets where the next header is, counted from the beginning of blocks.
 func (r *Reader) until(end int64) error {
 	if r.left = end - int64(len(r.blocks)); r.left < 0 {
 		return fmt.Errorf("%w: a map of a sparse file that is longer than its content", ErrInvalid)
@@ -228,7 +228,7 @@ const (
 	droppedPrefix = "CRIUS.dropped"
 )
 
-// discard renames attributes, in the archive and in what was read of it.
+// discard renames attributes, in the archive and in the Entry.
 func (r *Reader) discard(e *Entry, records []record) error {
 	unwanted := func(key string) bool {
 		name, is := strings.CutPrefix(key, xattrPrefix)

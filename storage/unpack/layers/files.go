@@ -16,40 +16,40 @@ import (
 	"github.com/crius-run/crius/storage/unpack/headers"
 )
 
-// What layers may have. Each number is far above that of any image that is known: the largest
-// may have a million or two, no path of a hundred directories, and some thousand owners.
+// Limits of layers. Each is far above any known image: the largest images may have a million or two
+// files, no path of a hundred directories, and a few thousand owners.
 //
-// MaxDepth is the most directories that a path may have above its last part.
+// MaxDepth is how many directories a path may have above its last part.
 const (
-	maxFiles       = 4_000_000 // entries of all layers of an image, and directories that their names imply
-	maxDirectories = 1_000_000 // that are entries: the program that unpacks a layer remembers each to its end
-	MaxDepth       = 256       // directories of a path: the time of each system call grows with them
-	maxOwners      = 65_536    // uids, and gids, of a layer; a user namespace of a pod has as many
+	maxFiles       = 4_000_000 // entries of all layers of an image, and directories implied by their names
+	maxDirectories = 1_000_000 // that are entries: the unpacker remembers each until the end of the layer
+	MaxDepth       = 256       // directories of a path: each system call takes longer with more
+	maxOwners      = 65_536    // uids, and gids, of a layer; a pod's user namespace has as many
 )
 
-// What sparse files of an image's layers may have in sum that the layers have not. It becomes
-// zeros on the disk. gzip could not have packed more zeros into the layers.
+// Limits of the holes in sparse files of an image's layers in total. Holes become zeros on the
+// disk. gzip could not have packed more zeros into the layers.
 const (
 	holesPerByte = 1032
-	smallHoles   = 256 << 20 // bytes, which are taken in any case
+	smallHoles   = 256 << 20 // bytes, allowed in any case
 )
 
 // BoundFiles returns a store for the layers of one image, added one after the other. PutLayer
-// refuses, with fault.Invalid, more files, deeper directories, more owners and more bytes of
-// sparse files than any image needs, before there are more.
+// refuses, with fault.Invalid, more files, deeper directories, more owners and more bytes of sparse
+// files than any image needs, before they are unpacked.
 func BoundFiles(store cstorage.Store) cstorage.Store { return &fileStore{Store: store} }
 
 type fileStore struct {
 	cstorage.Store
-	totals // of the layers that were added
+	totals // of the layers that have been added
 }
 
-// totals is what layers of an image have in sum.
+// totals are sums over the layers of an image.
 type totals struct {
 	files       int
 	directories int   // of files
-	holes       int64 // bytes of sparse files that are not in the layers
-	blobs       int64 // bytes of layers as they came
+	holes       int64 // bytes of sparse files that are holes
+	blobs       int64 // bytes of compressed layers
 }
 
 // PutLayer implements cstorage.Store.
@@ -61,14 +61,14 @@ func (s *fileStore) PutLayer(id, parent string, names []string, mountLabel strin
 	if err != nil {
 		return nil, -1, err
 	}
-	defer func() { _ = c.Close() }() // what was wrong with the blob Read has said
+	defer func() { _ = c.Close() }() // Read has returned any error of the blob
 	if options != nil && options.OriginalSize == nil {
 		with := *options
-		with.OriginalSize = &c.blob // which the library looks at when it has read all
+		with.OriginalSize = &c.blob // the library looks at it after it has read everything
 		options = &with
 	}
 	layer, size, err := s.Store.PutLayer(id, parent, names, mountLabel, writeable, options, c)
-	if c.refused != nil { // the library has only the child's word for it
+	if c.refused != nil { // the library has only the child's text
 		return nil, -1, c.refused
 	}
 	if err == nil {
@@ -85,17 +85,17 @@ func (s *fileStore) PutLayer(id, parent string, names []string, mountLabel strin
 // counted is the decompressed archive of a layer.
 type counted struct {
 	*headers.Reader
-	diff       io.Reader // the layer as it comes
+	diff       io.Reader // the layer as it comes, compressed
 	before     totals    // of the image without it
 	archive    io.ReadCloser
-	blob       int64  // bytes that were read of it before they were decompressed
-	totals            // of the image, up to here, but for the bytes of this layer
-	last       string // name of the entry before
+	blob       int64  // bytes of diff that have been read
+	totals            // of the image up to here, without the bytes of this layer
+	last       string // name of the previous entry
 	uids, gids map[uint32]struct{}
 	refused    error
 }
 
-// newCounted begins to read the layer of an image that has so much without it.
+// newCounted begins to read a layer of an image whose other layers have these totals.
 func newCounted(diff io.Reader, before totals) (*counted, error) {
 	c := &counted{diff: diff, before: before, totals: before, uids: map[uint32]struct{}{}, gids: map[uint32]struct{}{}}
 	var err error
@@ -103,7 +103,7 @@ func newCounted(diff io.Reader, before totals) (*counted, error) {
 		return nil, err
 	}
 	from := bufio.NewReaderSize(c.archive, 32<<10)
-	first, _ := from.Peek(10) // what is wrong shows again
+	first, _ := from.Peek(10) // an error comes back with the next read
 	if archive.DetectCompression(first) != archive.Uncompressed {
 		return nil, errors.Join(fmt.Errorf("it is compressed twice; rebuild the image: %w", fault.Invalid), c.archive.Close())
 	}
@@ -182,7 +182,7 @@ func (c *counted) count(e *headers.Entry) error {
 	return c.punch(e.Holes)
 }
 
-// punch counts bytes of a sparse file that the layer does not have.
+// punch counts holes of a sparse file.
 func (c *counted) punch(holes int64) error {
 	if holes > smallHoles-c.holes {
 		blob, err := c.size()
@@ -197,7 +197,7 @@ func (c *counted) punch(holes int64) error {
 	return nil
 }
 
-// size is how many bytes the layer has as it comes, which may take until it has come.
+// size returns the bytes of the compressed layer, after all of them have come.
 func (c *counted) size() (int64, error) {
 	switch d := c.diff.(type) {
 	case *content:
@@ -212,11 +212,11 @@ func (c *counted) size() (int64, error) {
 	return 0, nil
 }
 
-// depth is how many directories are above the last part of a path.
+// depth returns how many directories are above the last part of a path.
 func depth(path string) int { return strings.Count(strings.Trim(path, "/"), "/") }
 
-// implied is how many directories above an entry are not those above, or that of, the entry
-// before. If they are not there, they are made.
+// implied returns how many directories above an entry are neither above the previous entry nor that
+// entry. If they do not exist, the unpacker makes them.
 func implied(before, name string) int {
 	before, name = strings.Trim(before, "/")+"/", strings.Trim(name, "/")
 	shared := 0
@@ -228,7 +228,7 @@ func implied(before, name string) int {
 	return depth(name) - shared
 }
 
-// few adds an id, and reports whether they are few.
+// few adds an id, and reports whether the ids are still few.
 func few(all map[uint32]struct{}, id int) bool {
 	all[uint32(id)] = struct{}{}
 	return len(all) <= maxOwners

@@ -1,11 +1,10 @@
-// Package layers brings the layers of an image into containers/storage while they are
-// being downloaded: what arrives is digested, decompressed and unpacked at once.
+// Package layers adds the layers of an image to containers/storage while they are being downloaded:
+// it digests, decompresses and unpacks the bytes as they come.
 //
-// containers/image stores a blob, decompresses it to learn the digest of its content,
-// and then decompresses and digests it again to unpack it. Here the content's digest is
-// taken from the image's config and compared before the layer gets its record, so that
-// once is enough. A copy by containers/image afterwards finds the layers and adds the
-// image.
+// containers/image stores a blob, decompresses it to learn the digest of its content, and then
+// decompresses and digests it again to unpack it. Here the content's digest is known from the
+// image's config and compared before the layer gets its record, so once is enough. A copy by
+// containers/image afterwards finds the layers, and adds the image.
 package layers
 
 import (
@@ -25,40 +24,39 @@ import (
 
 // Layer is one layer of an image.
 type Layer struct {
-	Blob   digest.Digest // of the layer as the registry has it; digest.Canonical
+	Blob   digest.Digest // of the layer in the registry; digest.Canonical
 	Size   int64         // of the blob, in bytes
-	DiffID digest.Digest // of the blob's content, decompressed, as the image's config says; digest.Canonical
+	DiffID digest.Digest // of the decompressed content, from the image's config; digest.Canonical
 }
 
-// Intake is where layers come from and where they go.
+// Intake adds layers to a store.
 type Intake struct {
 	Store    cstorage.Store
 	Dir      string                       // for layers that are copied within the store
 	Parallel int                          // downloads at a time, at least 1
 	Fetch    func(Layer) (Arrival, error) // begins to download a blob
-	Added    func(Layer)                  // is called when a blob that was downloaded has been unpacked
-	Lost     func(Layer, error)           // is called when a blob is downloaded because its layer in the store cannot be rebuilt
+	Added    func(Layer)                  // called when a downloaded blob has been unpacked
+	Lost     func(Layer, error)           // called when a blob is downloaded because its layer in the store cannot be rebuilt
 }
 
 // Arrival is a blob on its way into a file.
 type Arrival interface {
-	// Next returns how many bytes have arrived, once there are more than it returned before.
-	// At the end, when they are known to have the size and the digest of the blob, it fails
-	// with io.EOF.
+	// Next returns how many bytes have arrived, once there are more than at the last call. When all
+	// have arrived, with the size and the digest of the blob, the error is io.EOF.
 	Next() (size int64, err error)
-	// File returns the file, from the first Next on, which the caller must close.
+	// File returns the file after the first Next. The caller must close it.
 	File() *os.File
-	// Close ends the download, and a Next.
+	// Close ends the download, and a Next that waits.
 	Close() error
 }
 
-// Put adds those of an image's layers that the store lacks, from the lowest one up. A
-// layer is added only if its blob and its content have their digests. Layers that were
-// added before an error stay. Content that the store has in another place is taken from
-// there, or, if that gives something else, downloaded like any other.
+// Put adds the missing layers of an image to the store, from the lowest one up. It downloads
+// several at a time, and unpacks one after the other. A layer is added only if its blob and its
+// content have their digests. Layers that were added before an error stay. If the store has the
+// content of a layer elsewhere, the layer is rebuilt from there or, if that fails, downloaded.
 //
-// A layer that is there under its id is not asked for: whether the image may have it is
-// for containers/image to find out by its blob's digest.
+// A layer that the store has under its id is not asked for: containers/image checks by the digest
+// of the blob whether the image may have it.
 func (in *Intake) Put(ctx context.Context, image []Layer) error {
 	steps := in.plan(image)
 	ctx, cancel := context.WithCancel(ctx)
@@ -88,7 +86,7 @@ func (in *Intake) Put(ctx context.Context, image []Layer) error {
 	return nil
 }
 
-// Present reports whether the store has an image's layers, one on top of the other.
+// Present reports whether the store has all layers of an image, one on top of the other.
 func Present(store cstorage.Store, image []Layer) bool {
 	parent := ""
 	for _, l := range image {
@@ -100,7 +98,7 @@ func Present(store cstorage.Store, image []Layer) bool {
 	return len(image) > 0
 }
 
-// Top is the id of an image's top layer, empty if it has none.
+// Top returns the id of an image's top layer, or "" if it has none.
 func Top(image []Layer) (id string) {
 	for _, l := range image {
 		id = layerID(id, l.DiffID)
@@ -108,7 +106,7 @@ func Top(image []Layer) (id string) {
 	return id
 }
 
-// IDs are those of layers with these contents, one on top of the other.
+// IDs returns the ids of layers with these contents, one on top of the other.
 func IDs(contents []digest.Digest) (ids []string) {
 	id := ""
 	for _, content := range contents {
@@ -118,11 +116,11 @@ func IDs(contents []digest.Digest) (ids []string) {
 	return ids
 }
 
-// step is a layer to be added.
+// step is a layer that must be added.
 type step struct {
 	Layer
 	id, parent string
-	present    bool // its content is in the store, or will be by an earlier step
+	present    bool // its content is in the store, or will be after an earlier step
 	blob       *spool
 }
 
@@ -147,7 +145,7 @@ func (in *Intake) plan(image []Layer) (steps []*step) {
 	return steps
 }
 
-// layerID is the id of a layer with this content, as containers/image computes it.
+// layerID returns the id of a layer with this content, as containers/image computes it.
 func layerID(parent string, content digest.Digest) string {
 	if parent == "" {
 		return content.Encoded()
@@ -155,7 +153,7 @@ func layerID(parent string, content digest.Digest) string {
 	return digest.Canonical.FromString(parent + "+" + content.Encoded()).Encoded()
 }
 
-// source is a layer in the store that was made from the same blob.
+// source returns a layer in the store that was made from the same blob.
 func (in *Intake) source(l Layer) (*cstorage.Layer, error) {
 	found, err := in.Store.LayersByCompressedDigest(l.Blob)
 	if err != nil {
@@ -169,8 +167,8 @@ func (in *Intake) source(l Layer) (*cstorage.Layer, error) {
 	return nil, cstorage.ErrLayerUnknown
 }
 
-// download downloads the blobs that are not present, in their order and as many at a time as
-// there are turns.
+// download downloads the blobs that are not present, in their order, and as many at a time as turns
+// has room for.
 func (in *Intake) download(ctx context.Context, steps []*step, turns chan struct{}, downloads *sync.WaitGroup) {
 	for _, s := range steps {
 		if s.present {
@@ -207,7 +205,7 @@ func (in *Intake) fetch(ctx context.Context, s *step) error {
 		}
 		if err := s.blob.show(blob.File(), size); err != nil {
 			if !shown {
-				_ = blob.File().Close() // which nobody will read
+				_ = blob.File().Close() // nobody will read it
 			}
 			return err
 		}
@@ -220,7 +218,7 @@ func (in *Intake) add(s *step) error {
 	size := s.Size
 	if s.present {
 		source, err := in.source(s.Layer)
-		if err != nil { // it was removed meanwhile
+		if err != nil { // somebody has removed it
 			return fmt.Errorf("layer with this content in the image store %w: %w", ErrNotRebuilt, err)
 		}
 		size = source.CompressedSize
@@ -244,7 +242,7 @@ func (in *Intake) add(s *step) error {
 	return nil
 }
 
-// unpack unpacks a layer whose blob has so many bytes. It can be called again.
+// unpack unpacks a layer whose blob has size bytes. It can be called again.
 func (in *Intake) unpack(s *step, size int64) error {
 	c, err := s.open()
 	if err != nil {
@@ -267,17 +265,17 @@ func (in *Intake) unpack(s *step, size int64) error {
 	return nil
 }
 
-// swept reports whether the directory into which a layer was unpacked may have been
-// deleted meanwhile. Every process that opens the store deletes staging directories whose
-// lock file nobody holds. A directory that is just being created looks like that to a
-// second process; once that has deleted the lock file, the owner's lock does not protect
-// against a third. The unpacking child reports this only as text.
+// swept reports whether the directory into which a layer was unpacked may have been deleted
+// meanwhile. Every process that opens the store deletes staging directories whose lock file is not
+// locked. A directory that is just being created looks like that to a second process; after the
+// second has deleted the lock file, the owner's lock does not protect against a third. The
+// unpacking child reports this only as text.
 func swept(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) ||
 		strings.Contains(err.Error(), "unpacking failed") && strings.Contains(err.Error(), unix.ENOENT.Error())
 }
 
-// recall writes the content of a stored layer. It is unpacked only when it is known to be
+// recall writes the content of a stored layer, which is unpacked only after it was found to be
 // whole.
 func (in *Intake) recall(layer *cstorage.Layer, to *spool) error {
 	from := Recall(in.Store, layer)

@@ -18,10 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AnyName returns a store whose PutLayer takes directories with any name. The library measures
-// what it has unpacked by a walk that fails for names that are not UTF-8. Such a layer is
-// unpacked once more, by the library's interface for other formats of layers, which leaves
-// measuring to the caller. Files that are not kept are made in dir.
+// AnyName returns a store whose PutLayer accepts directories with any name. The library measures a
+// layer that it has unpacked by a walk that fails for names that are not UTF-8. AnyName unpacks
+// such a layer once more, by the library's interface for staged layers, which leaves measuring to
+// the caller. Its temporary files are in dir.
 func AnyName(store cstorage.Store, dir string) cstorage.Store { return &anyName{store, dir} }
 
 type anyName struct {
@@ -29,7 +29,7 @@ type anyName struct {
 	dir string
 }
 
-// readable is the archive of a layer that can be read from its beginning again.
+// readable is the archive of a layer that can be read again from its beginning.
 type readable interface {
 	again() (io.ReadCloser, error)
 }
@@ -73,7 +73,7 @@ func (s *anyName) stage(id, parent string, options *cstorage.LayerOptions, conte
 	return s.commit(id, parent, options, staged)
 }
 
-// directory is where the files of a layer are, empty for none.
+// directory returns the directory with the files of a layer, or "" for no layer.
 func (s *anyName) directory(layer string) (string, error) {
 	if layer == "" {
 		return "", nil
@@ -86,8 +86,9 @@ func (s *anyName) directory(layer string) (string, error) {
 	return metadata["UpperDir"], err
 }
 
-// commit adds a layer that has been unpacked. If the layer is there by now, the library would
-// replace its files, on which containers may run: only one worker at a time looks and adds.
+// commit adds a layer that has been unpacked. If somebody has added the layer meanwhile, the
+// library would replace its files, on which containers may run, so only one worker at a time checks
+// and adds.
 func (s *anyName) commit(id, parent string, options *cstorage.LayerOptions, staged *drivers.DriverWithDifferOutput) (*cstorage.Layer, int64, error) {
 	turn, err := os.Open(filepath.Join(cmp.Or(s.ImageStore(), s.GraphRoot()), "overlay-layers"))
 	if err == nil {
@@ -106,10 +107,10 @@ func (s *anyName) commit(id, parent string, options *cstorage.LayerOptions, stag
 	return layer, staged.Size, err
 }
 
-// staging implements drivers.Differ, of which it is all that the library asks for here.
+// staging implements drivers.Differ, the library's interface for staged layers.
 type staging struct {
 	content io.Reader
-	split   *os.File // gets what is needed to put the archive together again
+	split   *os.File // gets the data from which the archive can be rebuilt
 	below   string   // directory of the layer below; may be empty
 	options *cstorage.LayerOptions
 }
@@ -142,12 +143,12 @@ func (s *staging) ApplyDiff(dest string, options *archive.TarOptions, _ *drivers
 	}
 	return drivers.DriverWithDifferOutput{
 		Size: int64(size), UncompressedDigest: s.options.UncompressedDigest, CompressedDigest: s.options.OriginalDigest,
-		TarSplit: s.split, RootDirMode: &mode, // it has been set
+		TarSplit: s.split, RootDirMode: &mode, // takeRoot has set it
 	}, err
 }
 
-// takeRoot gives the root directory of a layer owner and mode of the one below, which counts
-// until the layer says otherwise, as the library does.
+// takeRoot gives the root directory of a layer the owner and mode of the layer below, as the
+// library does. They apply until the layer sets others.
 func takeRoot(dir, below string) (fs.FileMode, error) {
 	if below == "" {
 		below = dir

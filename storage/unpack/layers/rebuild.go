@@ -18,13 +18,13 @@ import (
 	"github.com/crius-run/crius/internal/regular"
 )
 
-// ErrNotRebuilt says that a layer in the store does not give the content that it was made
-// from: its files or its description have changed, or are in a form that the description does
-// not cover, such as sparse files. Neither the image nor the registry is to blame.
+// ErrNotRebuilt says that a stored layer does not give the content from which it was made: its
+// files or its tar-split data have changed, or have a form that tar-split does not cover, such as
+// sparse files. Neither the image nor the registry is to blame.
 var ErrNotRebuilt = errors.New("cannot be rebuilt")
 
-// Recall returns the content of a stored layer as Rebuild does. Each error of it is
-// ErrNotRebuilt, the last one if the content has another digest than the layer's record.
+// Recall returns the content of a stored layer as Rebuild does. All errors of the reader are
+// ErrNotRebuilt; so is a wrong digest, which it finds at the end.
 func Recall(store cstorage.Store, layer *cstorage.Layer) io.ReadCloser {
 	r := &recalled{ReadCloser: Rebuild(store, layer), id: layer.ID, want: layer.UncompressedDigest}
 	if r.want.Validate() == nil {
@@ -37,7 +37,7 @@ type recalled struct {
 	io.ReadCloser
 	id       string
 	want     digest.Digest
-	digester digest.Digester // nil: nobody knows what the layer was made from
+	digester digest.Digester // nil: the digest of the content is not recorded
 }
 
 // Read implements io.Reader.
@@ -57,14 +57,13 @@ func (r *recalled) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Rebuild returns the content of a stored layer, not compressed, as it can be put together from
-// its files and from what containers/storage has noted of the archive (tar-split).
+// Rebuild returns the uncompressed content of a stored layer, rebuilt from its files and from the
+// data that containers/storage has recorded of the archive (tar-split).
 //
-// The store's own Diff follows links in the names of files to anywhere on the node, opens
-// fifos and devices, and holds the store's lock meanwhile. Here names are resolved below the
-// layer's directory, as when it was unpacked, only regular files are opened, no more
-// is read than the layer has, and nothing is locked: a layer that is deleted meanwhile
-// gives an error.
+// The store's own Diff follows links in the names of files to anywhere on the node, opens fifos and
+// devices, and holds the store's lock meanwhile. Rebuild resolves names below the layer's
+// directory, as when the layer was unpacked, opens only regular files, reads no more than the layer
+// has, and locks nothing: if the layer is deleted meanwhile, the reader fails.
 func Rebuild(store cstorage.Store, layer *cstorage.Layer) io.ReadCloser {
 	from, to := io.Pipe()
 	go func() { _ = to.CloseWithError(rebuild(store, layer, to)) }() // never fails
@@ -102,8 +101,8 @@ func rebuild(store cstorage.Store, layer *cstorage.Layer, to io.Writer) error {
 	return asm.WriteOutputTarStream(layerFiles(dir), entries{json.NewDecoder(description)}, to)
 }
 
-// entries are those of a description. The library's keep all names in memory, as many and
-// as long as the image has them, to refuse what has one twice: whoever writes descriptions has.
+// entries unpacks tar-split data. The library's unpacker keeps all names in memory, as many and as
+// long as the image has them, to refuse duplicates, which the packer has refused before.
 type entries struct{ *json.Decoder }
 
 // Next implements tarsplit.Unpacker.
@@ -115,8 +114,8 @@ func (e entries) Next() (*tarsplit.Entry, error) {
 	return &next, nil
 }
 
-// openDescription opens what the store has noted of a layer's archive: beside the records, which
-// are in the graph root even if layers have an imagestore, or in an additional store.
+// openDescription opens the tar-split data of a layer: beside the records, which are in the graph
+// root even if layers have an imagestore, or in an additional store.
 func openDescription(layer string, homes ...string) (*os.File, error) {
 	for _, home := range homes {
 		file, err := os.Open(filepath.Join(home+"-layers", layer+".tar-split.gz"))
@@ -127,7 +126,7 @@ func openDescription(layer string, homes ...string) (*os.File, error) {
 	return nil, errors.New("the description of its archive (tar-split) is missing")
 }
 
-// bounded takes so many bytes.
+// bounded accepts left bytes.
 type bounded struct {
 	io.Writer
 	left int64

@@ -10,19 +10,19 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// BoundRepeats returns a store for the layers of one image, added one after the other. A
-// layer whose content an earlier one had costs no download, but is unpacked all the same.
-// Such layers may unpack to as many bytes as those before them that repeat none, in sum, or
-// to room, whichever is more: PutLayer refuses the next one with fault.Invalid.
+// BoundRepeats returns a store for the layers of one image, added one after the other. A layer that
+// has the content of an earlier one needs no download, but is unpacked nevertheless. In total such
+// layers may unpack to as many bytes as the earlier layers that repeat none, or to room, whichever
+// is more: PutLayer refuses the next one with fault.Invalid.
 func BoundRepeats(store cstorage.Store, room int64) cstorage.Store {
 	return &boundedStore{Store: store, most: room, sizes: map[digest.Digest]int64{}}
 }
 
 type boundedStore struct {
 	cstorage.Store
-	most            int64                   // bytes that repeats may have in any case
-	sizes           map[digest.Digest]int64 // of contents that have been unpacked, in bytes
-	first, repeated int64                   // bytes that have been unpacked, for the first time and again
+	most            int64                   // bytes that are allowed in any case
+	sizes           map[digest.Digest]int64 // bytes, by content that has been unpacked
+	first, repeated int64                   // bytes that were unpacked for the first time, and again
 }
 
 // PutLayer implements cstorage.Store.
@@ -37,7 +37,7 @@ func (s *boundedStore) PutLayer(id, parent string, names []string, mountLabel st
 	}
 	content, bytes := layer.UncompressedDigest, layer.UncompressedSize
 	if c, is := diff.(*counted); is {
-		bytes += c.holes - c.before.holes // which the library does not count
+		bytes += c.holes - c.before.holes // the library does not count holes
 	}
 	if _, again := s.sizes[content]; again {
 		s.repeated += bytes

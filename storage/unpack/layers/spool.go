@@ -16,8 +16,8 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// spool is a blob on its way, which is read while it comes. It is in a file that somebody
-// else writes, or in one without a name that it writes itself.
+// spool is a blob that is read while it comes. It is in a file that the server writes, or in a file
+// without a name that the spool writes itself.
 type spool struct {
 	dir string
 
@@ -25,12 +25,12 @@ type spool struct {
 	changed sync.Cond
 	file    *os.File // nil until the first byte
 	size    int64    // bytes that have come
-	err     error    // why no more come; io.EOF: the blob is whole
+	err     error    // why no more bytes come; io.EOF: the blob is whole
 }
 
 var errClosed = errors.New("the blob is no longer needed")
 
-// newSpool makes one that keeps its file in dir.
+// newSpool returns a spool that makes its file in dir.
 func newSpool(dir string) *spool {
 	s := &spool{dir: dir}
 	s.changed.L = &s.mu
@@ -65,7 +65,7 @@ func (s *spool) open() (*os.File, error) {
 	return file, os.Remove(file.Name())
 }
 
-// show has readers read a file in which so many bytes have arrived. Close closes the file.
+// show makes readers read file, in which size bytes have arrived. Close closes the file.
 func (s *spool) show(file *os.File, size int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,7 +77,7 @@ func (s *spool) show(file *os.File, size int64) error {
 	return nil
 }
 
-// end tells readers that all has been written, or why no more will be.
+// end tells readers that everything has been written, or why no more will be.
 func (s *spool) end(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,7 +89,7 @@ func (s *spool) end(err error) {
 	s.changed.Broadcast()
 }
 
-// close gives the file's room back.
+// close closes the file, and so frees its space.
 func (s *spool) close() {
 	s.end(errClosed)
 	s.mu.Lock()
@@ -99,7 +99,7 @@ func (s *spool) close() {
 	}
 }
 
-// wait returns when all has been written, or why it will not be.
+// wait returns when everything has been written, or with the reason why it will not be.
 func (s *spool) wait() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,7 +112,7 @@ func (s *spool) wait() error {
 	return s.err
 }
 
-// whole is how many bytes have been written, when all have.
+// whole waits until everything has been written, and returns the number of bytes.
 func (s *spool) whole() (int64, error) {
 	if err := s.wait(); err != nil {
 		return 0, err
@@ -128,7 +128,7 @@ type spoolReader struct {
 	offset int64
 }
 
-// Read implements io.Reader. It waits for what has not come yet.
+// Read implements io.Reader. It waits for bytes that have not come.
 func (r *spoolReader) Read(p []byte) (int, error) {
 	left, err := r.more()
 	if left == 0 || err != nil && !errors.Is(err, io.EOF) {
@@ -139,7 +139,7 @@ func (r *spoolReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// more is how many bytes can be read, at least one but for an error.
+// more returns how many bytes can be read, at least one if there is no error.
 func (r *spoolReader) more() (int64, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -149,14 +149,14 @@ func (r *spoolReader) more() (int64, error) {
 	return r.size - r.offset, r.err
 }
 
-// content is what a layer's blob decompresses to. Its end is told only when blob and
-// content are known to have their digests.
+// content is the decompressed content of a layer's blob. Read returns io.EOF only after blob and
+// content were found to have their digests.
 type content struct {
 	io.ReadCloser // decompresses
 	layer         *step
 	digester      digest.Digester
-	err           error // the first one of Read
-	checked       bool  // it was read to its end, and is as it should be
+	err           error // the first error of Read
+	checked       bool  // it was read to its end, and has its digest
 	second        bool  // the layer is being read again
 }
 
@@ -178,12 +178,12 @@ func (s *step) open() (*content, error) {
 	return &content{ReadCloser: decompressed, layer: s, digester: s.DiffID.Algorithm().Digester()}, nil
 }
 
-// decompress decompresses a blob as archive.DecompressStream does, but gzip with buffers that
-// cost less than a small layer.
+// decompress decompresses a blob like archive.DecompressStream, but gzip with smaller buffers,
+// which otherwise cost more than a small layer.
 func decompress(blob io.Reader) (io.ReadCloser, error) {
 	const buffer, buffers = 128 << 10, 4
 	reader := bufio.NewReaderSize(blob, 32<<10)
-	first, _ := reader.Peek(10) // what is wrong shows again
+	first, _ := reader.Peek(10) // an error comes back with the next read
 	if archive.DetectCompression(first) == archive.Gzip && !hasPigz() {
 		unpacked, err := pgzip.NewReaderN(reader, buffer, buffers)
 		return gunzip{unpacked}, err
@@ -193,13 +193,13 @@ func decompress(blob io.Reader) (io.ReadCloser, error) {
 
 type gunzip struct{ *pgzip.Reader }
 
-// Close implements io.Closer. What was wrong with the blob Read has said.
+// Close implements io.Closer. Read has returned any error of the blob.
 func (g gunzip) Close() error {
 	_ = g.Reader.Close()
 	return nil
 }
 
-// hasPigz reports whether there is the program that the library prefers.
+// hasPigz reports whether pigz is installed, which the library prefers.
 var hasPigz = sync.OnceValue(func() bool {
 	_, err := exec.LookPath("pigz")
 	return err == nil

@@ -21,21 +21,21 @@ import (
 	"github.com/crius-run/crius/storage/unpack/headers"
 )
 
-// What containers/storage gives the process in which it unpacks a layer, in its package
-// chrootarchive.
+// What the package chrootarchive of containers/storage gives the process in which it unpacks a
+// layer.
 const (
 	childName  = "storage-untar" // argument 0; argument 1 is the directory in the new root
 	optionsFD  = 3               // archive.TarOptions as JSON
 	rootFD     = 4               // directory, the new root
-	statusFull = 2               // that it ends with when the disk is full
+	statusFull = 2               // exit code when the disk is full
 )
 
-// Child unpacks a layer, in place of containers/storage, if the process was started by that to
-// do so, and ends it. Else it returns false. It comes before reexec.Init.
+// Child unpacks a layer, in place of containers/storage, and ends the process, if
+// containers/storage has started the process for that. Otherwise it returns false. Call it before
+// reexec.Init.
 //
-// The layer comes from standard input. Extended attributes that Unwanted names are left out.
-// containers/storage has recorded them by then, so that it can put the layer together again bit
-// by bit.
+// The layer comes from standard input. Extended attributes that Unwanted reports are left out.
+// containers/storage has recorded them before, so it can still rebuild the layer bit by bit.
 func Child() bool {
 	if os.Args[0] != childName {
 		return false
@@ -59,7 +59,7 @@ func unpackChild() error {
 	if len(os.Args) < 2 {
 		return errors.New("no directory to unpack into")
 	}
-	_ = unshare.IsRootless() // reads /proc, and remembers the answer
+	_ = unshare.IsRootless() // reads /proc, and caches the answer
 	if err := os.NewSyscallError("fchdir", unix.Fchdir(rootFD)); err != nil {
 		return err
 	}
@@ -74,15 +74,14 @@ func unpackChild() error {
 	if err := archive.Unpack(layer, os.Args[1], &options); err != nil {
 		return err
 	}
-	_, err := io.Copy(io.Discard, layer) // the padding, which the other side records
+	_, err := io.Copy(io.Discard, layer) // the padding, which containers/storage records
 	return err
 }
 
-// Unwanted reports whether an entry of a layer, of that type, does not get that extended
-// attribute. By trusted.* overlayfs lets a directory show another, or a file the content of
-// another, wherever that is in the layers. Attributes of users are for files and directories
-// only; the kernel would refuse them. A hard link may be to one of the others, and the file that
-// it is to has its own.
+// Unwanted reports whether an entry of a layer, of type kind, must not get the extended attribute.
+// With trusted.* overlayfs makes a directory show another, or a file the content of another,
+// anywhere in the layers. The kernel accepts user.* only for files and directories. A hard link may
+// lead to something else, and a file to which it leads has attributes of its own.
 func Unwanted(kind byte, name string) bool {
 	const link, last, directory = '1', '6', '5' // links, devices and pipes
 	if strings.HasPrefix(name, "user.") && kind >= link && kind <= last && kind != directory {

@@ -14,20 +14,20 @@ import (
 	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
-// What links of a layer may do to the names of its other entries. No image is known whose links lead
-// deeper than its names, or to more than a few directories that have no entries.
+// Limits of links in a layer. No known image has links that lead deeper than its names, or to more
+// than a few directories without entries.
 const (
-	maxSteps  = 100_000 // of resolving names, beside layers.MaxDepth for each entry
-	maxBehind = 1_000   // directories that are made where links lead
+	maxSteps  = 100_000 // to resolve names, in addition to layers.MaxDepth for each entry
+	maxBehind = 1_000   // directories that are made behind links
 )
 
-// parents follows the links of a layer while it is unpacked, before each entry: the names alone
-// say neither how deep an entry comes to be, nor how long it takes to find.
+// parents follows the links of a layer before each entry is unpacked: the names alone say neither
+// how deep an entry will be, nor how long it takes to find.
 type parents struct {
 	root string // the layer's directory
 
-	last          string // parent of the entry before; empty if that was a link
-	resolved      string // where that is
+	last          string // parent of the previous entry; empty if that was a link
+	resolved      string // where last leads
 	steps, behind int
 }
 
@@ -44,7 +44,8 @@ func (p *parents) check(e *headers.Entry) error {
 		p.resolved = resolved
 	}
 	if e.Typeflag != tar.TypeDir {
-		// The unpacker would find all directories again at its end, then through links in their place.
+		// At its end the unpacker looks up all directories again, then through links in their
+		// place.
 		at := filepath.Join(p.resolved, filepath.Base(filepath.Clean("/"+e.Name)))
 		if st, err := os.Lstat(at); err == nil && st.IsDir() && at != p.root {
 			return fmt.Errorf("%.100q takes the place of a directory that it has; rebuild the image without it", e.Name)
@@ -65,10 +66,10 @@ func (p *parents) check(e *headers.Entry) error {
 	return nil
 }
 
-// parentOf is the directory of an entry as archive.Unpack takes its name.
+// parentOf returns the directory of an entry as archive.Unpack interprets its name.
 func parentOf(name string) string { return filepath.Dir(filepath.Clean("/" + name)) }
 
-// resolve is where a directory of the layer is.
+// resolve returns the path of a directory of the layer, behind all links.
 func (p *parents) resolve(dir string) (string, error) {
 	resolved, err := securejoin.SecureJoinVFS(p.root, dir, p)
 	if err != nil {
@@ -80,7 +81,7 @@ func (p *parents) resolve(dir string) (string, error) {
 	return resolved, nil
 }
 
-// Lstat implements securejoin.VFS. It fails when resolving names has taken too long.
+// Lstat implements securejoin.VFS. It fails when resolving names has taken too many steps.
 func (p *parents) Lstat(name string) (os.FileInfo, error) {
 	if p.steps++; p.steps > maxSteps {
 		return nil, errors.New("its names lead through too many links; rebuild the image with fewer")
@@ -91,7 +92,7 @@ func (p *parents) Lstat(name string) (os.FileInfo, error) {
 // Readlink implements securejoin.VFS.
 func (p *parents) Readlink(name string) (string, error) { return os.Readlink(name) }
 
-// missing is how many directories are not there, down from the one at root.
+// missing returns how many directories of dir do not exist, below root.
 func missing(root, dir string) (count int) {
 	for ; len(dir) > len(root); dir = filepath.Dir(dir) {
 		if _, err := os.Lstat(dir); err == nil {

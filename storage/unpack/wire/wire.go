@@ -1,8 +1,8 @@
-// Package wire is what a server and its pull worker say to each other.
+// Package wire is the protocol between a server and its pull worker.
 //
-// The server starts the worker, confined, with a socket, and writes an Order to its standard
-// input. The worker answers with a line of JSON for each Message. What it fetches comes by
-// another socket each, as packets and a descriptor of the file that the server writes. See
+// The server starts the worker, confined, with a socket, and writes an Order to its standard input.
+// The worker writes each Message to the socket as a line of JSON. Each blob that it fetches comes
+// over a socket of its own, as packets and a descriptor of the file that the server writes. See
 // docs/decisions/0019-pull-worker.md.
 package wire
 
@@ -23,28 +23,27 @@ import (
 	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
-// Name is that of the program, and its only argument when the server starts it.
+// Name is the name of the program, and its argument 0 when the server starts it.
 const Name = "crius-unpack"
 
 // VersionFlag makes the program print Version and end.
 const VersionFlag = "--version"
 
-// Version says which protocol the program speaks.
+// Version returns a text with the protocol that the program speaks.
 func Version() string { return fmt.Sprintf("%s with protocol %d", Name, Protocol) }
 
-// Protocol is the version of what server and worker say to each other. It changes with
-// that, so that a server which finds the program of another package says so.
+// Protocol is the version of the protocol. It changes with the protocol, so that a server detects
+// the program of another package.
 const Protocol = 1
 
-// Descriptors of a worker beside its standard ones.
+// Descriptors of a worker, in addition to the standard ones.
 const (
 	SocketFD  = 3 // to the server
-	JobFD     = 4 // the job's lock: nobody sweeps what a worker may still write
+	JobFD     = 4 // the job's lock: nobody sweeps files that a worker may still write
 	ProgramFD = 5 // the program itself, by which it was started
 )
 
-// Order is what a worker reads from its standard input: the layers of an image, and where
-// they go.
+// Order is what a worker reads from its standard input: the layers of an image, and their store.
 type Order struct {
 	Protocol   int
 	Layers     []layers.Layer // from the lowest one up
@@ -54,9 +53,9 @@ type Order struct {
 	RepeatRoom int64  // bytes
 }
 
-// Message is what a worker writes to its socket, a line each: one of these.
+// Message is a line that a worker writes to its socket. One of the fields is set.
 type Message struct {
-	Fetch    *Blob    `json:",omitempty"` // a question, to which a socket that brings packets is the answer
+	Fetch    *Blob    `json:",omitempty"` // a request; the answer is a socket that brings packets
 	Added    *Blob    `json:",omitempty"` // was fetched, and its layer is in the store
 	Event    *Event   `json:",omitempty"` // of a worker that copies the image
 	Log      *Line    `json:",omitempty"`
@@ -65,40 +64,41 @@ type Message struct {
 	Failed   *Failure `json:",omitempty"` // the last message
 }
 
-// MaxMessage is the size of a message at most, in bytes.
+// MaxMessage is the maximum size of a message, in bytes.
 const MaxMessage = 64 << 10
 
-// Blob is one of a registry.
+// Blob is a blob in a registry.
 type Blob struct {
 	Digest digest.Digest
 	Size   int64 // bytes
 }
 
-// Event is types.ProgressProperties of containers/image without what the image adds to it.
+// Event is types.ProgressProperties of containers/image, without what the image says about the
+// blob.
 type Event struct {
 	Blob
 	Kind   uint // types.ProgressEvent
 	Update uint64
 }
 
-// Line is one for the log.
+// Line is a line for the log.
 type Line struct {
 	Level slog.Level
 	Text  string
-	Lost  bool `json:",omitempty"` // the text says which layer in the store cannot be rebuilt
+	Lost  bool `json:",omitempty"` // the text names a layer in the store that cannot be rebuilt
 }
 
-// A fetch is packets: a byte for the kind, and what it says.
+// Kinds of packets of a fetch. A packet is a byte for the kind, and its content.
 const (
 	PacketShown = 's' // 8 bytes: how much of the file may be read; the first one has its descriptor
-	PacketWhole = 'w' // the blob is whole and as it should be; the last packet
+	PacketWhole = 'w' // the blob is whole, with its digest; the last packet
 	PacketError = 'e' // text; the last packet
 )
 
-// MaxPacket is the size of a packet at most, in bytes: more than an error may have.
+// MaxPacket is the maximum size of a packet, in bytes, more than that of an error.
 const MaxPacket = 8 << 10
 
-// SendFile sends a packet with a descriptor by which a file can be read, and nothing else.
+// SendFile sends a packet with a descriptor by which the file can only be read.
 func SendFile(to *net.UnixConn, packet []byte, file *os.File) error {
 	readable, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", file.Fd()))
 	if err != nil {
@@ -113,10 +113,10 @@ func SendFile(to *net.UnixConn, packet []byte, file *os.File) error {
 type Failure struct {
 	Text  string
 	Kinds []int // indexes of carried
-	Fetch int   // number of the fetch that has failed, from 1; 0: none has
+	Fetch int   // number of the fetch that failed, from 1; 0: none
 }
 
-// carried are the errors by which the server decides.
+// carried are the sentinels by which the server decides.
 var carried = []error{
 	fault.Invalid, fault.NotFound, fault.Precondition, fault.Unavailable, fault.Timeout, fault.Exhausted, fault.Denied,
 	cstorage.ErrLayerUnknown, cstorage.ErrImageUnknown, cstorage.ErrParentUnknown,
@@ -124,7 +124,7 @@ var carried = []error{
 	io.ErrUnexpectedEOF, unix.ENOSPC, unix.EDQUOT,
 }
 
-// FetchError is the error of a fetch, which the server knows better.
+// FetchError is the error of a fetch. The server has the original.
 type FetchError struct {
 	Number int // of the fetch, from 1
 	Text   string
@@ -132,7 +132,7 @@ type FetchError struct {
 
 func (e *FetchError) Error() string { return e.Text }
 
-// FailureOf makes of an error what its message has room for.
+// FailureOf returns the part of an error that a message carries.
 func FailureOf(err error) *Failure {
 	failure := &Failure{Text: Short(err.Error())}
 	for i, kind := range carried {
@@ -146,10 +146,10 @@ func FailureOf(err error) *Failure {
 	return failure
 }
 
-// Short cuts a text to what a message has room for: a byte may take six in JSON.
+// Short cuts a text to what a message can carry: a byte may take six in JSON.
 func Short(text string) string { return text[:min(len(text), MaxMessage/8)] }
 
-// Arrived is the worker's error; fetch is the error of the n-th fetch, or nil.
+// Arrived returns the worker's error. fetch returns the error of the n-th fetch, or nil.
 func (f *Failure) Arrived(fetch func(n int) error) error {
 	if cause := fetch(f.Fetch); cause != nil {
 		return &arrived{f.Text, cause}
@@ -163,10 +163,10 @@ func (f *Failure) Arrived(fetch func(n int) error) error {
 	return &arrived{f.Text, errors.Join(kinds...)}
 }
 
-// arrived is a Failure that has arrived.
+// arrived is the error of a Failure that has arrived.
 type arrived struct {
 	text  string
-	cause error // what its kind is found by
+	cause error // decides the kind
 }
 
 func (e *arrived) Error() string { return e.text }

@@ -29,9 +29,9 @@ type Client struct {
 	fetches  int
 }
 
-// Work does the work of a worker process, which the server has confined and started, sends
-// its last message and ends the process. It ends early with the server. What the libraries
-// have to say goes to the server.
+// Work does the work of a worker process, which the server has started and confined, sends its last
+// message, and ends the process. If the server ends, it ends early. Logs of the libraries go to the
+// server.
 func Work(do func(context.Context, *Client) (last wire.Message, err error)) {
 	unix.CloseOnExec(wire.SocketFD)
 	unix.CloseOnExec(wire.JobFD)
@@ -68,7 +68,7 @@ func (c *Client) Order(order any) error {
 	return nil
 }
 
-// Send ends the process if the server is gone.
+// Send sends a message to the server. It ends the process if the server is gone.
 func (c *Client) Send(m wire.Message) {
 	line, err := json.Marshal(m)
 	c.sending.Lock()
@@ -81,12 +81,12 @@ func (c *Client) Send(m wire.Message) {
 	}
 }
 
-// Lost has the server log that a layer in the store cannot be rebuilt, which the error names.
+// Lost makes the server log that a layer in the store, which err names, cannot be rebuilt.
 func (c *Client) Lost(err error) {
 	c.Send(wire.Message{Log: &wire.Line{Level: slog.LevelWarn, Text: wire.Short(err.Error()), Lost: true}})
 }
 
-// listen takes the server's answers. The server calls the work off by sending no more.
+// listen receives the server's answers. The server cancels the work by closing its side.
 func (c *Client) listen(cancel context.CancelFunc) {
 	defer cancel()
 	defer close(c.answers)
@@ -99,7 +99,7 @@ func (c *Client) listen(cancel context.CancelFunc) {
 	}
 }
 
-// receive reads from a socket, and takes the descriptor that came along; nil if none did.
+// receive reads from a socket, and returns the descriptor that came along, or nil.
 func receive(conn *net.UnixConn, buffer []byte) (n int, file *os.File, err error) {
 	rights := make([]byte, unix.CmsgSpace(4))
 	n, size, _, _, err := conn.ReadMsgUnix(buffer, rights)
@@ -137,11 +137,11 @@ func (c *Client) Fetch(blob wire.Blob) (*Fetched, error) {
 
 var errServerGone = errors.New("the server cancelled the pull")
 
-// Fetched is a blob as the server shows it, in a file that only the server writes.
+// Fetched is a blob that the server fetches, in a file that only the server writes.
 type Fetched struct {
 	conn   *net.UnixConn
 	number int
-	packet []byte   // is received
+	packet []byte   // buffer
 	file   *os.File // nil until the first Next
 }
 

@@ -24,8 +24,8 @@ import (
 	"github.com/crius-run/crius/storage/unpack/wire"
 )
 
-// Main does what the process was started for, by a server or by containers/storage, and
-// reports whether it was.
+// Main does the work for which a server or containers/storage has started the process, and reports
+// whether there was any.
 func Main() bool {
 	if untar.Child() || reexec.Init() {
 		return true
@@ -33,7 +33,7 @@ func Main() bool {
 	if len(os.Args) != 1 || os.Args[0] != wire.Name || !hasServer() {
 		return false
 	}
-	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(unsafe.StringData(wire.Name+"\x00"))), 0, 0, 0) // it was started by the name of a descriptor
+	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(unsafe.StringData(wire.Name+"\x00"))), 0, 0, 0) // else it has the name of a descriptor
 	unix.CloseOnExec(wire.ProgramFD)
 	Work(func(ctx context.Context, c *Client) (wire.Message, error) {
 		var order wire.Order
@@ -45,8 +45,8 @@ func Main() bool {
 	return true
 }
 
-// hasServer tells whether the process has a socket to a server; one that a shell has started
-// has none.
+// hasServer reports whether the process has a socket to a server. A process that a shell has
+// started has none.
 func hasServer() bool {
 	var st unix.Stat_t
 	return unix.Fstat(wire.SocketFD, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK
@@ -67,8 +67,8 @@ func (c *Client) putLayers(ctx context.Context, order wire.Order) error {
 	return in.Put(ctx, order.Layers)
 }
 
-// OpenStore opens the store of an order, which the server has mounted. What its images say of
-// their files stays within bounds in its records.
+// OpenStore opens the store of an order. The server has mounted its directory. What images say
+// about their files stays within bounds in the records of the store.
 func OpenStore(order wire.Order) (cstorage.Store, error) {
 	order.Store.GraphDriverOptions = append(order.Store.GraphDriverOptions, order.Store.GraphDriverName+".skip_mount_home=true")
 	store, err := cstorage.GetStore(order.Store)
