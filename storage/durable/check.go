@@ -18,26 +18,25 @@ import (
 	cstorage "go.podman.io/storage"
 )
 
-// check is a check of the store after a reboot. The power may have failed: what
-// was not on the disk by then may be there in part. Layers that the last manifest
-// lists are only looked at from outside; of others every file is read and
-// compared with the digest. What is damaged is deleted, image by image: the
-// kubelet sees that it is gone and pulls it again.
+// check is a check of the store after a reboot. The power may have failed: files that were not on
+// the disk by then may be incomplete. Of layers in the last manifest it checks only that they
+// exist; of other layers it reads every file and compares the digest. It deletes damaged images:
+// the kubelet sees that they are gone, and pulls them again.
 type check struct {
 	manifest *Manifest
 	store    cstorage.Store
-	listed   map[string]time.Time // layers known to be on the disk
+	listed   map[string]time.Time // layers that are known to be on the disk
 
 	layers  map[string]*cstorage.Layer
 	damaged map[string]error // layers by id
-	read    int              // layers that were read as a whole
-	whole   []layerID        // of which those that are in order
-	aside   []string         // record files that were set aside; see DamagedRecords
+	read    int              // layers of which every file was read
+	whole   []layerID        // those of them that are not damaged
+	aside   []string         // record files that were moved aside; see DamagedRecords
 }
 
-// errDamaged: what is on the disk is not what it should be. Like fs.ErrNotExist it
-// condemns an image. Other errors (no descriptor, no memory, a disk that answers
-// again later) say nothing of it.
+// errDamaged says that the content of the disk is wrong. It condemns an image, as fs.ErrNotExist
+// does. Other errors (no descriptor, no memory, a disk that answers again later) say nothing about
+// the image.
 var errDamaged = errors.New("damaged")
 
 func damage(format string, args ...any) error {
@@ -48,16 +47,16 @@ func certain(err error) bool {
 	return errors.Is(err, errDamaged) || errors.Is(err, fs.ErrNotExist)
 }
 
-// Check is the post-crash check: it makes the store right after a reboot. In the same
-// boot it does nothing: what was written is still in memory, and containers run on
-// what would be deleted. Errors are reported and leave the rest of the store usable:
-// only what cannot even be read is returned. It comes after Restore.
+// Check is the post-crash check: it repairs the store after a reboot. In the same boot it does
+// nothing: what was written is still in memory, and containers run on what it would delete. It
+// comes after Restore. Most errors are only logged, and leave the rest of the store usable; it
+// returns an error if it cannot even read the records.
 func (s *Manifest) Check(ctx context.Context, store cstorage.Store) (err error) {
 	s.unsure, err = s.check(ctx, store)
 	return err
 }
 
-// check returns the layers that stay and that no manifest may vouch for.
+// check returns the layers that stay although they may be damaged: no manifest may list them.
 func (s *Manifest) check(ctx context.Context, store cstorage.Store) (unsure []layerID, err error) {
 	last := s.last
 	boot, err := bootID()
@@ -65,13 +64,13 @@ func (s *Manifest) check(ctx context.Context, store cstorage.Store) (unsure []la
 		return nil, err
 	}
 	if last == nil || last.Boot == boot && !last.lost && !last.moved {
-		return last.unsure(), nil // nothing was promised yet, or see above
+		return last.unsure(), nil // no manifest yet, or of this boot, see above
 	}
 	layers, err := store.Layers()
 	if err != nil {
 		return nil, fmt.Errorf("read layer records: %w", err)
 	}
-	if last.lost || last.moved && last.Boot == boot { // it says nothing of them, and containers may be using them
+	if last.lost || last.moved && last.Boot == boot { // the manifest does not list them, and containers may be using them
 		unsure, known := last.unsure(), last.layers()
 		for i := range layers {
 			if !covers(known, &layers[i]) {
@@ -134,7 +133,7 @@ func (s *Manifest) checkLayers(ctx context.Context, store cstorage.Store, layers
 	return v.unsure(), nil
 }
 
-// unsure are the layers that were not found to be whole.
+// unsure returns the layers that were not found to be whole.
 func (s *check) unsure() []layerID {
 	var unsure []layerID
 	for id, why := range s.damaged {
@@ -145,8 +144,8 @@ func (s *check) unsure() []layerID {
 	return unsure
 }
 
-// FromRegistry tells an image that can be pulled again from one that podman or
-// buildah has made here, which has no name or one of localhost.
+// FromRegistry reports whether an image can be pulled again. Images that podman or buildah has made
+// here have no name, or one of localhost.
 func FromRegistry(image *cstorage.Image) bool {
 	return slices.ContainsFunc(slices.Concat(image.Names, image.NamesHistory), func(name string) bool {
 		named, err := reference.ParseNormalizedNamed(name)
@@ -154,7 +153,7 @@ func FromRegistry(image *cstorage.Image) bool {
 	})
 }
 
-// collect deletes what has no record, if the records are those that were there.
+// collect deletes files without a record, unless records have been moved aside.
 func (s *check) collect() error {
 	if len(s.aside) == 0 {
 		return s.store.GarbageCollect()
@@ -164,8 +163,8 @@ func (s *check) collect() error {
 	return nil
 }
 
-// image says what is wrong with an image. It looks at every layer, so that those
-// behind one that cannot be looked at are not taken for sound.
+// image says what is wrong with an image. It checks every layer, so that layers after one that
+// cannot be read are not taken for whole.
 func (s *check) image(ctx context.Context, image *cstorage.Image) error {
 	var errs []error
 	for _, name := range image.BigDataNames {
@@ -200,7 +199,7 @@ func (s *check) bigData(image, name string) ([]byte, error) {
 	if err == nil || !errors.Is(err, fs.ErrNotExist) {
 		return data, err
 	}
-	// The library says so of whatever kept it from reading.
+	// The library returns this for whatever kept it from reading.
 	file := name
 	if !plainName.MatchString(name) {
 		file = "=" + base64.StdEncoding.EncodeToString([]byte(name))
@@ -214,10 +213,10 @@ func (s *check) bigData(image, name string) ([]byte, error) {
 	return data, err
 }
 
-// plainName are the names of data that the library keeps in files called so.
+// plainName matches names of data that the library uses as file names.
 var plainName = regexp.MustCompile(`^[.0-9a-z]*$`)
 
-// layer says what is wrong with a layer, and remembers it.
+// layer says what is wrong with a layer, and remembers the answer.
 func (s *check) layer(ctx context.Context, id string) error {
 	if err, known := s.damaged[id]; known {
 		return err
@@ -242,7 +241,7 @@ func (s *check) look(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	depth := 0 // of the chain that the mount is made of
+	depth := 0 // of the chain of lower directories
 	for l := layer; l != nil && depth <= len(s.layers); l = s.layers[l.Parent] {
 		depth++
 	}
@@ -264,7 +263,7 @@ func (s *check) look(ctx context.Context, id string) error {
 	return nil
 }
 
-// additional tells whether a layer is in an additional layer store, which answers for its
+// additional reports whether a layer is in an additional layer store, which is responsible for the
 // content and may not be mounted yet.
 func additional(dir string) bool {
 	_, err := os.Readlink(dir)
@@ -274,8 +273,8 @@ func additional(dir string) bool {
 	return err == nil
 }
 
-// driverFiles looks at what the overlay driver has beside the directory with a
-// layer's files.
+// driverFiles checks the files that the overlay driver has beside the directory with a layer's
+// files.
 func driverFiles(dir string, below int) error {
 	info, err := os.Lstat(dir)
 	if err != nil {
@@ -294,7 +293,7 @@ func driverFiles(dir string, below int) error {
 	if below == 0 {
 		return nil
 	}
-	// For older versions of the library, and for the layers that will stand on it.
+	// For older versions of the library, and for layers that will be above this one.
 	lower, err := os.ReadFile(filepath.Join(filepath.Dir(dir), "lower"))
 	if err != nil {
 		return err
@@ -305,8 +304,8 @@ func driverFiles(dir string, below int) error {
 	return nil
 }
 
-// setAside takes a damaged image out of the store. Only its own layers go: those
-// that other images have stay, if they are sound.
+// setAside deletes a damaged image and its own layers. Layers of other images stay, if they are not
+// damaged.
 func (s *check) setAside(image *cstorage.Image, why error) {
 	slog.Warn("image damaged when the machine went down, deleted: it will be pulled again when needed",
 		"image", image.ID, "names", image.Names, "err", why)
@@ -317,7 +316,7 @@ func (s *check) setAside(image *cstorage.Image, why error) {
 }
 
 func (s *check) drop(image string) error {
-	// No container runs yet: a reference is of the last boot.
+	// No container runs yet: the reference is from the last boot.
 	err := s.store.DeleteContainer(s.manifest.cfg.Reference(image))
 	if err != nil && !errors.Is(err, cstorage.ErrNotAContainer) && !errors.Is(err, cstorage.ErrContainerUnknown) {
 		return err
@@ -328,8 +327,8 @@ func (s *check) drop(image string) error {
 	return nil
 }
 
-// sweep deletes the damaged layers that are left, those above them first, so
-// that no pull builds on one.
+// sweep deletes the remaining damaged layers, those above them first, so that no pull builds on
+// one.
 func (s *check) sweep() {
 	for id, why := range s.damaged {
 		if why == nil || !certain(why) {
@@ -344,7 +343,7 @@ func (s *check) sweep() {
 func (s *check) deleteLayer(id string) error {
 	var errs []error
 	if layer := s.layers[id]; len(s.aside) > 0 && layer != nil && layer.UncompressedDigest == "" {
-		return nil // of a container, perhaps, whose record is lost
+		return nil // maybe a container's, whose record is lost
 	}
 	for child, layer := range s.layers {
 		if layer.Parent == id {
@@ -358,7 +357,7 @@ func (s *check) deleteLayer(id string) error {
 	return errors.Join(errs...)
 }
 
-// reportAside tells of a file that is no good and was moved away.
+// reportAside logs that a damaged file was moved aside.
 func reportAside(path string, why error) {
 	slog.Error("damaged file in the image store, moved aside", "path", path, "err", why)
 }

@@ -8,29 +8,29 @@ import (
 	"path"
 )
 
-// comparison compares the files of a layer with the headers of its archive as those come. An
-// image may have a million, with names of any length: of a name it keeps a hash, of files that
-// differ the name and why. The last entry of a name counts.
+// comparison compares the files of a layer with the headers of its archive as they come. An image
+// may have a million files, with names of any length: it keeps a hash of each name and, for files
+// that differ, the name and the reason. The last entry of a name counts.
 type comparison struct {
 	dir    string
-	owners bool // are compared, too
+	owners bool // compare owners as well
 	seed   maphash.Seed
-	traits map[uint64]trait      // of names, by their hashes
+	traits map[uint64]trait      // of names, by hash
 	differ map[string]difference // by name
-	room   int                   // bytes for files that differ; without any the layer is damaged
+	room   int                   // bytes left for files that differ; without any the layer is damaged
 	behind string                // a name that leads through a symbolic link of the layer; may be empty
 }
 
-// trait is what is to be known of a name before its files are judged.
+// trait is a property of a name that decides how its file is judged.
 type trait uint8
 
 const (
 	symlink trait = 1 << iota
-	above         // of another name
-	linked        // by further names, whose entries say whose the file is
+	above         // a directory of another name
+	linked        // there are more names for the file, whose entries may set its owner
 )
 
-// difference is what of a file is not as its entry says.
+// difference is how a file differs from its entry.
 type difference struct{ file, mode error }
 
 // differRoom is enough for some ten thousand files that differ.
@@ -74,7 +74,7 @@ func (c *comparison) take(name string, h *tar.Header) error {
 	}
 	c.traits[id] = is
 	if c.behindLink(name) {
-		// Where it is depends on the link, which is looked at by itself.
+		// The place of the file depends on the link, which is compared by itself.
 		c.behind = name
 		return nil
 	}
@@ -86,14 +86,14 @@ func (c *comparison) take(name string, h *tar.Header) error {
 		return nil
 	}
 	c.differ[name] = d
-	if c.room -= 4*len(name) + 512; c.room < 0 { // the errors have the name, too
+	if c.room -= 4*len(name) + 512; c.room < 0 { // the errors contain the name as well
 		return damage("too many of its files differ from its archive: %w", errors.Join(d.file, d.mode))
 	}
 	return nil
 }
 
-// behindLink tells of a file that its layer reaches through a symbolic link. It notes
-// what is above the file.
+// behindLink reports whether the layer reaches a file through a symbolic link. It also notes the
+// directories above the file.
 func (c *comparison) behindLink(name string) (behind bool) {
 	var hash maphash.Hash
 	hash.SetSeed(c.seed)
@@ -108,7 +108,7 @@ func (c *comparison) behindLink(name string) (behind bool) {
 	return behind
 }
 
-// result is what differs.
+// result returns the differences as an error.
 func (c *comparison) result() error {
 	for name, d := range c.differ {
 		if c.behindLink(name) {

@@ -19,11 +19,11 @@ import (
 	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
-// content compares a layer with its digest. The digest covers only the content of files:
-// owners, modes, links and whiteouts are compared with the headers of the archive.
+// content compares a layer with its digest. The digest covers only the content of files; owners,
+// modes, links and whiteouts are compared with the headers of the archive.
 func (s *check) content(ctx context.Context, layer *cstorage.Layer, dir string) (err error) {
 	if layer.UncompressedDigest.Validate() != nil {
-		return nil // nobody knows what is in it
+		return nil // its content is not recorded
 	}
 	diff := layers.Rebuild(s.store, layer)
 	defer func() { err = errors.Join(err, diff.Close()) }()
@@ -48,7 +48,7 @@ func (s *check) content(ctx context.Context, layer *cstorage.Layer, dir string) 
 	return c.result()
 }
 
-// watched reads until it is called off, and tells that it does.
+// watched reads from until ctx ends, and calls Progress for each part.
 func (s *check) watched(ctx context.Context, from io.Reader) io.Reader {
 	return reading(func(p []byte) (int, error) {
 		if ctx.Err() != nil {
@@ -65,8 +65,8 @@ type reading func(p []byte) (int, error)
 
 func (r reading) Read(p []byte) (int, error) { return r(p) }
 
-// garbled tells an archive that cannot be put together, which no system call has
-// failed for, from one that cannot be read.
+// garbled distinguishes an archive that cannot be rebuilt, although no system call failed, from one
+// that cannot be read.
 func garbled(err error) error {
 	var failed syscall.Errno
 	if err == nil || errors.Is(err, errDamaged) || errors.As(err, &failed) || errors.Is(err, cstorage.ErrLayerUnknown) {
@@ -75,7 +75,7 @@ func garbled(err error) error {
 	return damage("%w", err)
 }
 
-// sameFile compares a file with what the archive says of it.
+// sameFile compares a file with its entry in the archive.
 func sameFile(dir, name string, h *tar.Header) error {
 	base := path.Base(name)
 	file := filepath.Join(dir, path.Dir(name), strings.TrimPrefix(base, archive.WhiteoutPrefix))
@@ -103,7 +103,7 @@ func sameFile(dir, name string, h *tar.Header) error {
 	}
 	if h.Typeflag == tar.TypeSymlink {
 		target, err := os.Readlink(file)
-		if err != nil && !errors.Is(err, unix.EINVAL) { // it is no link
+		if err != nil && !errors.Is(err, unix.EINVAL) { // not a link
 			return err
 		}
 		if target != h.Linkname {
@@ -116,7 +116,7 @@ func sameFile(dir, name string, h *tar.Header) error {
 	return nil
 }
 
-// sameMode compares owner and mode of what has them from one entry only.
+// sameMode compares owner and mode of a file with its only entry.
 func sameMode(dir, name string, h *tar.Header, owners bool) error {
 	if strings.HasPrefix(path.Base(name), archive.WhiteoutPrefix) {
 		return nil

@@ -11,11 +11,10 @@ import (
 	cstorage "go.podman.io/storage"
 )
 
-// DeleteImage deletes an image and the layers that nothing else stands on. With an
-// imagestore the library looks for other images that have the same layers only in the
-// directory that the image's own record is in. So what images in the other one have gets
-// an empty layer on top for as long as that takes: the library deletes no layer below
-// another.
+// DeleteImage deletes an image and the layers that nothing else needs. With an imagestore the
+// library looks for other images with the same layers only in the directory with the image's own
+// record. So layers of images in the other directory get an empty layer on top meanwhile: the
+// library deletes no layer below another.
 func DeleteImage(store cstorage.Store, id string) error {
 	guarded := false
 	if store.ImageStore() != "" {
@@ -34,8 +33,8 @@ func DeleteImage(store cstorage.Store, id string) error {
 	return err
 }
 
-// LayersOf are the layers that the end of an image may leave behind: its own and the one
-// that DeleteImage makes.
+// LayersOf returns the layers that deleting an image may leave behind: its own, and the one that
+// DeleteImage makes.
 func LayersOf(store cstorage.Store, image *cstorage.Image) []string {
 	layers := append(slices.Clone(image.MappedTopLayers), guardOf(image.ID))
 	for id := image.TopLayer; id != ""; {
@@ -54,8 +53,8 @@ func guardOf(image string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// sharedLayers are those that the library would delete with an image although another one
-// has them, top first.
+// sharedLayers returns the layers that the library would delete with an image although another
+// image has them, top first.
 func sharedLayers(store cstorage.Store, image string) (shared []string, err error) {
 	condemned, err := store.DeleteImage(image, false)
 	if err != nil {
@@ -81,8 +80,7 @@ func sharedLayers(store cstorage.Store, image string) (shared []string, err erro
 	return shared, nil
 }
 
-// guard makes an empty layer on the first of layers that there is. One that is lost needs
-// none.
+// guard makes an empty layer on the first of layers that exists. A missing layer needs none.
 func guard(store cstorage.Store, id string, layers []string) (made bool, err error) {
 	for _, layer := range layers {
 		_, err := store.CreateLayer(id, layer, nil, "", false, nil)

@@ -24,49 +24,49 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 )
 
-// Leftovers removes what unfinished pulls and removals leave in the store: temporary
-// files of a pull, layers without an image, an image without its manifest, and manifests
-// and configs without an image record.
+// Leftovers removes what unfinished pulls and removals leave in the store: temporary files of a
+// pull, layers without an image, an image without its manifest, and manifests and configs without
+// an image record.
 //
-// Every pull and removal writes a job, a directory under a file lock, before
-// it begins and deletes it at its end. A job whose work failed, or whose
-// process died, names the layers to look at: those made since it began, and
-// those that it lists. containers/storage itself refuses to delete a layer
-// that an image, a container or another layer needs. One that a running pull may
-// build on or copy from, as the digests of its job say, stays until that pull ends.
-// A layer that another tool has just pulled, for an image that is still to come,
-// cannot be told from ours: that pull fails and has to be repeated.
+// Every pull and removal writes a job, a directory under a file lock, before it begins, and deletes
+// it at its end. A job whose work failed, or whose process died, names the layers to check: those
+// made since it began, and those that it lists. containers/storage itself refuses to delete a layer
+// that an image, a container or another layer needs. A layer that a running pull may build on or
+// copy from, as the digests of its job say, stays until that pull ends. A layer that another tool
+// has just pulled, before it makes the image, looks like one of ours: the other tool's pull fails
+// and must be repeated.
 type Leftovers struct {
 	store cstorage.Store
 	locks *Locks
 	dir   string
 
-	// OrphanAge is how old a layer without an image must be to count as left over: a
-	// pull of another tool may be about to make its image.
+	// OrphanAge is how old a layer without an image must be to count as left over: another tool may
+	// have pulled it, and be about to make its image.
 	OrphanAge time.Duration
 
-	// Removals changes whenever the deletion of an image begins or ends, whose layers a
-	// pull may have found. What is swept no pull may need.
+	// Removals changes whenever the deletion of an image begins or ends: a running pull may have
+	// found its layers. Sweeping changes nothing here, since it spares the layers that pulls may
+	// need.
 	Removals atomic.Uint64
 
 	mu      sync.Mutex // also held while layers are swept, so that no pull begins to build on them
 	running []*Job
-	left    []*Job // that have ended, but for something that remains of them
+	left    []*Job // jobs that have ended, but of which something remains
 }
 
-// Job is one pull or removal under way.
+// Job is a pull or removal in progress.
 type Job struct {
 	all       *Leftovers
 	dir       string
-	Lock      *os.File // who has it open is at work: a worker inherits it
+	Lock      *os.File // open while the job is at work; a worker inherits it
 	start     time.Time
-	removal   bool     // no pull
-	layers    []string // to look at, whenever they were made
-	image     string   // that is pulled; empty: its id is not known
+	removal   bool     // false: a pull
+	layers    []string // to check, whenever they were made
+	image     string   // being pulled; empty: its id is unknown
 	needs     Needs
 	Temporary string // directory for large files; a removal has none
-	swept     bool   // of its layers only those in layers remain, which running pulls may need
-	settled   bool   // its layers need not be looked at, for it succeeded or they have been
+	swept     bool   // of its layers only those in layers remain, because running pulls may need them
+	settled   bool   // its layers need no check: it succeeded, or they have been checked
 }
 
 const (
@@ -77,20 +77,20 @@ const (
 	temporaryMark = "crius-pull-" // which begins so
 )
 
-// NewLeftovers reads and writes nothing yet.
+// NewLeftovers returns the leftovers of a store. It reads and writes nothing yet.
 func NewLeftovers(store cstorage.Store, locks *Locks) *Leftovers {
 	return &Leftovers{store: store, locks: locks, dir: filepath.Join(store.GraphRoot(), jobsName), OrphanAge: orphanAge}
 }
 
 // Needs are the layers that a pull relies on while it runs.
 type Needs struct {
-	Layers  []string        // ids of those that the image has, whether they are there or not
-	Digests []digest.Digest // of those that it may copy from others, as blobs or as their content
+	Layers  []string        // ids of the image's layers, present or not
+	Digests []digest.Digest // of layers from which it may copy, compressed or not
 }
 
-// BeginPull starts a job for an image, whose id is empty if it is not known, with a
-// directory for large files, below parent or, without one, within the job. What it needs
-// is not swept while it runs.
+// BeginPull starts a job for an image, whose id is empty if it is unknown, with a directory for
+// large files: below parent or, if that is empty, in the job. Layers that it needs are not swept
+// while it runs.
 func (d *Leftovers) BeginPull(ctx context.Context, image, parent string, needs Needs) (*Job, error) {
 	j, err := d.begin(ctx, &Job{image: image, needs: needs})
 	if err != nil {
@@ -118,12 +118,12 @@ func (d *Leftovers) BeginPull(ctx context.Context, image, parent string, needs N
 	return j, nil
 }
 
-// note writes down for the next process what the job is about.
+// note writes down a fact about the job, for the next process.
 func (j *Job) note(ctx context.Context, name, text string) error {
 	return trace.Call(ctx, "write job "+name, func() error { return os.WriteFile(filepath.Join(j.dir, name), []byte(text), 0o600) })
 }
 
-// BeginRemoval starts a job that is about layers.
+// BeginRemoval starts a job that removes layers.
 func (d *Leftovers) BeginRemoval(ctx context.Context, layers []string) (*Job, error) {
 	j, err := d.begin(ctx, &Job{removal: true, layers: layers})
 	if err != nil {
@@ -144,7 +144,7 @@ func (d *Leftovers) begin(ctx context.Context, j *Job) (*Job, error) {
 		return nil, err
 	}
 	var err error
-	for range 3 { // another process that starts may sweep what is not locked yet
+	for range 3 { // a process that starts may delete a directory that is not locked yet
 		start := time.Now()
 		dir := filepath.Join(d.dir, fmt.Sprintf("%d-%s", start.UnixNano(), rand.Text()))
 		if err = trace.Call(ctx, "make job directory", func() error { return os.Mkdir(dir, 0o700) }); err != nil {
@@ -166,7 +166,7 @@ func (d *Leftovers) begin(ctx context.Context, j *Job) (*Job, error) {
 	return nil, err
 }
 
-// errBusy: another process has the lock.
+// errBusy says that another process has the lock.
 var errBusy = errors.New("locked by another process")
 
 // lockDir locks a directory until the file is closed or the process ends.
@@ -185,8 +185,8 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// End deletes the job's files. The layers of failed work go, except those that pulls
-// under way may need: these go when such pulls end and no image has them.
+// End deletes the job's files. The layers of failed work are deleted, except those that running
+// pulls may need: these are deleted when such pulls end and no image has them.
 func (j *Job) End(ctx context.Context, succeeded bool) {
 	d := j.all
 	if err := trace.Call(ctx, "remove temporary files", j.removeFiles); err != nil {
@@ -205,7 +205,7 @@ func (j *Job) End(ctx context.Context, succeeded bool) {
 	}
 }
 
-// removeFiles deletes what is large.
+// removeFiles deletes the large files.
 func (j *Job) removeFiles() error {
 	if j.Temporary == "" {
 		return nil
@@ -215,15 +215,14 @@ func (j *Job) removeFiles() error {
 	}
 	entries, err := os.ReadDir(j.dir)
 	for _, entry := range entries {
-		if entry.Name() != imageName { // which is known until the job is forgotten
+		if entry.Name() != imageName { // the image id stays until the job is deleted
 			err = errors.Join(err, os.RemoveAll(filepath.Join(j.dir, entry.Name())))
 		}
 	}
 	return err
 }
 
-// forget deletes the job itself, of which nothing else may remain: nobody would
-// know of it.
+// forget deletes the job itself. Nothing else of it may remain, since nobody would find it.
 func (j *Job) forget(ctx context.Context) error {
 	err := trace.Call(ctx, "delete job", func() error {
 		if err := j.removeFiles(); err != nil {
@@ -261,22 +260,22 @@ func (d *Leftovers) Recover(ctx context.Context) error {
 			dead = append(dead, j)
 		}
 	}
-	if alive { // another process pulls and may build on those layers
+	if alive { // another process pulls, and may build on those layers
 		for _, j := range dead {
 			j.Lock.Close()
 		}
 		return err
 	}
 	left, sweepErr := d.sweep(ctx, dead)
-	d.left = left // for the end of the next pull
+	d.left = left // until the end of the next pull
 	return errors.Join(err, sweepErr)
 }
 
-// dyingTime is how long a process that was killed may take to let go of its
-// locks, and its children of what they inherited.
+// dyingTime is how long a killed process may take to release its locks, and its children to release
+// inherited ones.
 const dyingTime = 2 * time.Second
 
-// read locks and reads the job of a dead process; nil if there is none.
+// read locks and reads the job of a dead process, or returns nil if there is none.
 func (d *Leftovers) read(ctx context.Context, name string) (*Job, error) {
 	dir := filepath.Join(d.dir, name)
 	var lock *os.File
@@ -330,8 +329,8 @@ func (d *Leftovers) Remove() error { return os.RemoveAll(d.dir) }
 
 const orphanAge = time.Hour
 
-// Orphans are old layers that no image, container or other layer needs, and no pull in
-// progress may need; none while a removal is in progress or incomplete.
+// Orphans returns old layers that no image, container or other layer needs, and no running pull may
+// need. It returns none while a removal is in progress or incomplete.
 func (d *Leftovers) Orphans() ([]string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -353,7 +352,7 @@ func (d *Leftovers) Orphans() ([]string, error) {
 	return ids, nil
 }
 
-// DeleteOrphan deletes a layer as what unfinished work has left.
+// DeleteOrphan deletes a layer like the leftover of unfinished work.
 func (d *Leftovers) DeleteOrphan(ctx context.Context, layer string) error {
 	j, err := d.BeginRemoval(ctx, []string{layer})
 	if err != nil {

@@ -19,39 +19,38 @@ import (
 	"github.com/crius-run/crius/internal/peer"
 )
 
-// Locks are the lock files of containers/storage. The library waits for them without
-// limit and cannot be cancelled, so callers first check whether another process holds
-// one. (A lock taken in between is still waited for without limit.)
+// Locks are the lock files of containers/storage. The library waits for them without limit and
+// cannot be cancelled, so callers first check whether another process holds one. (A lock that is
+// taken in between is still waited for without limit.)
 //
-// The library opens a lock file for writing whenever it takes the lock, also to read, and
-// panics if it cannot, as on a read-only disk. It never releases the lock in this process
-// then, and later callers block for ever. So the check opens the files as well. Panicked
-// handles an open that fails between the check and the library's call.
+// The library opens a lock file for writing whenever it takes the lock, even to read, and panics if
+// it cannot, as on a read-only disk. It then never releases the lock in this process, and later
+// callers block forever. So the check opens the files as well. Panicked handles an open that fails
+// between the check and the library's call.
 //
-// They are record locks, which a process loses with the first descriptor of the
-// file that it closes, whoever opened it: these here stay open until the library
-// has none any more.
+// They are record locks, which a process loses with the first descriptor of the file that it
+// closes, whoever opened it. So the files here stay open until the library has closed all of its
+// own.
 type Locks struct {
 	paths []string
 
 	mu    sync.Mutex
-	files map[string]*os.File // those that are there: the library makes some at their first use
+	files map[string]*os.File // files that exist: the library makes some at their first use
 
 	lost   atomic.Pointer[error] // why a lock is never released in this process
 	losing chan struct{}         // closed with lost
 }
 
-// What is about to be done, and with which locks of others that collides.
+// What a caller is about to do, which decides with which locks of others it conflicts.
 const (
 	ToRead  = unix.F_RDLCK
 	ToWrite = unix.F_WRLCK
 )
 
-// LockTime is how long others may keep a lock before those who wait here are
-// told; they try again.
+// LockTime is how long others may keep a lock before callers get an error. They try again.
 const LockTime = 10 * time.Second
 
-// NewLocks opens no file yet.
+// NewLocks returns the locks of a store. It opens no file yet.
 func NewLocks(roots Roots) *Locks {
 	l := &Locks{
 		paths: []string{
@@ -68,7 +67,7 @@ func NewLocks(roots Roots) *Locks {
 	return l
 }
 
-// Close must not be called before the library has closed its locks.
+// Close closes the files. The library must have closed its locks before.
 func (l *Locks) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -80,8 +79,8 @@ func (l *Locks) Close() error {
 	return errors.Join(errs...)
 }
 
-// Held says which lock another process holds, and which one that is. If the library cannot
-// take a lock, or lost one, it is fault.Unavailable.
+// Held returns an error that names the lock that another process holds, and the process. If the
+// library cannot take a lock, or lost one, it is fault.Unavailable.
 func (l *Locks) Held(purpose int16) error {
 	if err := l.Lost(); err != nil {
 		return err
@@ -113,8 +112,8 @@ func (l *Locks) Held(purpose int16) error {
 	return nil
 }
 
-// openable says why the library cannot open a lock file. It asks the library: to close
-// another descriptor of the file would release the lock.
+// openable says why the library cannot open a lock file. It lets the library try: closing another
+// descriptor of the file would release the lock.
 func openable(path string) error {
 	lock, err := lockfile.GetLockFile(path)
 	if err != nil {
@@ -127,10 +126,10 @@ func openable(path string) error {
 	if failed := opening(err); failed != nil {
 		return failed
 	}
-	return nil // or it is taken, and so has been opened
+	return nil // else it is taken, and so it has been opened
 }
 
-// opening is the innermost error of a file that could not be opened; nil if err is none.
+// opening returns the innermost error of a file that could not be opened, or nil.
 func opening(err error) *fs.PathError {
 	var found *fs.PathError
 	for errors.As(err, &found) {
@@ -139,7 +138,7 @@ func opening(err error) *fs.PathError {
 	return found
 }
 
-// unusable is the error of a lock file that cannot be opened.
+// unusable returns the error for a lock file that cannot be opened.
 func unusable(err error) error {
 	cure := ""
 	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EIO) {
@@ -148,8 +147,8 @@ func unusable(err error) error {
 	return fmt.Errorf("the image store cannot be locked: %w%s: %w", err, cure, fault.Unavailable)
 }
 
-// Usable is the part of Held that does not depend on other processes: whether the library
-// can take locks.
+// Usable is the part of Held that does not depend on other processes: it reports whether the
+// library can take locks.
 func (l *Locks) Usable() error {
 	if err := l.Held(ToRead); errors.Is(err, fault.Unavailable) {
 		return err
@@ -157,8 +156,8 @@ func (l *Locks) Usable() error {
 	return nil
 }
 
-// Panicked must be called with the cause of every panic that was recovered. If that left a
-// lock locked, the store is fault.Unavailable for as long as the process lives.
+// Panicked must be called with the cause of every recovered panic. If the panic left a lock locked,
+// the store is fault.Unavailable until the process ends.
 func (l *Locks) Panicked(cause any) {
 	err, _ := cause.(error)
 	failed := opening(err)
@@ -171,7 +170,7 @@ func (l *Locks) Panicked(cause any) {
 	}
 }
 
-// Lost says why the store cannot be used any more by this process. It never waits.
+// Lost says why this process can no longer use the store. It never waits.
 func (l *Locks) Lost() error {
 	if lost := l.lost.Load(); lost != nil {
 		return *lost
@@ -179,11 +178,11 @@ func (l *Locks) Lost() error {
 	return nil
 }
 
-// Losing is closed when Lost becomes an error.
+// Losing returns a channel that is closed when Lost becomes an error.
 func (l *Locks) Losing() <-chan struct{} { return l.losing }
 
-// Await waits until no other process holds a lock. If one keeps it for too long
-// the error is fault.Timeout. It does not wait for what is fault.Unavailable.
+// Await waits until no other process holds a lock. If one holds it for LockTime, the error is
+// fault.Timeout. It does not wait if the error is fault.Unavailable.
 func (l *Locks) Await(ctx context.Context, purpose int16) error {
 	held := l.Held(purpose)
 	if held == nil {

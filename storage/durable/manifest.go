@@ -23,47 +23,46 @@ import (
 	"github.com/crius-run/crius/storage/idlists"
 )
 
-// Config says which store it is.
+// Config describes a store.
 type Config struct {
 	Roots
-	// Sync is false where the operator wants no syncing: then nothing is certain.
+	// Sync is false if the operator wants no syncing: then the manifest lists nothing.
 	Sync bool
-	// Progress is called while layers are read after a boot, which may take long,
-	// whenever a part of one has been read; nil: not called.
+	// Progress is called during Check, whenever a part of a layer has been read, which may take
+	// long. It may be nil.
 	Progress func()
-	// Reference is the id of the container record that keeps an image from removal.
+	// Reference returns the id of the container record that protects an image from removal.
 	Reference func(image string) string
 }
 
-// Manifest says what of the store has certainly reached the disk: it is written after
-// each pull, and at the first start after a boot, by reading the records of
-// containers/storage, syncing the file system and then, durably, writing the
-// records that were read once more. So a layer in the manifest has its content on the
-// disk, whoever has pulled it; and where the power fails while one of those
+// Manifest says which parts of the store have certainly reached the disk. It is written after each
+// pull and at the first start after a boot: Write reads the records of containers/storage, syncs
+// the file system and then writes, durably, the records that it has read. So the content of a layer
+// in the manifest is on the disk, whoever has pulled it; and if the power fails while one of those
 // records is written, the manifest has an older one.
 //
-// After a reboot all that is not in the manifest is checked; see Check. Manifests are
-// written one at a time.
+// After a reboot everything that is not in the manifest is checked; see Check. Only one manifest is
+// written at a time.
 type Manifest struct {
 	cfg    Config
 	stored *record.Dir[manifest]
-	last   *manifest // as Restore has found it
+	last   *manifest // read by Restore
 
 	mu     sync.Mutex
-	unsure []layerID // that the check could not vouch for
+	unsure []layerID // layers that the check has not found to be whole
 }
 
-// manifest is the document.
+// manifest is the document on the disk.
 type manifest struct {
 	Boot    string                     `json:"boot"` // in which it was written
 	Records map[string]json.RawMessage `json:"records"`
-	Images  string                     `json:"imagestore,omitempty"` // of which some are
-	Unsure  []layerID                  `json:"unsure,omitempty"`     // layers of which nothing is promised
-	// Whole are layers that a check has read and that has not come to its end: the
-	// next one need not read them again.
+	Images  string                     `json:"imagestore,omitempty"` // with some of the images
+	Unsure  []layerID                  `json:"unsure,omitempty"`     // layers about which it promises nothing
+	// Whole are layers that an interrupted check has read and found to be whole: the next check
+	// need not read them again.
 	Whole []layerID `json:"whole,omitempty"`
 
-	lost  bool // it could not be read, and is of this boot
+	lost  bool // it cannot be read, and was written in this boot
 	moved bool // it is of another imagestore, or from before there was one
 }
 
@@ -75,15 +74,15 @@ const (
 	manifestVersion = 1
 )
 
-// NewManifest reads and writes nothing yet.
+// NewManifest returns the manifest of a store. It reads and writes nothing yet.
 func NewManifest(cfg Config) *Manifest {
 	return &Manifest{cfg: cfg, stored: record.At[manifest](filepath.Join(cfg.Graph, manifestDir), manifestName, manifestVersion)}
 }
 
-// Restore reads the last manifest and moves record files of containers/storage aside
-// that are damaged; the manifest's take their place. It comes before the library is
-// opened, and before any of these files is in memory: it takes the owners of files from them
-// (package idlists), which older versions of crius have left there, and other tools leave.
+// Restore reads the last manifest, and replaces damaged record files of containers/storage by those
+// of the manifest; it moves the damaged ones aside. It comes before the library is opened. It also
+// removes the lists of file owners (package idlists) that older versions of crius and other tools
+// have left in these files, before any of them is in memory.
 func (s *Manifest) Restore() (err error) {
 	s.dropOwners()
 	if s.last, err = s.read(); err != nil {
@@ -97,14 +96,14 @@ func (s *Manifest) dropOwners() {
 	for _, root := range s.cfg.All() {
 		errs = append(errs, idlists.DropFromLayers(root))
 	}
-	if err := errors.Join(errs...); err != nil { // on a full disk, say
+	if err := errors.Join(errs...); err != nil { // such as a full disk
 		slog.Warn("cannot shrink the records of the image store; the next start retries", "err", err)
 	}
 }
 
-// Mounted is fault.Precondition if the imagestore is one that has been used and now lacks
-// the file mark: what is there is the empty directory on which its file system has still to
-// be mounted. It changes nothing.
+// Mounted returns fault.Precondition if the imagestore has been used before and now lacks the file
+// mark: then it is the empty directory on which its file system is still to be mounted. It changes
+// nothing.
 func (s *Manifest) Mounted(mark string) error {
 	if s.cfg.Images == "" || s.lastImages() != s.cfg.Images {
 		return nil
@@ -117,9 +116,9 @@ func (s *Manifest) Mounted(mark string) error {
 		"(RequiresMountsFor=%s in a drop-in of the unit); if what was there is gone for good, create that file: %w", mark, s.cfg.Images, fault.Precondition)
 }
 
-// lastImages is the imagestore of the last manifest; what is wrong with that Restore says.
+// lastImages returns the imagestore of the last manifest. Restore reports what is wrong with that.
 func (s *Manifest) lastImages() string {
-	text, err := idlists.Read(s.file()) // as Restore has not dropped any yet
+	text, err := idlists.Read(s.file()) // Restore has not removed any yet
 	var last struct {
 		Body struct {
 			Images string `json:"imagestore"`
@@ -141,10 +140,9 @@ func (s *Manifest) Remove() error {
 	return errors.Join(os.RemoveAll(filepath.Join(s.cfg.Graph, manifestDir)), os.RemoveAll(s.settledFile()))
 }
 
-// read returns the manifest that was written last, nil if there never was one. A manifest
-// that cannot be read vouches for no layer. If the store has already been checked in this
-// boot, its layers are trusted all the same: what was written since is still in the page
-// cache, and containers may be using it.
+// read returns the last manifest, or nil if there never was one. A manifest that cannot be read
+// lists no layer. If the store has already been checked in this boot, its layers are trusted
+// nevertheless: what was written since is still in the page cache, and containers may be using it.
 func (s *Manifest) read() (*manifest, error) {
 	if err := s.stored.Make(); err != nil {
 		return nil, err
@@ -156,7 +154,7 @@ func (s *Manifest) read() (*manifest, error) {
 	for _, d := range damaged {
 		reportAside(d.File, d.Err)
 	}
-	if len(lost) > 0 { // now or earlier, and no other one was made
+	if len(lost) > 0 { // now or earlier, and no new one has been written since
 		boot, err := bootID()
 		if err != nil {
 			return nil, err
@@ -175,8 +173,8 @@ func (s *Manifest) read() (*manifest, error) {
 	return last, nil
 }
 
-// Begin writes the first manifest after a boot. What the one before says is still true
-// in the same boot: a restart need not wait for the disk.
+// Begin writes the first manifest after a boot. In the same boot the last one is still valid, so a
+// restart need not wait for the disk.
 func (s *Manifest) Begin(ctx context.Context) error {
 	defer func() { s.last = nil }() // it is as large as the records
 	boot, err := bootID()
@@ -197,8 +195,8 @@ func (s *Manifest) Begin(ctx context.Context) error {
 
 func (s *Manifest) settledFile() string { return filepath.Join(s.cfg.Run, settledName) }
 
-// keep adds layers that a check has found whole to the manifest of the boot before.
-// That is for a check that is cut short: nothing depends on it.
+// keep adds layers that a check has found to be whole to the last manifest, for the case that the
+// check is interrupted. Nothing else depends on it.
 func (s *Manifest) keep(ctx context.Context, whole []layerID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -213,8 +211,8 @@ func (s *Manifest) keep(ctx context.Context, whole []layerID) {
 	}
 }
 
-// Write writes a manifest of what the store has now. It takes as long as syncing the
-// file system does. On a full disk the error is fault.Exhausted.
+// Write writes a manifest of the present store. It takes as long as syncing the file system. On a
+// full disk the error is fault.Exhausted.
 func (s *Manifest) Write(ctx context.Context) error {
 	if !s.cfg.Sync {
 		return nil
@@ -254,7 +252,7 @@ func (s *Manifest) write(ctx context.Context, files []recordFile) error {
 	return nil
 }
 
-// put returns when the manifest is on the disk.
+// put writes a manifest, and returns when it is on the disk.
 func (s *Manifest) put(ctx context.Context, to *manifest) error {
 	if err := s.stored.Make(); err != nil {
 		return err
@@ -265,7 +263,7 @@ func (s *Manifest) put(ctx context.Context, to *manifest) error {
 	return s.stored.Sync()
 }
 
-// sync returns when all that is in the store is on the disks.
+// sync returns when everything in the store is on the disks.
 func (r Roots) sync() error {
 	var errs []error
 	for _, root := range r.All() {
@@ -291,8 +289,8 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(text)), err
 }
 
-// layerID tells a layer from another of the same id: the id follows from the
-// content, and a layer may have been deleted and pulled again.
+// layerID identifies a layer. The id of a layer follows from its content, so a layer that was
+// deleted and pulled again has the same id, but another time.
 type layerID struct {
 	ID      string    `json:"id"`
 	Created time.Time `json:"created"`
@@ -305,7 +303,7 @@ func (s *manifest) unsure() []layerID {
 	return s.Unsure
 }
 
-// layers are those that are known to be on the disk.
+// layers returns the layers that are known to be on the disk.
 func (s *manifest) layers() map[string]time.Time {
 	if s == nil {
 		return nil
@@ -317,7 +315,7 @@ func (s *manifest) layers() map[string]time.Time {
 			Flags map[string]any `json:"flags"`
 		}
 		if json.Unmarshal(s.Records[file], &list) != nil {
-			continue // there is none, or it was valid JSON, but no list
+			continue // there is none, or it is valid JSON but not a list
 		}
 		for _, l := range list {
 			unsure := slices.ContainsFunc(s.Unsure, func(u layerID) bool { return u.ID == l.ID && u.Created.Equal(l.Created) })
@@ -332,14 +330,13 @@ func (s *manifest) layers() map[string]time.Time {
 	return known
 }
 
-// covers tells whether the content of a layer was on the disk when the manifest was
-// written.
+// covers reports whether the content of a layer was on the disk when the manifest was written.
 func covers(known map[string]time.Time, layer *cstorage.Layer) bool {
 	created, ok := known[layer.ID]
 	return ok && created.Equal(layer.Created)
 }
 
-// restored is the content that a damaged record file gets.
+// restored returns the content that replaces a damaged record file.
 func (s *manifest) restored(file string) []byte {
 	if s != nil && bytes.HasPrefix(bytes.TrimSpace(s.Records[file]), []byte("[")) {
 		return s.Records[file]

@@ -10,22 +10,22 @@ import (
 // Roots are the directories of a store of containers/storage.
 type Roots struct {
 	Graph string
-	Run   string // a reboot may empty it
-	// Images is the imagestore of storage.conf(5), where images and their layers are if
-	// not in Graph; containers, with layers of their own, are there all the same, and so
-	// are images from before it was set. Empty: there is none.
+	Run   string // may be emptied by a reboot
+	// Images is the imagestore of storage.conf(5), which has images and their layers if Graph does
+	// not. Graph still has containers, with layers of their own, and images from before Images was
+	// set. Empty: there is none.
 	Images string
 }
 
-// RootsOf are the directories of an open store.
+// RootsOf returns the directories of an open store.
 func RootsOf(store cstorage.Store) Roots {
 	return Roots{Graph: store.GraphRoot(), Run: store.RunRoot(), Images: store.ImageStore()}
 }
 
-// ForImages is where images and their layers are made.
+// ForImages returns the directory in which images and their layers are made.
 func (r Roots) ForImages() string { return cmp.Or(r.Images, r.Graph) }
 
-// All are the directories that a reboot leaves.
+// All returns the directories that survive a reboot.
 func (r Roots) All() []string {
 	if r.Images == "" {
 		return []string{r.Graph}
@@ -33,7 +33,7 @@ func (r Roots) All() []string {
 	return []string{r.Graph, r.Images}
 }
 
-// recordFile is one that the library lists layers, images or containers in.
+// recordFile is a file in which the library lists layers, images or containers.
 type recordFile struct {
 	name string // in the manifest
 	path string
@@ -46,10 +46,10 @@ const (
 	containersFile = "overlay-containers/containers.json"
 )
 
-// apart is what the names of record files in the imagestore begin with.
+// apart begins the names of record files in the imagestore.
 const apart = "imagestore/"
 
-// records are those that live as long as the store.
+// records returns the record files that survive a reboot.
 func (r Roots) records() []recordFile {
 	var files []recordFile
 	for _, name := range []string{layersFile, imagesFile, containersFile} {

@@ -20,8 +20,8 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 )
 
-// sweep deletes the layers and halves of images that jobs have left, and then the jobs. It returns
-// those of which something remains.
+// sweep deletes the layers and incomplete images that jobs have left, and then the jobs. It returns
+// the jobs of which something remains.
 func (d *Leftovers) sweep(ctx context.Context, jobs []*Job) (left []*Job, err error) {
 	if slices.ContainsFunc(jobs, func(j *Job) bool { return !j.settled }) {
 		if err := d.sweepLayers(ctx, jobs); err != nil {
@@ -40,9 +40,9 @@ func (d *Leftovers) sweep(ctx context.Context, jobs []*Job) (left []*Job, err er
 	return left, err
 }
 
-// handOver leaves all layers that are kept for running pulls to the oldest of the failed
-// ones, so that these do not add up: should the process die, its directory has the next
-// one look at all layers that were made since then.
+// handOver leaves all layers that are kept for running pulls to the oldest failed job, so that such
+// jobs do not accumulate. If the process dies, the directory of that job makes the next process
+// check all layers that were made since then.
 func handOver(jobs []*Job) {
 	var oldest *Job
 	pulls := slices.DeleteFunc(slices.Clone(jobs), func(j *Job) bool { return j.settled || j.removal })
@@ -59,8 +59,8 @@ func handOver(jobs []*Job) {
 	}
 }
 
-// sweepLayers deletes what unsettled jobs have left in the store. Those of which nothing
-// remains there are settled.
+// sweepLayers deletes the layers that unsettled jobs have left in the store, and settles jobs
+// without any.
 func (d *Leftovers) sweepLayers(ctx context.Context, jobs []*Job) error {
 	if err := d.locks.Await(ctx, ToWrite); err != nil {
 		return err
@@ -99,19 +99,18 @@ func (d *Leftovers) sweepLayers(ctx context.Context, jobs []*Job) error {
 	return nil
 }
 
-// left tells whether a layer without an image may be what the job has left.
+// left reports whether a layer without an image may be a leftover of the job.
 func (j *Job) left(layer cstorage.Layer) bool {
 	return !j.swept && !layer.Created.Before(j.start) || slices.Contains(j.layers, layer.ID)
 }
 
-// sweepRest deletes what jobs have left beside layers: at their first sweep, since no
-// pull may need it.
+// sweepRest deletes the other leftovers of jobs, at their first sweep, since no pull can need them.
 func (d *Leftovers) sweepRest(ctx context.Context, jobs []*Job) error {
 	if err := trace.Do(ctx, "sweep staging directories", func(context.Context) error { return errors.Join(d.sweepStaging(), d.sweepStaged()) }); err != nil {
 		return err
 	}
 	for _, j := range jobs {
-		if j.swept || j.image == "" || d.pulls(j.image) { // a pull that goes on deletes its half itself
+		if j.swept || j.image == "" || d.pulls(j.image) { // a running pull deletes its incomplete image itself
 			continue
 		}
 		if err := d.sweepHalf(ctx, j.image); err != nil {
@@ -121,14 +120,13 @@ func (d *Leftovers) sweepRest(ctx context.Context, jobs []*Job) error {
 	return trace.Call(ctx, "delete orphaned image data", d.sweepImages)
 }
 
-// pulls tells whether the image is being pulled.
+// pulls reports whether the image is being pulled.
 func (d *Leftovers) pulls(image string) bool {
 	return slices.ContainsFunc(d.running, func(j *Job) bool { return !j.removal && j.image == image })
 }
 
-// sweepStaging has the library delete the directories in which workers that died
-// were unpacking: it does so whenever it reads layer records that others may have
-// written.
+// sweepStaging makes the library delete the directories in which dead workers were unpacking: it
+// does so whenever it reads layer records that others may have written.
 func (d *Leftovers) sweepStaging() error {
 	lock, err := lockfile.GetLockFile(filepath.Join(d.store.GraphRoot(), d.store.GraphDriverName()+"-layers", "layers.lock"))
 	if err != nil {
@@ -140,9 +138,9 @@ func (d *Leftovers) sweepStaging() error {
 	return err
 }
 
-// sweepStaged deletes the directories in which workers that died had the library stage
-// layers (layers.AnyName), which it deletes itself only when a process closes the store. Whoever
-// is using one keeps a lock.
+// sweepStaged deletes the directories in which dead workers made the library stage layers
+// (layers.AnyName). The library itself deletes them only when a process closes the store. A
+// directory in use is locked.
 func (d *Leftovers) sweepStaged() error {
 	found, err := filepath.Glob(filepath.Join(RootsOf(d.store).ForImages(), d.store.GraphDriverName(), "staging", "*", "staging.lock"))
 	for _, file := range found {
@@ -171,9 +169,8 @@ func locked(file string) (bool, error) {
 	return lock.Type != unix.F_UNLCK, nil
 }
 
-// sweepHalf deletes an image without a manifest, of which nobody lists or removes
-// anything: the library makes its record first, then adds config and manifest, and names
-// it last.
+// sweepHalf deletes an image without a manifest, which nobody would list or remove: the library
+// makes its record first, then adds config and manifest, and names it last.
 func (d *Leftovers) sweepHalf(ctx context.Context, id string) error {
 	image, err := d.store.Image(id)
 	if errors.Is(err, cstorage.ErrImageUnknown) {
@@ -192,10 +189,10 @@ func (d *Leftovers) sweepHalf(ctx context.Context, id string) error {
 	return nil
 }
 
-// sweepImages deletes the manifests and configs of images that have no record:
-// the library deletes the record first. It makes it first, too, so that what is
-// there before the records are read either has one or will never have, unless somebody
-// pulls it again meanwhile, who may be a pull that does not know its image.
+// sweepImages deletes the manifests and configs of images without a record: the library deletes the
+// record first. It also makes the record first, so files that existed before the records are read
+// either have a record or never will. The exception is an image that is pulled again meanwhile,
+// maybe by a pull that does not know its id.
 func (d *Leftovers) sweepImages() error {
 	if d.pulls("") {
 		return nil
@@ -230,9 +227,9 @@ func (d *Leftovers) sweepImages() error {
 	return err
 }
 
-// sweepWrites deletes the files that the library was writing when its process
-// died or the power failed. It writes them under a lock, so under that lock nobody
-// is writing; one that somebody keeps for too long is an error.
+// sweepWrites deletes the files that the library was writing when its process died or the power
+// failed. The library writes them under a lock, so with that lock nobody is writing. If somebody
+// keeps the lock for too long, it returns an error.
 func (d *Leftovers) sweepWrites(ctx context.Context) error {
 	var errs []error
 	for _, file := range RootsOf(d.store).records() {
@@ -258,8 +255,8 @@ func (d *Leftovers) sweepWrites(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// halfWritten are the files of a directory of records, and of the directories
-// beside those, that have the name of a file until it is whole.
+// halfWritten returns the files in a directory of records, and in the directories below it, that
+// have the name of an incomplete file.
 func halfWritten(dir string) []string {
 	const pattern = ".tmp-*"
 	here, _ := filepath.Glob(filepath.Join(dir, pattern)) // the pattern is valid
@@ -267,7 +264,7 @@ func halfWritten(dir string) []string {
 	return append(here, below...)
 }
 
-// needed: somebody has begun to use the layer, or it is gone already.
+// needed reports whether somebody has begun to use the layer, or it is already gone.
 func needed(err error) bool {
 	for _, reason := range []error{
 		cstorage.ErrLayerHasChildren, cstorage.ErrLayerUsedByImage, cstorage.ErrLayerUsedByContainer,
@@ -280,8 +277,9 @@ func needed(err error) bool {
 	return false
 }
 
-// orphans are the layers that no image and no container stands on, children
-// before their parents. Those that a running pull may need are wanted. While records are set aside nobody knows.
+// orphans returns the layers that no image and no container needs, children before their parents.
+// Layers that a running pull may need are in wanted. While records are moved aside nobody knows, so
+// it returns none.
 func (d *Leftovers) orphans() (orphans, wanted []cstorage.Layer, err error) {
 	if aside, err := RootsOf(d.store).DamagedRecords(); err != nil || len(aside) > 0 {
 		return nil, nil, err
@@ -340,11 +338,11 @@ func (d *Leftovers) orphans() (orphans, wanted []cstorage.Layer, err error) {
 	return orphans, wanted, nil
 }
 
-// keepSources adds to kept what running pulls may copy from: one layer of each content that
-// no other layer in used or kept has, if it stands on such layers alone. So failed pulls
-// leave no more than the running ones could have brought themselves. A pull that was about
-// to copy from another one is repeated, as is one that knows its layers only as blobs and
-// has found the content of another blob. The layers come parents first.
+// keepSources adds to kept the layers from which running pulls may copy: one layer of each content
+// that no other layer in used or kept has, if all layers below it are in used or kept. So failed
+// pulls leave no more than the running pulls could have brought themselves. A pull that was about
+// to copy from another layer is repeated, as is a pull that knows its layers only as blobs and has
+// found the content of another blob. Parents come before children in all.
 func (d *Leftovers) keepSources(all []cstorage.Layer, used, kept map[string]bool) {
 	wanted := map[digest.Digest]bool{}
 	for _, j := range d.running {
@@ -352,7 +350,7 @@ func (d *Leftovers) keepSources(all []cstorage.Layer, used, kept map[string]bool
 			wanted[one] = true
 		}
 	}
-	delete(wanted, "") // of layers whose digest is not known
+	delete(wanted, "") // layers whose digest is unknown
 	contents := map[digest.Digest]bool{}
 	stays := func(id string) bool { return id == "" || used[id] || kept[id] }
 	content := func(l cstorage.Layer) digest.Digest { return cmp.Or(l.UncompressedDigest, l.CompressedDigest) }
