@@ -25,17 +25,16 @@ import (
 // Use is the use of an image by a pod.
 type Use struct {
 	ImageID   string
-	Name      string // by which the pod's author calls the image; may be an id
+	Name      string // the name that the pod's author uses for the image; may be an id
 	Namespace string // of the pod; picks the signature policy
 }
 
 // maxAsked bounds how often a policy is asked about one use.
 const maxAsked = 256
 
-// Admit checks an image in the store against the signature policy, as Pull did: that
-// may have been for another namespace, or under another policy or other keys. A refusal
-// is ErrSignature, and fault.Denied or fault.Precondition
-// (docs/decisions/0031-signatures-at-use.md).
+// Admit asks the signature policy about an image in the store, as Pull did. The pull may have been
+// for another namespace, or under another policy or other keys. A refusal is ErrSignature, and
+// fault.Denied or fault.Precondition (docs/decisions/0031-signatures-at-use.md).
 func (s *Store) Admit(ctx context.Context, use Use) error {
 	policy, err := s.policies.For(use.Namespace)
 	if err != nil || policy.AcceptsAll {
@@ -83,9 +82,9 @@ func (s *Store) record(ctx context.Context, id string) (*cstorage.Image, error) 
 	return &e.record, nil
 }
 
-// namesOfUse are the names that a policy may know the image by: that which the pod's
-// author gave, if the image was pulled under it. An id means the image under
-// any name it was pulled by, since its content is the same under all.
+// namesOfUse returns the names by which a policy may know the image: the name that the pod's author
+// gave, if the image was pulled by it. For an id it returns all names by which the image was
+// pulled, since its content is the same under each.
 func (s *Store) namesOfUse(record *cstorage.Image, asked string) ([]reference.Named, error) {
 	pulled := parseNames(append(slices.Clone(record.Names), record.NamesHistory...))
 	var found []reference.Named
@@ -110,7 +109,7 @@ func (s *Store) namesOfUse(record *cstorage.Image, asked string) ([]reference.Na
 	return found, nil
 }
 
-// wasPulled tells whether the record's image came by a name: by that tag, or as that
+// wasPulled reports whether the record's image was pulled by a name: by that tag, or as that
 // manifest of the repository.
 func wasPulled(record *cstorage.Image, pulled []reference.Named, name reference.Named) bool {
 	digested, ok := name.(reference.Canonical)
@@ -171,8 +170,8 @@ func (s *Store) admitName(ctx context.Context, policy *trust.Policy, record *cst
 	return refused
 }
 
-// storedManifests are the manifests of an image that a name may mean, those with
-// signatures first.
+// storedManifests returns the manifests of an image that a name may mean, those with signatures
+// first.
 func storedManifests(ctx context.Context, src types.ImageSource, record *cstorage.Image, name reference.Named) ([]types.UnparsedImage, error) {
 	var signed, unsigned []types.UnparsedImage
 	digests := slices.Clone(record.Digests)
@@ -205,8 +204,8 @@ func storedManifests(ctx context.Context, src types.ImageSource, record *cstorag
 	return nil, fmt.Errorf("no manifest of %s is stored, pull it again: %w: %w", name, ErrSignature, fault.Denied)
 }
 
-// instancesOf are those of an image's manifests that a digest means: the one with the
-// digest, or if that is an index, those it lists.
+// instancesOf returns those of an image's manifests that a digest means: the manifest with the
+// digest or, if that is an index, the manifests that it lists.
 func instancesOf(ctx context.Context, src types.ImageSource, wanted digest.Digest, manifests []digest.Digest) ([]digest.Digest, error) {
 	raw, mediaType, err := image.UnparsedInstance(src, &wanted).Manifest(ctx)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/crius-run/crius/storage/durable"
 )
 
-// artifacts are the OCI artifacts beside the images of containers/storage. Its methods take ids of
-// both, and distinguish them.
+// artifacts are the OCI artifacts beside the images of containers/storage. Their methods accept ids
+// of both.
 type artifacts struct {
 	*artifact.Store
 
@@ -82,17 +82,17 @@ func (a *artifacts) image(of *artifact.Artifact) *Image {
 	return image
 }
 
-// recordOf is the record that containers/storage would have of an artifact.
+// recordOf returns the record that containers/storage would have of an artifact.
 func recordOf(a *artifact.Artifact) *cstorage.Image {
 	return &cstorage.Image{ID: a.ID, Names: a.Names, NamesHistory: a.Former, Digests: a.Digests}
 }
 
-// mounts tells whether a root file system is that of an artifact, which is never the root
-// of a container, even if another tool has stored an image with its id.
+// mounts reports whether a root file system mounts an artifact. An artifact is never the root of a
+// container, even if another tool has stored an image with its id.
 func (a *artifacts) mounts(r Rootfs) bool { return r.ReadOnly && a.Has(r.ImageID) }
 
-// use notes that a root file system uses its image or artifact, and returns the
-// directories of that, top first. They stay until drop.
+// use notes that a root file system uses its image or artifact, and returns the directories of it,
+// top first. They stay until drop.
 func (a *artifacts) use(ctx context.Context, r Rootfs) ([]string, error) {
 	if !a.mounts(r) {
 		return a.holds.use(ctx, r.ImageID, r.ID)

@@ -16,8 +16,8 @@ import (
 	"github.com/crius-run/crius/storage/durable"
 )
 
-// catalog is the list of images, read from containers/storage at every request
-// and parsed only where a record has changed.
+// catalog is the list of images. It reads the records of containers/storage at every request, and
+// parses an image only if its record has changed.
 type catalog struct {
 	store  cstorage.Store
 	locks  *durable.Locks
@@ -26,10 +26,10 @@ type catalog struct {
 
 	mu      sync.Mutex
 	entries map[string]entry
-	limit   int // of the bytes of all configs that are kept
+	limit   int // bytes of configs that are kept
 }
 
-// entry is a record of containers/storage and what it was found to be.
+// entry is a record of containers/storage with the image that it describes.
 type entry struct {
 	record cstorage.Image
 	image  *Image // nil: unusable
@@ -41,8 +41,8 @@ func newCatalog(store cstorage.Store, locks *durable.Locks, pinned func(*Image) 
 	return &catalog{store: store, locks: locks, pinned: pinned, hidden: hidden, entries: map[string]entry{}, limit: maxKeptSum}
 }
 
-// list returns the images by id. An image that nobody could start, because
-// layers are missing or its config is nonsense, is not there.
+// list returns the images by id, without those that cannot be started because layers are missing or
+// the config is invalid.
 func (c *catalog) list(ctx context.Context) ([]*Image, error) {
 	entries, err := c.refresh(ctx)
 	if err != nil {
@@ -51,7 +51,7 @@ func (c *catalog) list(ctx context.Context) ([]*Image, error) {
 	return c.visible(entries), nil
 }
 
-// visible are the images of entries that are listed, by id.
+// visible returns those images of entries that are listed, by id.
 func (c *catalog) visible(entries map[string]entry) []*Image {
 	var images []*Image
 	for _, e := range entries {
@@ -64,8 +64,8 @@ func (c *catalog) visible(entries map[string]entry) []*Image {
 	return images
 }
 
-// find returns an image that is in the store now, whatever was known before; nil if it
-// is not there.
+// find returns an image that is in the store now, without using cached records; nil if there is
+// none.
 func (c *catalog) find(ctx context.Context, id string) (*Image, error) {
 	entries, err := c.reread(ctx)
 	if err != nil {
@@ -74,7 +74,7 @@ func (c *catalog) find(ctx context.Context, id string) (*Image, error) {
 	return byID(c.visible(entries), id), nil
 }
 
-// lost are the ids of images that lost layers, as they are in the store now.
+// lost returns the ids of images in the store that have lost layers, without using cached records.
 func (c *catalog) lost(ctx context.Context) ([]string, error) {
 	entries, err := c.reread(ctx)
 	if err != nil {
@@ -89,9 +89,8 @@ func (c *catalog) lost(ctx context.Context) ([]string, error) {
 	return ids, nil
 }
 
-// refresh returns the entries of all images; the map is never changed again.
-// While another process writes records, what was known before it began is as
-// good: that nobody waits.
+// refresh returns the entries of all images; the map is never changed again. While another process
+// writes records, it returns the entries from before, so that nobody waits.
 func (c *catalog) refresh(ctx context.Context) (map[string]entry, error) {
 	if c.locks.Held(durable.ToRead) != nil {
 		if known := c.known(); len(known) > 0 {
@@ -101,7 +100,7 @@ func (c *catalog) refresh(ctx context.Context) (map[string]entry, error) {
 	return c.reread(ctx)
 }
 
-// reread is refresh for whom only what is there now will do.
+// reread is refresh for callers that need the present records.
 func (c *catalog) reread(ctx context.Context) (map[string]entry, error) {
 	if err := c.locks.Await(ctx, durable.ToRead); err != nil {
 		return nil, fmt.Errorf("read image records: %w", err)
@@ -121,10 +120,10 @@ func (c *catalog) reread(ctx context.Context) (map[string]entry, error) {
 	for _, record := range records {
 		known, ok := c.entries[record.ID]
 		same := ok && sameRecord(&known.record, &record)
-		if !same || known.image == nil { // what was unusable may have been mended
+		if !same || known.image == nil { // an unusable image may have been repaired
 			var err error
 			if known, err = c.read(ctx, record, left); fault.DiskFull(err) {
-				return nil, err // of all images: the library cannot delete an incomplete layer
+				return nil, err // concerns all images: the library cannot delete an incomplete layer
 			}
 			if err != nil && !same {
 				slog.WarnContext(ctx, "unusable image not listed", "image", record.ID, "err", err)
@@ -134,16 +133,16 @@ func (c *catalog) reread(ctx context.Context) (map[string]entry, error) {
 		entries[record.ID] = known
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, err // and keep nothing that the end of ctx spoiled
+		return nil, err // without keeping what the end of ctx has spoiled
 	}
 	c.entries = entries
 	return entries, nil
 }
 
-// inAllStores makes one record of those that several stores have of an image. Those of the
-// imagestore come first, then those of the graph root and of read-only stores: of images
-// with the same name, the first is the one that was pulled last. What the imagestore has of
-// an image stands for what the graph root has, which is older.
+// inAllStores joins the records that several stores have of an image. Records of the imagestore
+// come first, then those of the graph root and of read-only stores: of images with the same name,
+// the first was pulled last. A record in the imagestore replaces the one in the graph root, which
+// is older.
 func inAllStores(records []cstorage.Image) []cstorage.Image {
 	var all []cstorage.Image
 	index, taken := map[string]int{}, map[string]bool{}
@@ -164,7 +163,7 @@ func inAllStores(records []cstorage.Image) []cstorage.Image {
 		first := &all[i]
 		first.Names = append(first.Names, r.Names...)
 		first.Digests = sorted(slices.Concat(first.Digests, r.Digests))
-		first.ReadOnly = true // what is removed comes back
+		first.ReadOnly = true // if it is removed, the read-only one remains
 	}
 	return all
 }
@@ -182,20 +181,20 @@ func (c *catalog) read(ctx context.Context, record cstorage.Image, left int) (en
 		return entry{record: record, lost: errors.Is(err, durable.ErrLayersLost)}, err
 	}
 	image.ReadOnly = record.ReadOnly
-	image.Pinned = c.pinned(image) || image.ReadOnly // which nobody can remove
+	image.Pinned = c.pinned(image) || image.ReadOnly // nobody can remove it
 	return entry{record: record, image: image, kept: image.trim(left)}, nil
 }
 
-// forget makes the next list look at an image anew.
+// forget makes the next list read an image again.
 func (c *catalog) forget(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	entries := maps.Clone(c.entries) // readers have the other
+	entries := maps.Clone(c.entries) // readers have the former map
 	delete(entries, id)
 	c.entries = entries
 }
 
-// sameRecord compares what an Image is made from.
+// sameRecord compares the parts of records from which an Image is made.
 func sameRecord(a, b *cstorage.Image) bool {
 	return a.TopLayer == b.TopLayer && a.ReadOnly == b.ReadOnly &&
 		slices.Equal(a.Names, b.Names) &&
@@ -204,7 +203,7 @@ func sameRecord(a, b *cstorage.Image) bool {
 		maps.Equal(a.BigDataDigests, b.BigDataDigests)
 }
 
-// sorted sorts and drops doubles.
+// sorted sorts names and removes duplicates.
 func sorted[T ~string](names []T) []T {
 	slices.Sort(names)
 	return slices.Compact(names)

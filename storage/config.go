@@ -11,9 +11,9 @@ import (
 	"github.com/crius-run/crius/storage/unpack"
 )
 
-// Config says where images live and how they are pulled. The zero value of a
-// path means the default of the containers/storage and containers/image
-// libraries, so that crius, podman, skopeo and buildah share one store.
+// Config says where images are stored and how they are pulled. An empty path means the default of
+// the containers/storage and containers/image libraries, so that crius, podman, skopeo and buildah
+// share one store.
 type Config struct {
 	Root                     string        `toml:"root" help:"containers/storage graph root; empty: from storage.conf, else /var/lib/containers/storage"`
 	RunRoot                  string        `toml:"run_root" help:"containers/storage run root; empty: from storage.conf, else /run/containers/storage"`
@@ -40,34 +40,34 @@ type Config struct {
 	Volumes                  string        `toml:"volumes" help:"what to do with volumes that images declare (VOLUME): mkdir creates the missing directories in the container's writable layer, bind also keeps them writable where the root file system is read-only, ignore does nothing"`
 }
 
-// MaxPullConnections is the most that a pull may have, which bounds what it takes of the registry
-// and, for what comes ahead, of the disk.
+// MaxPullConnections is the maximum of PullConnections. It bounds the load on a registry, and the
+// space for ranges that come ahead.
 const MaxPullConnections = 32
 
-// DefaultPolicy is where containers-policy.json(5) has the signature policy of a node.
+// DefaultPolicy is the path of a node's signature policy in containers-policy.json(5).
 const DefaultPolicy = "/etc/containers/policy.json"
 
-// Options is what a store is opened with: what the operator has configured, and what
-// the program that opens it adds.
+// Options are the options for opening a store: the operator's configuration, and what the program
+// adds.
 type Options struct {
 	Config
-	// StateDir is crius's own state root, below which containers/<id> hold the
-	// writable layers. Empty: nothing is measured there, and nobody owns the store.
+	// StateDir is crius's own state root. Its containers/<id> hold the writable layers. Empty: no
+	// writable layers are measured, and nobody owns the store.
 	StateDir string
-	// ReadOnly is for a caller who only looks: what dead pulls and power cuts have left
-	// stays.
+	// ReadOnly is for callers that change nothing: leftovers of dead pulls and damage of power cuts
+	// stay.
 	ReadOnly bool
-	// Unpacker is the path of crius-unpack, which is held from Open on; empty: this program is
-	// the worker of all pulls, which takes more CPU.
+	// Unpacker is the path of crius-unpack, which Open opens; empty: crius itself is the worker of
+	// all pulls, which takes more CPU.
 	Unpacker string
-	// PullCgroups are where the processes run that unpack images; nil: where this one does.
+	// PullCgroups are the cgroups of workers; nil: the cgroup of this process.
 	PullCgroups unpack.Cgroups `json:"-"`
-	// CheckProgress is called during the post-crash check, which may take long,
-	// whenever a part of an image has been read; nil: not called.
+	// CheckProgress is called during the post-crash check, whenever a part of an image has been
+	// read, which may take long. It may be nil.
 	CheckProgress func() `json:"-"`
 }
 
-// DefaultConfig is what an empty configuration file means.
+// DefaultConfig returns the meaning of an empty configuration file.
 func DefaultConfig() Config {
 	return Config{
 		ParallelLayers:  3,
@@ -78,7 +78,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// containersDir is where the writable layers are; empty: nowhere.
+// containersDir returns the directory of the writable layers; empty: there is none.
 func (o *Options) containersDir() string {
 	if o.StateDir == "" {
 		return ""
@@ -86,8 +86,8 @@ func (o *Options) containersDir() string {
 	return filepath.Join(o.StateDir, "containers")
 }
 
-// takeLimits takes the limits of writable layers from the library's options, where crius's
-// own set none, and says why they cannot be kept.
+// takeLimits takes the limits of writable layers from the library's options, if crius's own set
+// none. The error says why the limits cannot be enforced.
 func (o *Options) takeLimits(from *types.StoreOptions) error {
 	rest, limits, err := quota.TakeOptions(from.GraphDriverOptions)
 	if err != nil {
@@ -96,7 +96,7 @@ func (o *Options) takeLimits(from *types.StoreOptions) error {
 	from.GraphDriverOptions = rest
 	o.WritableSize = cmp.Or(o.WritableSize, int64(limits.Bytes))
 	o.WritableInodes = cmp.Or(o.WritableInodes, int64(limits.Inodes))
-	if o.StateDir == "" { // no layer will be made
+	if o.StateDir == "" { // no layer is made
 		return nil
 	}
 	return o.projects().Check()

@@ -17,11 +17,11 @@ import (
 	"github.com/crius-run/crius/storage/durable"
 )
 
-// Holds as records of containers/storage. Other tools share those, and may delete
-// them: podman rm takes a hold's name like any other.
+// Holds as records of containers/storage. Other tools share the records, and may delete them:
+// podman rm accepts the name of a hold like any other.
 
-// The ids of a hold's record and layer follow from the image, so that one that
-// a crash left is found, and its remains are overwritten.
+// The ids of a hold's record and layer follow from the image, so a record that a crash has left is
+// found, and incomplete ones are overwritten.
 func holdID(image string) string    { return digestOf(holdPrefix + image) }
 func holdLayer(image string) string { return digestOf(holdPrefix + "layer-" + image) }
 
@@ -30,12 +30,12 @@ func digestOf(text string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// isHold tells the record of a hold from the containers of other programs.
+// isHold reports whether a record is a hold, not a container of another program.
 func isHold(c *cstorage.Container) bool {
 	return c.ID == holdID(c.ImageID) || len(c.Names) > 0 && strings.HasPrefix(c.Names[0], holdPrefix)
 }
 
-// makeRecord makes the record of an image. One that is there is fine.
+// makeRecord makes the record for an image, unless it exists.
 func (h *holds) makeRecord(ctx context.Context, image string) error {
 	metadata := ""
 	if h.hides(image) {
@@ -55,9 +55,8 @@ func (h *holds) makeRecord(ctx context.Context, image string) error {
 	return nil
 }
 
-// lost tells whether a record that was made is gone. While another process has
-// the records locked it is taken to be there: root file systems do not wait for
-// that.
+// lost reports whether a record that was made no longer exists. While another process has the
+// records locked it returns false, because root file systems do not wait for that lock.
 func (h *holds) lost(image string) bool {
 	if h.locks.Held(durable.ToWrite) != nil {
 		return false
@@ -66,8 +65,8 @@ func (h *holds) lost(image string) bool {
 	return errors.Is(err, cstorage.ErrContainerUnknown)
 }
 
-// missing are the images in use that have no record. Live are root file systems
-// that are known to be there: a store that is only looked at knows of no others.
+// missing returns the images in use that have no record. live are root file systems that are known
+// to exist: a read-only store knows no others.
 func (h *holds) missing(live []Rootfs) ([]string, error) {
 	records, err := h.records()
 	if err != nil {
@@ -89,13 +88,13 @@ func (h *holds) missing(live []Rootfs) ([]string, error) {
 		if _, held := records[image]; held {
 			return true
 		}
-		one := h.acquire(image) // the record of a new one is made before it has a user
+		one := h.acquire(image) // the record of a new one is made before it gets a user
 		defer h.release(one)
 		return !looking && (len(one.users) == 0 || !h.lost(image))
 	}), nil
 }
 
-// heal makes the record of an image in use that has none.
+// heal makes the missing record for an image in use.
 func (h *holds) heal(ctx context.Context, image string) error {
 	if err := h.owned(); err != nil {
 		return err
@@ -108,7 +107,7 @@ func (h *holds) heal(ctx context.Context, image string) error {
 	return h.keep(ctx, one)
 }
 
-// records are the images that have a hold, with its metadata.
+// records returns the images with a hold, and the metadata of the records.
 func (h *holds) records() (map[string]string, error) {
 	if err := h.locks.Usable(); err != nil {
 		return nil, err

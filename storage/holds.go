@@ -18,13 +18,13 @@ import (
 	"github.com/crius-run/crius/storage/durable"
 )
 
-// holds keep the images that root file systems stand on.
+// holds keep the images that root file systems use.
 //
-// A hold is a container record in containers/storage, one per image in use. It
-// makes that library refuse to delete the image, for whichever program. It is
-// not a volatile record, although it need not outlive a power cut: versions of
-// the library before 1.45 do not see those. It outlives its last user by a
-// short grace, so that pods which come and go one after the other find it.
+// A hold is a container record in containers/storage, one for each image in use. It makes the
+// library refuse to delete the image, in any program. It is not a volatile record, although it need
+// not survive a power cut: versions of the library before 1.45 do not see volatile records. It
+// outlives its last user by a short grace period, so that pods which come and go one after the
+// other find it.
 type holds struct {
 	store     cstorage.Store
 	locks     *durable.Locks
@@ -33,28 +33,28 @@ type holds struct {
 
 	mu      sync.Mutex
 	images  map[string]*hold
-	removed map[string]bool // images that go with their last user
-	owner   owners          // nil: the store is only looked at, or closed
+	removed map[string]bool // images that are deleted with their last user
+	owner   owners          // nil: the store is read-only or closed
 	expiry  sync.WaitGroup  // timers that are set
 }
 
-// hold is the state of one image. Its lock is held over calls of
-// containers/storage; work on other images goes on meanwhile.
+// hold is the state of one image. Its lock is held over calls of containers/storage; work on other
+// images continues meanwhile.
 type hold struct {
 	image  string
-	owners int // goroutines that have it, guarded by holds.mu
+	owners int // goroutines that use it, guarded by holds.mu
 
 	mu    sync.Mutex
 	users map[string]bool // ids of root file systems
-	kept  bool            // the record is there
+	kept  bool            // the record exists
 	lower []string        // the image's layer directories, top first, while kept
-	timer *time.Timer     // ends the grace; nil while there are users
+	timer *time.Timer     // ends the grace period; nil while there are users
 }
 
 const (
 	holdPrefix  = "crius-holds-"
 	holdGrace   = time.Minute
-	removedMark = "removed"    // metadata of the record of an image that goes with its last user
+	removedMark = "removed"    // metadata of the record of an image that is deleted with its last user
 	ownerName   = "crius.lock" // in the graph root and the imagestore; see package owner
 )
 
@@ -93,8 +93,8 @@ func (h *holds) release(one *hold) {
 	one.mu.Unlock()
 }
 
-// use notes that a root file system uses an image and returns the image's
-// layer directories, top first. They stay until drop.
+// use notes that a root file system uses an image, and returns the image's layer directories, top
+// first. They stay until drop.
 func (h *holds) use(ctx context.Context, image, user string) ([]string, error) {
 	if err := h.owned(); err != nil {
 		return nil, err
@@ -108,8 +108,8 @@ func (h *holds) use(ctx context.Context, image, user string) ([]string, error) {
 	return one.lower, nil
 }
 
-// drop ends a use. The record goes some time after the last one, or with it
-// if the image is waiting to be deleted.
+// drop ends a use. After the last one the record stays for the grace period, unless the image is to
+// be deleted: then both are deleted at once.
 func (h *holds) drop(ctx context.Context, image, user string) error {
 	if err := h.owned(); err != nil {
 		return err
@@ -136,7 +136,7 @@ func (h *holds) drop(ctx context.Context, image, user string) error {
 	return nil
 }
 
-// expire ends the grace of an image.
+// expire ends the grace period of an image.
 func (h *holds) expire(ctx context.Context, image string) error {
 	one := h.acquire(image)
 	defer h.release(one)
@@ -153,8 +153,8 @@ func (h *holds) stopTimer(one *hold) {
 	one.timer = nil
 }
 
-// keep makes the record, unless it is there or a crash has left it. Other tools
-// may delete it, so one that was made is looked for.
+// keep makes the record, unless it exists or a crash has left it. Other tools may delete a record,
+// so it checks for one that was made.
 func (h *holds) keep(ctx context.Context, one *hold) error {
 	h.stopTimer(one)
 	if one.kept && !h.lost(one.image) {
@@ -169,12 +169,12 @@ func (h *holds) keep(ctx context.Context, one *hold) error {
 	} else if err != nil {
 		return err
 	}
-	if record.ID != one.image { // the library takes names and beginnings too
+	if record.ID != one.image { // the library also accepts names and beginnings of ids
 		return fmt.Errorf("image %s: not a full id: %w", one.image, fault.Invalid)
 	}
 	err = h.makeRecord(ctx, one.image)
 	lower, lost := durable.UsableLayers(h.store, record.TopLayer)
-	if lost != nil { // also when the library has met that, without saying so
+	if lost != nil { // even if the library has not reported it
 		err = fmt.Errorf("image %s: %w", one.image, lost)
 	}
 	one.lower = lower
@@ -188,7 +188,7 @@ func (h *holds) keep(ctx context.Context, one *hold) error {
 	return err
 }
 
-// free deletes the record, and the image if it was to go with it.
+// free deletes the record, and the image if it is to be deleted with its last user.
 func (h *holds) free(ctx context.Context, one *hold) error {
 	h.stopTimer(one)
 	if err := h.locks.Await(ctx, durable.ToWrite); err != nil {
@@ -197,7 +197,7 @@ func (h *holds) free(ctx context.Context, one *hold) error {
 	err := trace.Call(ctx, "delete image reference", func() error {
 		err := h.store.DeleteContainer(holdID(one.image))
 		if errors.Is(err, cstorage.ErrNotAContainer) {
-			err = h.store.DeleteLayer(holdLayer(one.image)) // a full disk may leave a layer alone
+			err = h.store.DeleteLayer(holdLayer(one.image)) // on a full disk DeleteContainer may leave the layer
 		}
 		return err
 	})
@@ -215,7 +215,7 @@ func (h *holds) free(ctx context.Context, one *hold) error {
 		return err
 	case len(record.Names) == 0: // else another tool has pulled it again
 		err := h.delete(ctx, record)
-		if errors.Is(err, fault.Precondition) { // it is listed again, for the kubelet to retry
+		if errors.Is(err, fault.Precondition) { // the image is listed again, so that the kubelet retries
 			slog.Warn("cannot delete removed image, listing it again", "image", one.image, "err", err)
 		} else if err != nil {
 			return err
@@ -225,7 +225,7 @@ func (h *holds) free(ctx context.Context, one *hold) error {
 	return nil
 }
 
-// remove is the end of an image: now, or with its last user.
+// remove deletes an image, now or with its last user.
 func (h *holds) remove(ctx context.Context, image string) error {
 	if err := h.owned(); err != nil {
 		return err
@@ -243,7 +243,7 @@ func (h *holds) remove(ctx context.Context, image string) error {
 	}
 	_, err = h.store.Container(holdID(image))
 	recorded := err == nil
-	if len(one.users) > 0 || recorded && !one.kept { // the latter: from before a restart, until Adopt knows
+	if len(one.users) > 0 || recorded && !one.kept { // the latter: from before a restart, until Adopt is called
 		if !recorded { // another tool has deleted it
 			if err := h.makeRecord(ctx, image); err != nil {
 				return err
@@ -266,13 +266,14 @@ func (h *holds) delete(ctx context.Context, record *cstorage.Image) error {
 		return fmt.Errorf("image %s: it is in a read-only store: %w", record.ID, fault.Precondition)
 	}
 	job, err := h.leftovers.BeginRemoval(ctx, durable.LayersOf(h.store, record))
-	if err != nil && !fault.DiskFull(err) { // a full disk is what a removal may mend
+	if err != nil && !fault.DiskFull(err) { // on a full disk the removal may help
 		return err
 	}
 	h.leftovers.Removals.Add(1)
 	err = trace.Call(ctx, "delete image", func() error { return durable.DeleteImage(h.store, record.ID) })
 	h.leftovers.Removals.Add(1)
-	// The library stops at a layer that only a read-only store has, when the record is gone.
+	// The library stops at a layer that only a read-only store has, when the image's record is
+	// gone.
 	shared := errors.Is(err, cstorage.ErrLayerUnknown) && !h.ours(record.ID)
 	switch {
 	case shared, errors.Is(err, cstorage.ErrNotAnImage):
@@ -288,13 +289,13 @@ func (h *holds) delete(ctx context.Context, record *cstorage.Image) error {
 	return err
 }
 
-// ours tells whether the store that can be changed has the image.
+// ours reports whether the writable store has the image.
 func (h *holds) ours(image string) bool {
 	record, err := h.store.Image(image)
 	return err == nil && !record.ReadOnly
 }
 
-// revive makes an image stay that was to go with its last user.
+// revive keeps an image that was to be deleted with its last user.
 func (h *holds) revive(ctx context.Context, image string) error {
 	if !h.hides(image) {
 		return nil
@@ -307,7 +308,7 @@ func (h *holds) revive(ctx context.Context, image string) error {
 	return h.mark(ctx, image, false)
 }
 
-// mark writes down whether an image goes with its last user.
+// mark records whether an image is deleted with its last user.
 func (h *holds) mark(ctx context.Context, image string, removed bool) error {
 	metadata := ""
 	if removed {
@@ -331,14 +332,14 @@ func (h *holds) hide(image string, removed bool) {
 	}
 }
 
-// hides tells whether an image is to go with its last user.
+// hides reports whether an image is to be deleted with its last user.
 func (h *holds) hides(image string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.removed[image]
 }
 
-// restore reads what holds an earlier process left.
+// restore reads the holds that an earlier process has left.
 func (h *holds) restore() error {
 	records, err := h.records()
 	for image, metadata := range records {
@@ -349,7 +350,7 @@ func (h *holds) restore() error {
 	return err
 }
 
-// adopt makes the holds match users, root file systems by image.
+// adopt sets the users of all holds: the root file systems of each image.
 func (h *holds) adopt(ctx context.Context, users map[string][]string) error {
 	if err := h.owned(); err != nil {
 		return err
@@ -363,8 +364,7 @@ func (h *holds) adopt(ctx context.Context, users map[string][]string) error {
 		stale[image] = ""
 	}
 	h.mu.Unlock()
-	// Once for all of them. The records of an earlier server keep the images
-	// meanwhile.
+	// Wait once for all of them. The records of an earlier server keep the images meanwhile.
 	locked := h.locks.Await(ctx, durable.ToWrite)
 	err = errors.Join(err, locked)
 	for image, ids := range users {
@@ -393,7 +393,7 @@ func (h *holds) set(image string, ids []string) {
 	}
 }
 
-// match makes the record be there if there are users.
+// match makes the record if there are users, and else ends it.
 func (h *holds) match(ctx context.Context, image string) error {
 	one := h.acquire(image)
 	defer h.release(one)
@@ -403,8 +403,8 @@ func (h *holds) match(ctx context.Context, image string) error {
 	return h.keep(ctx, one)
 }
 
-// close releases the store to another process. It ends all grace periods; if locked is not
-// nil, records cannot be changed, and the next start ends them.
+// close releases the store to another process. It ends all grace periods; if locked is an error,
+// records cannot be changed, and the next start ends them.
 func (h *holds) close(ctx context.Context, locked error) error {
 	h.mu.Lock()
 	images := slices.Collect(maps.Keys(h.images))
@@ -417,7 +417,7 @@ func (h *holds) close(ctx context.Context, locked error) error {
 			h.skip(image)
 		}
 	}
-	if h.locks.Lost() == nil { // or timers may hang
+	if h.locks.Lost() == nil { // else timers may hang
 		h.expiry.Wait()
 	}
 	h.mu.Lock()
@@ -427,7 +427,7 @@ func (h *holds) close(ctx context.Context, locked error) error {
 	return err
 }
 
-// skip stops the timer of an image, unless its hold is being worked on.
+// skip stops the timer of an image, unless somebody is working on its hold.
 func (h *holds) skip(image string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -437,8 +437,8 @@ func (h *holds) skip(image string) {
 	}
 }
 
-// owned refuses to change the holds of a store that this process has only opened
-// to look at it, or that another crius has taken: they are that one's.
+// owned returns an error if this process may not change the holds: the store is read-only or
+// closed, or another crius has become its owner.
 func (h *holds) owned() error {
 	h.mu.Lock()
 	lock := h.owner
@@ -449,7 +449,7 @@ func (h *holds) owned() error {
 	return h.taken()
 }
 
-// taken says which other crius owns the store by now, if one does.
+// taken returns an error if another crius has become the owner of the store.
 func (h *holds) taken() error {
 	h.mu.Lock()
 	lock := h.owner

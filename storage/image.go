@@ -22,39 +22,37 @@ import (
 // Image is an image as CRI describes it. It is shared between callers and must
 // not be modified.
 type Image struct {
-	// ID is the one and only id of the image: 64 hexadecimal digits, without
-	// an algorithm.
+	// ID is the only id of the image: 64 hexadecimal digits, without an algorithm.
 	ID string
-	// RepoTags are full names with registry and tag, sorted. Empty for an
-	// image that was pulled by digest, or whose tags have moved on.
+	// RepoTags are full names with registry and tag, sorted. They are empty if the image was pulled
+	// by digest, or its tags have moved to other images.
 	RepoTags []string
-	// RepoDigests are full names with registry and digest, sorted. An image
-	// that lost its last name keeps those of the names it had.
+	// RepoDigests are full names with registry and digest, sorted. An image that has lost its last
+	// name keeps those of its former names.
 	RepoDigests []string
-	// Size in bytes of the unpacked layers, the config and the manifests.
+	// Size is the bytes of the unpacked layers, the config and the manifests.
 	Size uint64
-	// Config is what the image says about its containers: User, Env, Entrypoint,
-	// Cmd, WorkingDir, StopSignal and Volumes. It comes from whoever made the image and is
-	// to be trusted no further than that. A large one has its User alone but in the
-	// answer of Image.
+	// Config is what the image says about its containers: User, Env, Entrypoint, Cmd, WorkingDir,
+	// StopSignal and Volumes. It was written by the author of the image, and must not be trusted
+	// further. A large Config is complete only in the answer of Image, and else has only its User.
 	Config *imagespec.ImageConfig
 	// Annotations are those of the manifest. Large ones are left out.
 	Annotations map[string]string
-	// Pinned asks the kubelet never to collect the image: the configuration
-	// says so, or it lies in a read-only store.
+	// Pinned asks the kubelet never to remove the image: the configuration says so, or the image is
+	// in a read-only store.
 	Pinned bool
-	// ReadOnly says that the image lies in a store which crius only reads.
+	// ReadOnly says that the image is in a store that crius only reads.
 	ReadOnly bool
-	// Files are those of an OCI artifact, which is no image to run, but can be mounted as an
-	// image volume.
+	// Files are the files of an OCI artifact, which cannot be run, but mounted as an image volume.
 	Files []source.File
 
 	artifact *artifact.Artifact // nil: it is an image
 	topLayer string
-	trimmed  bool // Config has the User alone
+	trimmed  bool // Config has only its User
 }
 
-// Content is that of the first file of an artifact of a kind; of all else it is an error.
+// Content returns the content of the first file of an artifact of a kind. For anything else it
+// returns an error.
 func (i *Image) Content(ctx context.Context, kind source.Kind) ([]byte, error) {
 	if i.artifact == nil {
 		return nil, kind.Check(nil, nil)
@@ -62,11 +60,10 @@ func (i *Image) Content(ctx context.Context, kind source.Kind) ([]byte, error) {
 	return i.artifact.Content(ctx, kind)
 }
 
-// User is the numeric user that the image wants, or the name of one that is
-// not numeric: exactly one of the two results is set (CRI Image.uid, username).
-// A user that is numeric but beyond 31 bits, or written with a sign or another
-// base, is no uid: it is handed on as a name, which the kubelet cannot prove to
-// be non-root (CVE-2024-40635, CVE-2026-46680).
+// User returns the image's user: its uid if it is numeric, or else its name (CRI Image.uid and
+// username). A number beyond 31 bits, or written with a sign or another base, is not a uid: it is
+// returned as a name, for which the kubelet cannot verify that it is not root (CVE-2024-40635,
+// CVE-2026-46680).
 func (i *Image) User() (uid *int64, name string) {
 	user := groupSuffix.ReplaceAllString(i.Config.User, "")
 	if user == "" {
@@ -83,11 +80,11 @@ var (
 	decimal     = regexp.MustCompile(`^(0|[1-9][0-9]*)$`)
 )
 
-// maxDocument bounds the config and each manifest of an image that another
-// tool may have stored; the library bounds those that are pulled.
+// maxDocument bounds the config and each manifest of an image that another tool has stored; the
+// library bounds those that it pulls.
 const maxDocument = 4 << 20
 
-// load makes the Image of a record and checks that its layers are there.
+// load makes the Image of a record, and checks that its layers exist.
 func load(ctx context.Context, store cstorage.Store, record *cstorage.Image) (*Image, error) {
 	for name, size := range record.BigDataSizes {
 		if size > maxDocument {
@@ -110,13 +107,13 @@ func load(ctx context.Context, store cstorage.Store, record *cstorage.Image) (*I
 		Annotations: source.AnnotationsOf(manifest),
 		RepoTags:    repoTags(record),
 		RepoDigests: repoDigests(record),
-		Size:        uint64(max(size, 1)), // CRI wants more than zero
+		Size:        uint64(max(size, 1)), // CRI requires more than zero
 		Config:      runConfig(&spec.Config),
 		topLayer:    record.TopLayer,
 	}, nil
 }
 
-// repoTags are the names with a tag.
+// repoTags returns the names with a tag.
 func repoTags(record *cstorage.Image) []string {
 	var tags []string
 	for _, name := range parseNames(record.Names) {
@@ -130,9 +127,9 @@ func repoTags(record *cstorage.Image) []string {
 // maxRepoDigests bounds the combinations of names and digests that are listed of one image.
 const maxRepoDigests = 256
 
-// repoDigests combine the repositories of an image's names with the digests of
-// its manifests: its own and that of the index it was chosen from. The newest names come
-// first, and too many combinations are left out: all images go into one answer.
+// repoDigests combines the repositories of an image's names with the digests of its manifests: its
+// own, and that of the index from which it was chosen. The newest names come first. Too many
+// combinations are left out, because all images go into one answer.
 func repoDigests(record *cstorage.Image) []string {
 	names := parseNames(record.Names)
 	if len(names) == 0 {
@@ -155,7 +152,7 @@ func repoDigests(record *cstorage.Image) []string {
 	return sorted(digests)
 }
 
-// parseNames leaves out what is no registry name; other tools may store such.
+// parseNames parses names, without those that are no registry names, which other tools may store.
 func parseNames(names []string) []reference.Named {
 	var parsed []reference.Named
 	for _, name := range names {
@@ -166,7 +163,7 @@ func parseNames(names []string) []reference.Named {
 	return parsed
 }
 
-// Images lists the images and artifacts by id.
+// Images returns the images and artifacts, sorted by id.
 func (s *Store) Images(ctx context.Context) ([]*Image, error) {
 	images, err := s.images.list(ctx)
 	if fault.DiskFull(err) && s.holds.owned() == nil {
@@ -178,15 +175,15 @@ func (s *Store) Images(ctx context.Context) ([]*Image, error) {
 	return s.artifacts.addTo(ctx, images), nil
 }
 
-// Image finds an image by its whole id, by a name with tag or digest, or by a short name. It
-// is what the authors of pods may ask for. The error is fault.NotFound, or fault.Invalid for
-// what can be no reference.
+// Image finds an image by its whole id, by a name with tag or digest, or by a short name. It is for
+// references of pod authors. The error is fault.NotFound, or fault.Invalid if ref is no valid
+// reference.
 func (s *Store) Image(ctx context.Context, ref string) (*Image, error) {
 	return s.imageBy(ctx, ref, find)
 }
 
-// LookUp finds an image as Image does, and for people also by the unique beginning of its
-// id: three digits at least, without "sha256:".
+// LookUp finds an image like Image, and also by the unique beginning of its id: at least three
+// digits, without "sha256:". It is for references that people type.
 func (s *Store) LookUp(ctx context.Context, ref string) (*Image, error) {
 	return s.imageBy(ctx, ref, lookUp)
 }
@@ -205,10 +202,9 @@ func (s *Store) imageBy(ctx context.Context, ref string, find func([]*Image, str
 	return image.whole(ctx, s)
 }
 
-// Remove removes an image with all its names, whichever of them ref is, which LookUp
-// understands (CRI RemoveImage). Containers that use it go on: then it is no longer listed, and
-// its layers are deleted with the last root file system. That it is not there
-// is fine.
+// Remove removes an image with all its names; ref is any reference for LookUp (CRI RemoveImage). If
+// containers use the image, it is no longer listed, and its layers are deleted with the last root
+// file system. Removing an image that does not exist succeeds.
 func (s *Store) Remove(ctx context.Context, ref string) error {
 	image, err := s.LookUp(ctx, ref)
 	if errors.Is(err, fault.NotFound) {
@@ -220,7 +216,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	}
 	if err == nil {
 		s.puller.Forget(image.ID)
-		s.images.forget(image.ID) // or it stays in the list while another program has a lock
+		s.images.forget(image.ID) // else it stays in the list while another program has a lock
 	}
 	if fault.DiskFull(err) {
 		err = fmt.Errorf("%w: %w", err, fault.Exhausted)

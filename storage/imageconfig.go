@@ -14,11 +14,11 @@ import (
 	"github.com/crius-run/crius/storage/registry/source"
 )
 
-// Limits of what is kept in memory of configs; larger ones, and those of more
-// images, are read when they are asked for.
+// Limits of the configs in memory. Larger ones, and those of further images, are read when they are
+// needed.
 const (
-	maxKept    = 16 << 10 // bytes, of one image
-	maxKeptSum = 32 << 20 // bytes, of all
+	maxKept    = 16 << 10 // bytes, for one image
+	maxKeptSum = 32 << 20 // bytes, for all images
 )
 
 // readSpec reads the whole config of a stored image, and the image's size.
@@ -44,7 +44,7 @@ func readSpec(ctx context.Context, store cstorage.Store, id string) (*imagespec.
 	}
 	spec, err := stored.OCIConfig(ctx)
 	if err == nil {
-		err = source.CheckUser(spec.Config.User) // Docker's oldest format has no config, but users
+		err = source.CheckUser(spec.Config.User) // Docker's oldest format has no config, but a user
 	}
 	if err != nil {
 		return nil, 0, err
@@ -53,7 +53,7 @@ func readSpec(ctx context.Context, store cstorage.Store, id string) (*imagespec.
 	return spec, size, err
 }
 
-// runConfig is the part of a config that containers are made from.
+// runConfig returns the part of a config from which containers are made.
 func runConfig(c *imagespec.ImageConfig) *imagespec.ImageConfig {
 	return &imagespec.ImageConfig{
 		User:       c.User,
@@ -66,7 +66,7 @@ func runConfig(c *imagespec.ImageConfig) *imagespec.ImageConfig {
 	}
 }
 
-// keptBytes is about the memory that a run config takes.
+// keptBytes returns approximately the memory that a run config takes.
 func keptBytes(c *imagespec.ImageConfig) int {
 	sum := len(c.User) + len(c.WorkingDir) + len(c.StopSignal)
 	for _, list := range [][]string{c.Env, c.Entrypoint, c.Cmd} {
@@ -80,8 +80,8 @@ func keptBytes(c *imagespec.ImageConfig) int {
 	return sum
 }
 
-// trim takes from the image's config and annotations what is not kept, given that left
-// bytes may be, and returns how many are.
+// trim removes config and annotations from the image if they exceed left bytes or the limit, and
+// returns the bytes that are kept.
 func (i *Image) trim(left int) int {
 	kept := keptBytes(i.Config) + source.Bytes(i.Annotations)
 	if kept > min(maxKept, left) {
@@ -91,7 +91,7 @@ func (i *Image) trim(left int) int {
 	return kept
 }
 
-// whole is the image with its whole run config.
+// whole returns the image with its whole run config.
 func (i *Image) whole(ctx context.Context, s *Store) (*Image, error) {
 	if !i.trimmed {
 		return i, nil
@@ -105,8 +105,8 @@ func (i *Image) whole(ctx context.Context, s *Store) (*Image, error) {
 	return &whole, nil
 }
 
-// Spec reads the whole config of an image, up to 4 MiB of it. It says
-// fault.NotFound of an image that was removed meanwhile.
+// Spec reads the whole config of an image, of up to 4 MiB. If the image has been removed, the error
+// is fault.NotFound.
 func (s *Store) Spec(ctx context.Context, image *Image) (*imagespec.Image, error) {
 	if err := s.locks.Await(ctx, durable.ToRead); err != nil {
 		return nil, fmt.Errorf("read image config: %w", err)

@@ -38,7 +38,7 @@ func (s *Store) dropIfLost(ctx context.Context, id string) error {
 		return nil
 	}
 	if err := durable.ImageUsable(s.store, id); !errors.Is(err, durable.ErrLayersLost) {
-		return err // nil: its layers are back
+		return err // nil: the layers are there again
 	}
 	if err := s.holds.expire(ctx, id); err != nil {
 		return err

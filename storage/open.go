@@ -30,13 +30,12 @@ import (
 	"github.com/crius-run/crius/storage/unpack"
 )
 
-// Open opens the store and creates it where there is none. After a reboot it
-// looks for damage that a power cut has done: damaged records of containers/storage
-// are moved aside, and damaged images deleted, to be pulled again. All others stay.
+// Open opens the store, and creates it if it does not exist. After a reboot it looks for damage by
+// a power cut: it moves damaged records of containers/storage aside, and deletes damaged images,
+// which are then pulled again. Other images stay.
 //
-// A store has one owner, the crius of cfg.StateDir, until Close and for as long as
-// that crius has pods or containers on record. Another one is refused with an
-// *owner.TakenError.
+// A store has one owner, the crius of cfg.StateDir, until Close and for as long as that crius has
+// pods or containers on record. Another crius is refused with an *owner.TakenError.
 func Open(ctx context.Context, cfg Options) (*Store, error) {
 	options, err := cfg.library()
 	if err == nil {
@@ -193,8 +192,8 @@ func (s *Store) furnish(ctx context.Context, options types.StoreOptions, lock ow
 	return err
 }
 
-// tidy removes what killed servers and earlier configurations have left. A full disk, say, is no
-// reason not to start: the next start retries.
+// tidy removes leftovers of killed servers and earlier configurations. Errors, as on a full disk,
+// are only logged: the next start retries.
 func (s *Store) tidy(ctx context.Context) {
 	if err := s.leftovers.Recover(ctx); err != nil {
 		slog.Warn("cannot remove leftovers of unfinished pulls; the next start retries", "err", err)

@@ -5,9 +5,8 @@ import (
 	"strings"
 )
 
-// pinPatterns makes the test for Image.Pinned from patterns: name, prefix* or
-// *keyword*. They are compared with the full names of an image's tags and
-// digests.
+// pinPatterns returns the test for Image.Pinned. Patterns are name, prefix* or *keyword*, and are
+// compared with the full names of an image's tags and digests.
 func pinPatterns(patterns []string) func(*Image) bool {
 	return func(image *Image) bool {
 		for _, name := range slices.Concat(image.RepoTags, image.RepoDigests) {

@@ -21,13 +21,13 @@ var ErrSignature = trust.ErrSignature
 // fault.Unavailable, and distinguishes that from a registry that is not available.
 var ErrWorkerDied = pullerror.ErrWorkerDied
 
-// PullRequest is what to pull and for whom.
+// PullRequest says what to pull and for whom.
 type PullRequest = pull.Request
 
-// repeatRoom leaves small images their repeated layers, however many.
+// repeatRoom is enough for the repeated layers of small images, however many.
 const repeatRoom = 256 << 20 // bytes
 
-// newPuller returns the store's Puller, whose Program is for the caller to open.
+// newPuller returns the store's Puller. The caller opens its Program.
 func (s *Store) newPuller(options types.StoreOptions) *pull.Puller {
 	return &pull.Puller{
 		Settings: pull.Settings{
@@ -98,5 +98,5 @@ func (s *Store) take(ctx context.Context, got pull.Result) (*Image, error) {
 	return nil, fmt.Errorf("image %s: %w: it was removed as soon as it was pulled", id, cstorage.ErrImageUnknown)
 }
 
-// Pulls are what has been pulled since the store was opened, and what is being pulled.
+// Pulls returns counts of the pulls since the store was opened, and the pulls in progress.
 func (s *Store) Pulls() *progress.Counts { return &s.pulls }

@@ -17,14 +17,13 @@ import (
 	"github.com/crius-run/crius/internal/poll"
 )
 
-// Ready says why no container can be created on this store: its disk, or that of
-// the writable layers, is read-only or fails, or a lock was lost (fault.Unavailable), or
-// another crius has become the owner (an *owner.TakenError). The text stays the same for
-// as long as the cause does.
+// Ready says why no container can be created on this store: its disk, or that of the writable
+// layers, is read-only or fails, or a lock was lost (fault.Unavailable), or another crius has
+// become the owner (an *owner.TakenError). The text stays the same for as long as the cause does.
 //
-// A full disk is no reason: DiskPressure is the kubelet's answer to that. Nor is a
-// disk that takes longer than readyWait: the answer is then the last one, and one
-// attempt stays behind, which later calls do not add to.
+// A full disk is no reason: DiskPressure is the kubelet's answer to that. If a disk takes longer
+// than readyWait, Ready returns the last answer; one attempt stays behind, and later calls add
+// none.
 func (s *Store) Ready(ctx context.Context) error {
 	if err := s.holds.taken(); err != nil {
 		return err
@@ -38,9 +37,9 @@ func (s *Store) Ready(ctx context.Context) error {
 	return nil
 }
 
-// AwaitLost waits until this process can no longer use the store, since containers/storage has
-// panicked and never releases a lock (durable.Locks), and another one could, since the disks can
-// be written. It returns the reason, or nil when ctx ends.
+// AwaitLost waits until this process can no longer use the store, because containers/storage has
+// panicked and never releases a lock (durable.Locks), but another process could, because the disks
+// can be written. It returns the reason, or nil when ctx ends.
 func (s *Store) AwaitLost(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -57,7 +56,7 @@ func (s *Store) AwaitLost(ctx context.Context) error {
 	}
 }
 
-// failing tries the disks. A file is made only if that is due.
+// failing checks the disks. It makes a file only if due is set.
 func (s *Store) failing(due bool) error {
 	dirs := append(s.roots.All(), s.containersDir)
 	slices.Sort(dirs)
@@ -69,10 +68,9 @@ func (s *Store) failing(due bool) error {
 	return nil
 }
 
-// usable says why no file can be made in dir, which is made if it is missing. A
-// file system that remounted itself read-only says so; whether one fails shows only
-// when something is written. The file that is made for that has no name, so nothing
-// of it remains whatever happens.
+// usable says why no file can be made in dir, which it makes if it is missing. A file system that
+// has remounted itself read-only says so; whether one fails shows only in a write. The file that
+// usable makes has no name, so nothing of it remains whatever happens.
 func usable(dir string, write bool) error {
 	var st unix.Statfs_t
 	err := eintr.Retry(func() error { return unix.Statfs(dir, &st) })
@@ -99,8 +97,8 @@ func makeNameless(dir string) error {
 	return unix.Close(fd)
 }
 
-// harmless reports whether err says nothing about the disk's health: it is full, has
-// no files without a name, or this process has too much open.
+// harmless reports whether err says nothing about the disk's health: the disk is full, its file
+// system supports no files without a name, or this process has too many files open.
 func harmless(err error) bool {
 	return slices.ContainsFunc([]error{
 		unix.ENOSPC, unix.EDQUOT, unix.EOPNOTSUPP, unix.EISDIR, unix.EMFILE, unix.ENFILE, unix.ENOMEM,
@@ -108,18 +106,18 @@ func harmless(err error) bool {
 }
 
 const (
-	// readyWait is how long Ready waits for a disk, counted from the beginning of
-	// the attempt: kubelets ask every few seconds.
+	// readyWait is how long Ready waits for a disk, from the beginning of the attempt: kubelets ask
+	// every few seconds.
 	readyWait = time.Second
-	// writeEvery is how long a disk that took a file is taken for one that does.
+	// writeEvery is how long a disk that has taken a file counts as writable.
 	writeEvery = 30 * time.Second
 )
 
-// probe runs one attempt at a time, and remembers what the last one found.
+// probe runs one attempt at a time, and remembers the result of the last one.
 type probe struct {
 	mu      sync.Mutex
 	current *attempt
-	found   error     // by the last attempt that ended
+	found   error     // result of the last attempt that ended
 	written time.Time // when a file was last made
 }
 
@@ -128,8 +126,7 @@ type attempt struct {
 	began time.Time
 }
 
-// look begins an attempt, or joins the one under way, and returns what the last one
-// has found.
+// look begins an attempt, or joins the one in progress, and returns the last result.
 func (p *probe) look(ctx context.Context, try func(due bool) error) error {
 	a := p.start(try)
 	timer := time.NewTimer(readyWait - time.Since(a.began))

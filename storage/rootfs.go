@@ -21,17 +21,17 @@ import (
 	"github.com/crius-run/crius/storage/quota"
 )
 
-// Rootfs is a container's root file system: the layers of an image below, a
-// writable layer on top. Without the writable layer it is an image volume.
+// Rootfs is a container's root file system: the layers of an image below, a writable layer on top.
+// Without the writable layer it is an image volume.
 type Rootfs struct {
-	ID         string // of the container, or the volume's own
+	ID         string // of the container, or of the volume
 	ImageID    string // whole, as in Image.ID; of an artifact only if ReadOnly
-	Dir        string // on disk: the writable layer is made in it
-	Target     string // mount point; made where it is missing
+	Dir        string // directory in which the writable layer is made
+	Target     string // mount point; made if it is missing
 	ReadOnly   bool   // no writable layer
 	MountLabel string // SELinux context of every file; may be empty
-	// UserNS is the path of the user namespace whose ids own the files: who is
-	// root there finds the image's files to be root's. Empty: the node's.
+	// UserNS is the path of the user namespace whose ids own the files: root in the namespace owns
+	// the image's files of root. Empty: the node's.
 	UserNS string
 }
 
@@ -42,16 +42,15 @@ const (
 	emptyName = "empty" // lower directories where the image has too few
 )
 
-// IsWritableLayer reports whether a directory in Rootfs.Dir has what the container has
+// IsWritableLayer reports whether a directory in Rootfs.Dir has files that the container has
 // written.
 func IsWritableLayer(name string) bool { return name == upperName || name == workName }
 
-// MountRootfs mounts a root file system. One that is mounted already is left as it is;
-// one whose writable layer exists is mounted with it. From the call on, and also if it
-// fails, the image has a reference until RemoveRootfs.
+// MountRootfs mounts a root file system. It leaves one that is mounted as it is, and mounts one
+// whose writable layer exists with that layer. From the call on, even if it fails, the image has a
+// reference until RemoveRootfs.
 //
-// It says fault.NotFound when the image is not there, and fault.Exhausted when
-// the disk is full.
+// The error is fault.NotFound if the image does not exist, and fault.Exhausted if the disk is full.
 func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -62,12 +61,12 @@ func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 	lower, err := s.artifacts.use(ctx, r)
 	if err == nil {
 		err = trace.Call(ctx, "mount layers", func() error { return r.mount(lower, s.mountOptions, s.projects) })
-		if err != nil && slices.ContainsFunc(lower, isGone) { // since they were looked at
+		if err != nil && slices.ContainsFunc(lower, isGone) { // after use has checked them
 			err = fmt.Errorf("%w: %w", durable.ErrLayersLost, err)
 		}
 	}
 	if errors.Is(err, durable.ErrLayersLost) {
-		s.images.forget(r.ImageID) // so that the kubelet learns of it and pulls again
+		s.images.forget(r.ImageID) // so that the kubelet sees that it is gone, and pulls it again
 		err = fmt.Errorf("%w: %w", err, fault.NotFound)
 	}
 	if fault.DiskFull(err) {
@@ -77,7 +76,7 @@ func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 		return fmt.Errorf("mount rootfs %s: %w", r.ID, err)
 	}
 	if _, known := s.usage.of(r.ID); !known {
-		_, _ = s.RootfsUsage(r) // of a new layer, which is one directory
+		_, _ = s.RootfsUsage(r) // to cache the usage of a new layer, which is one directory
 	}
 	return nil
 }
@@ -95,7 +94,7 @@ func (r Rootfs) mount(lower, options []string, projects *quota.Projects) error {
 		return err
 	}
 	m := overlay.Mount{Lower: lower, Target: r.Target, Label: r.MountLabel, Options: options, UserNS: r.UserNS}
-	least := 2 // what overlay wants where nothing is writable
+	least := 2 // overlay needs two if nothing is writable
 	if !r.ReadOnly {
 		least = 1
 		m.Upper, m.Work = filepath.Join(r.Dir, upperName), filepath.Join(r.Dir, workName)
@@ -111,10 +110,10 @@ func (r Rootfs) mount(lower, options []string, projects *quota.Projects) error {
 	return m.Make()
 }
 
-// UnmountRootfs unmounts a root file system and keeps its writable layer. One
-// that is not mounted is fine.
+// UnmountRootfs unmounts a root file system, and keeps its writable layer. If it is not mounted,
+// UnmountRootfs succeeds.
 func (s *Store) UnmountRootfs(r Rootfs) error {
-	for range 16 { // however often something was mounted on top
+	for range 16 { // something may have been mounted on top
 		is, err := overlay.Mounted(r.Target)
 		if err != nil {
 			return fmt.Errorf("unmount rootfs %s: %w", r.ID, err)
@@ -134,8 +133,8 @@ func (s *Store) UnmountRootfs(r Rootfs) error {
 	return fmt.Errorf("unmount rootfs %s: %s stays mounted: %w", r.ID, r.Target, fault.Unavailable)
 }
 
-// RemoveRootfs unmounts a root file system, deletes its writable layer and gives up its
-// use of the image. It may be repeated, also after it failed half-way.
+// RemoveRootfs unmounts a root file system, deletes its writable layer and ends its use of the
+// image. It may be repeated, even after it has failed half-way.
 func (s *Store) RemoveRootfs(ctx context.Context, r Rootfs) error {
 	if err := trace.Call(ctx, "unmount layers", func() error { return s.UnmountRootfs(r) }); err != nil {
 		return err
@@ -165,9 +164,9 @@ func (r Rootfs) removeWritable() error {
 	return nil
 }
 
-// Adopt is called after a restart with ID, ImageID and ReadOnly of all root file systems
-// that exist: exactly these use images from now on. The references of all other images are
-// deleted. A missing image is an error, and the others are adopted all the same.
+// Adopt is called after a restart with ID, ImageID and ReadOnly of all root file systems that
+// exist: from now on exactly these use images. It deletes the references of all other images. A
+// missing image is an error, but the others are adopted nevertheless.
 func (s *Store) Adopt(ctx context.Context, rs []Rootfs) error {
 	users, artifactUsers := map[string][]string{}, map[string][]string{}
 	for _, r := range rs {

@@ -10,14 +10,14 @@ import (
 	"github.com/crius-run/crius/internal/mount"
 )
 
-// FsSize is how large a file system is.
+// FsSize is the size of a file system.
 type FsSize struct {
-	Device             string // what is mounted, such as /dev/sda1
+	Device             string // mounted device, such as /dev/sda1
 	Bytes              uint64
-	Inodes, FreeInodes uint64 // both 0 where the file system does not count them
+	Inodes, FreeInodes uint64 // both 0 if the file system does not count them
 }
 
-// WritableSize is of the file system that the writable layers are on.
+// WritableSize returns the size of the file system with the writable layers.
 func (s *Store) WritableSize() (FsSize, error) {
 	dir := s.containersDir
 	var st unix.Statfs_t
@@ -32,7 +32,7 @@ func (s *Store) WritableSize() (FsSize, error) {
 	}, nil
 }
 
-// deviceOf is what is mounted where dir is; empty if that cannot be told.
+// deviceOf returns the device that is mounted at dir; empty if that is unknown.
 func deviceOf(dir string) string {
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {

@@ -1,32 +1,32 @@
-// Package storage keeps images and root file systems. It is the only user of
-// containers/storage and containers/image, the libraries of podman, skopeo and
-// buildah: what one of those pulled is here for pods, and the other way round.
+// Package storage keeps images and root file systems. It is the only user of containers/storage and
+// containers/image, the libraries of podman, skopeo and buildah: pods can use the images that those
+// programs have pulled, and the other way round.
 //
 // # Images
 //
-// containers/storage owns layers and images; crius adds no record of its own.
-// An image's id is the 64 hexadecimal digits under which containers/storage
-// keeps it (the digest of its config), and it is the same string in Images,
-// Image and Pull. A pull is bounded in time, leaves nothing but bounded downloads that a
-// next one resumes (package download), and sends credentials to the registry they are for and nowhere else. This
-// process fetches; layers are decompressed and unpacked by a confined one
-// (docs/decisions/0019-pull-worker.md). OCI artifacts, which have files and no layers, are
+// containers/storage owns layers and images; crius adds no record of its own. An image's id is the
+// 64 hexadecimal digits under which containers/storage keeps it (the digest of its config), and it
+// is the same string in Images, Image and Pull. OCI artifacts, which have files and no layers, are
 // images to all methods; package artifact keeps them.
+//
+// Package pull pulls images: package registry and the packages below it talk to registries, and
+// package unpack has layers unpacked by a confined process. A pull is bounded in time, leaves
+// nothing behind except bounded downloads, which the next pull resumes, and sends credentials to no
+// registry for which they are not meant. docs/pull.md describes all of it.
 //
 // # Root file systems
 //
-// A container's root file system is an overlay mount that crius makes itself:
-// the image's layers below, an upper directory of crius's own on top. See
-// docs/decisions/0001-writable-layer.md. While root file systems use an image,
-// one container record in containers/storage, called crius-holds-<image id>,
-// keeps its layers from everybody, other tools included; it goes a minute after
-// the last of them. An image that is removed while in use loses its names at
-// once and its layers with the last root file system.
+// A container's root file system is an overlay mount that crius makes itself: the image's layers
+// below, an upper directory of crius's own on top. See docs/decisions/0001-writable-layer.md. While
+// root file systems use an image, a container record in containers/storage, called
+// crius-holds-<image id>, protects its layers from all programs; it is deleted a minute after the
+// last use. An image that is removed while in use loses its names at once, and its layers with the
+// last root file system.
 //
 // # Programs
 //
-// A program that opens a Store must call Init first thing in main. Layers are unpacked by
-// another one, crius-unpack (package unpack).
+// A program that opens a Store must call Init first thing in main. Layers are unpacked by another
+// program, crius-unpack (package unpack/worker).
 package storage
 
 import (
@@ -64,9 +64,9 @@ import (
 //		return
 //	}
 //
-// containers/storage starts its own program again to work in other directories
-// or namespaces, and crius to copy an image in a format that crius-unpack does not know;
-// there Init does that work and says true. It also makes the two libraries log through slog.
+// containers/storage starts its own program again to work in other directories or namespaces, and
+// crius starts itself to copy an image in a format that crius-unpack does not know. In such a
+// process Init does that work, and returns true. It also makes the two libraries log through slog.
 func Init() bool {
 	unpack.Register()
 	if untar.Child() || reexec.Init() {
@@ -78,8 +78,7 @@ func Init() bool {
 	return false
 }
 
-// Store is the node's images and root file systems. Its methods are safe for
-// concurrent use.
+// Store is the images and root file systems of a node. Its methods are safe for concurrent use.
 type Store struct {
 	Foreign *foreign.Containers // of other runtimes
 
@@ -93,7 +92,7 @@ type Store struct {
 	leftovers    *durable.Leftovers
 	downloads    *download.Dir
 	reserve      reserve.File
-	mountOptions []string // that every root file system gets
+	mountOptions []string // of every root file system
 	usage        usageCache
 	probe        probe
 	manifest     *durable.Manifest
@@ -103,14 +102,13 @@ type Store struct {
 	puller       *pull.Puller
 	unwatch      func() // see durable.Locks.Panicked
 
-	containersDir string          // in which all writable layers are
+	containersDir string          // with all writable layers
 	projects      *quota.Projects // of the writable layers
 	background    sync.WaitGroup  // the measuring of writable layers
 }
 
-// Close gives back what the process holds of the store, after the last call of
-// another method has returned, also when ctx is over. Mounted root file systems
-// stay mounted.
+// Close releases the store, after the last call of another method has returned. It does so even if
+// ctx has ended. Mounted root file systems stay mounted.
 func (s *Store) Close(ctx context.Context) error {
 	s.usage.closed.Store(true)
 	s.background.Wait()
@@ -119,7 +117,7 @@ func (s *Store) Close(ctx context.Context) error {
 	err := s.holds.close(context.WithoutCancel(ctx), locked)
 	if locked == nil {
 		_, shutdownErr := s.store.Shutdown(false)
-		if !errors.Is(shutdownErr, cstorage.ErrLayerUsedByContainer) { // another tool's container runs
+		if !errors.Is(shutdownErr, cstorage.ErrLayerUsedByContainer) { // a container of another tool is running
 			err = errors.Join(err, shutdownErr)
 		}
 	}
@@ -129,11 +127,10 @@ func (s *Store) Close(ctx context.Context) error {
 	return nil
 }
 
-// Forget removes the files that crius itself keeps in the graph root, which other tools
-// share: it is for a wipe. Call it after the images are removed and right before Close,
-// and nothing else in between.
+// Forget removes the files of crius in the graph root, which other tools share, for a wipe. Call it
+// after the images have been removed, and then only Close.
 func (s *Store) Forget() error {
-	errs := []error{s.manifest.Remove()} // first: it would have the next start want the owner of the imagestore
+	errs := []error{s.manifest.Remove()} // first: with it the next start would require the owner of the imagestore
 	for _, root := range s.roots.All() {
 		errs = append(errs, os.RemoveAll(filepath.Join(root, reserve.Name)), os.RemoveAll(filepath.Join(root, ownerName)), os.RemoveAll(artifact.In(root)))
 	}

@@ -21,7 +21,7 @@ import (
 	"github.com/crius-run/crius/storage/durable"
 )
 
-// FsUsage is what something occupies on a file system.
+// FsUsage is the usage of a file system.
 type FsUsage struct {
 	Mountpoint string // a path on the file system (CRI FilesystemIdentifier)
 	UsedBytes  uint64
@@ -29,16 +29,16 @@ type FsUsage struct {
 	Timestamp  time.Time
 }
 
-// FsInfo is the usage of the file systems of images and of containers'
-// writable layers. It walks no directory tree, and waits for no other tool.
+// FsInfo returns the usage of the file systems of images and of writable layers. It walks no
+// directory tree, and waits for no other tool.
 //
-// Images: UsedBytes is the size of all artifacts, and of all layers as
-// containers/storage recorded them when it unpacked them, those of other tools
-// included and those of read-only stores not, each counted once; that is what removing images can free. It keeps no
-// count of files, so that InodesUsed is that of the whole file system.
+// Images: UsedBytes is the size of all artifacts and of all layers, as containers/storage has
+// recorded it. Layers of other tools count, layers of read-only stores do not, and each layer
+// counts once: that is what removing images can free. containers/storage does not count files, so
+// InodesUsed is that of the whole file system.
 //
-// Containers: both are sums over the containers' latest RootfsUsage. Those that
-// are older than usageAge are measured anew meanwhile, for whoever asks next.
+// Containers: both are sums over the containers' latest RootfsUsage. If that is older than
+// usageAge, the containers are measured in the background, for the next call.
 func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err error) {
 	now := time.Now()
 	images = FsUsage{Mountpoint: s.roots.ForImages(), Timestamp: now}
@@ -57,8 +57,8 @@ func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err err
 	return images, containers, nil
 }
 
-// Sizes are the bytes that images and writable layers have, as FsInfo says. Nothing is
-// measured for it: those of writable layers are as old as the last question of FsInfo.
+// Sizes returns the bytes of images and writable layers, as in FsInfo. It measures nothing: the
+// bytes of writable layers are those of the last FsInfo.
 func (s *Store) Sizes() (images, writable uint64, err error) {
 	images, err = s.imagesSize()
 	return images, s.usage.sum().UsedBytes, err
@@ -70,8 +70,8 @@ func (s *Store) imagesSize() (uint64, error) {
 	return layers + s.artifacts.Size(), err
 }
 
-// layersSize returns the bytes of all layers. While another process holds a lock, it takes them
-// from the record file, which the library replaces as a whole and so can be read at any time.
+// layersSize returns the bytes of all layers. While another process holds a lock, it reads them
+// from the record file, which can be read at any time because the library replaces it as a whole.
 func layersSize(store cstorage.Store, locks *durable.Locks) (total uint64, err error) {
 	var layers []cstorage.Layer
 	if locks.Held(durable.ToRead) == nil {
@@ -80,34 +80,32 @@ func layersSize(store cstorage.Store, locks *durable.Locks) (total uint64, err e
 		layers, err = durable.RootsOf(store).RecordedLayers()
 	}
 	for _, layer := range layers {
-		if !layer.ReadOnly { // of a store that is not ours
+		if !layer.ReadOnly { // else it is in a read-only store
 			total += uint64(max(layer.UncompressedSize, 0))
 		}
 	}
 	return total, err
 }
 
-// WritableUsage is the latest RootfsUsage of a container, which may be as old as
-// usageAge and the time that measuring takes; ok is false if there is none yet.
-// Nothing is measured while the caller waits.
+// WritableUsage returns the latest RootfsUsage of a container. Its age is at most usageAge and the
+// time of measuring; ok is false if there is none yet. It does not wait for measuring.
 func (s *Store) WritableUsage(ctx context.Context, id string) (usage FsUsage, ok bool) {
 	s.refreshUsage(ctx)
 	return s.usage.of(id)
 }
 
 const (
-	// usageAge is how old the usage of the writable layers may be.
+	// usageAge is the maximum age of the usage of writable layers.
 	usageAge = 10 * time.Second
-	// usageRest is how long nothing is measured afterwards, as a multiple of
-	// the time that it took: millions of files are looked at less often. It is
-	// no longer than usageRestMax, or a disk that hung for a while would hide
-	// from kubelets who fills it.
+	// usageRest is how long nothing is measured afterwards, as a multiple of the time that
+	// measuring took: millions of files are counted less often. It is at most usageRestMax:
+	// otherwise a disk that hung for a while would hide from kubelets which container fills it.
 	usageRest    = 20
 	usageRestMax = 2 * time.Minute
 )
 
-// refreshUsage measures the writable layers in the background, unless that was
-// done a short while ago or is being done. Close waits for it.
+// refreshUsage measures the writable layers in the background, unless that was done a short while
+// ago or is in progress. Close waits for it.
 func (s *Store) refreshUsage(ctx context.Context) {
 	if !s.usage.begin() {
 		return
@@ -137,10 +135,9 @@ func (s *Store) measureAll() {
 	}
 }
 
-// RootfsUsage measures a writable layer: every file in it, hard links once, or what its
-// file system has counted where that can be relied on (quota.Projects). Files may come and
-// go meanwhile. A layer that is gone occupies nothing. With an error it is what has been
-// counted until then.
+// RootfsUsage measures a writable layer. It counts every file, hard links once, or takes the count
+// of the file system if that is reliable (quota.Projects). Files may come and go meanwhile. A layer
+// that does not exist has no usage. With an error it returns what has been counted so far.
 func (s *Store) RootfsUsage(r Rootfs) (FsUsage, error) {
 	upper := filepath.Join(r.Dir, upperName)
 	measured := tree.Usage{Stop: s.usage.stopping}
@@ -158,20 +155,20 @@ func (s *Store) RootfsUsage(r Rootfs) (FsUsage, error) {
 	return usage, nil
 }
 
-// usageCache keeps the latest usage of each writable layer.
+// usageCache caches the latest usage of each writable layer.
 type usageCache struct {
 	mu        sync.Mutex
 	latest    map[string]FsUsage
 	measuring bool
-	next      time.Time // when it is time to measure all
+	next      time.Time // when all must be measured again
 	closed    atomic.Bool
 }
 
-// stopping tells whoever measures to leave off.
+// stopping reports whether measuring must stop.
 func (c *usageCache) stopping() bool { return c.closed.Load() }
 
-// keep notes what was counted of a layer that could not be measured to the end, unless
-// it was larger the last time: a container must not be able to hide what it has.
+// keep caches the count of a layer that could not be measured to the end, unless the last one was
+// larger: a container must not be able to hide its usage.
 func (c *usageCache) keep(id string, counted FsUsage) {
 	last, _ := c.of(id)
 	counted.UsedBytes = max(last.UsedBytes, counted.UsedBytes)
@@ -180,7 +177,7 @@ func (c *usageCache) keep(id string, counted FsUsage) {
 	c.note(id, counted)
 }
 
-// begin reports whether it is time to measure all, and nobody does.
+// begin reports whether all must be measured now, and nobody does so yet.
 func (c *usageCache) begin() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -191,7 +188,7 @@ func (c *usageCache) begin() bool {
 	return true
 }
 
-// end ends the measurement that began at that time, and forgets layers not measured
+// end ends the measurement that began at that time, and removes layers that have not been measured
 // since: they were being removed during the previous measurement.
 func (c *usageCache) end(began time.Time) {
 	c.mu.Lock()

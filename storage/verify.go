@@ -13,20 +13,20 @@ import (
 	"github.com/crius-run/crius/storage/overlay"
 )
 
-// Defect is something of the store that is not as it should be.
+// Defect is something wrong with the store.
 type Defect struct {
-	Rootfs string // whose it is; empty: the store's own
+	Rootfs string // with the defect; empty: the store itself has it
 	Object string // the image or layer
 	Text   string
-	// Remedy, if there is one, is what Mend does about it.
+	// Remedy is what Mend does; it may be empty.
 	Remedy string
 	Mend   func(context.Context) error
 }
 
-// Verify checks that live, mounted root file systems have their writable layers, mounts
-// and images. It also looks for images that lost layers or the record that protects them
-// from other tools, and for layers without an image. It reads records and checks that
-// directories exist, but walks no directory tree.
+// Verify checks that live, mounted root file systems have their writable layers, mounts and images.
+// It also looks for images that have lost layers, or the record that protects them from other
+// tools, and for layers without an image. It reads records and checks that directories exist, but
+// walks no directory tree.
 func (s *Store) Verify(ctx context.Context, live []Rootfs) ([]Defect, error) {
 	if err := s.locks.Usable(); err != nil {
 		return nil, err
@@ -66,7 +66,7 @@ func (s *Store) Verify(ctx context.Context, live []Rootfs) ([]Defect, error) {
 	return slices.Concat(defects, unheld, more), err
 }
 
-// unheld are images that containers use and other tools may remove.
+// unheld returns the images that containers use and other tools may remove.
 func (h *holds) unheld(live []Rootfs) ([]Defect, error) {
 	images, err := h.missing(live)
 	if err != nil {
@@ -83,7 +83,7 @@ func (h *holds) unheld(live []Rootfs) ([]Defect, error) {
 	return defects, nil
 }
 
-// defects are the store's own. Known are images that have been looked at.
+// defects returns the defects of the store itself. known are images that have been checked.
 func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, error) {
 	records, err := s.store.Images()
 	if err != nil {
@@ -110,7 +110,7 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 			Object: "image " + record.ID, Text: lost.Error(), Remedy: "remove it, so that it is pulled again",
 			Mend: func(ctx context.Context) error {
 				if durable.ImageUsable(s.store, record.ID) == nil {
-					return nil // it was pulled again meanwhile
+					return nil // it has been pulled again
 				}
 				s.images.forget(record.ID)
 				return s.holds.remove(ctx, record.ID)
