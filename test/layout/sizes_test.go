@@ -31,6 +31,8 @@ type measured struct {
 // sizes are the numbers of the product's code.
 type sizes struct {
 	packages, files, functions, parameters, methods []measured
+	exported                                        []measured // methods of exported names
+	disguised                                       []measured // functions that could be a type's methods
 
 	interfaces   int
 	undocumented []string // exported names without a doc comment
@@ -49,10 +51,16 @@ func TestSizes(t *testing.T) {
 		{"lines per function", all.functions, maxFunction},
 		{"parameters per function", all.parameters, unlimited},
 		{"methods per type", all.methods, unlimited},
+		{"exported methods per type", all.exported, unlimited},
+		{"functions that take a type of their package first, per type", all.disguised, unlimited},
 	} {
 		slices.SortFunc(kind.of, func(a, b measured) int { return cmp.Or(cmp.Compare(b.size, a.size), cmp.Compare(a.name, b.name)) })
 		at := func(percent int) int { return kind.of[(len(kind.of)-1)*(100-percent)/100].size }
-		t.Logf("%s: %d in all, median %d, p99 %d; largest %v", kind.name, len(kind.of), at(50), at(99), kind.of[:min(4, len(kind.of))])
+		sum := 0
+		for _, m := range kind.of {
+			sum += m.size
+		}
+		t.Logf("%s: %d, sum %d, median %d, p99 %d; largest %v", kind.name, len(kind.of), sum, at(50), at(99), kind.of[:min(8, len(kind.of))])
 		for _, m := range kind.of {
 			if m.size > kind.most {
 				t.Errorf("%s has %d %s, at most %d: split it", m.name, m.size, kind.name, kind.most)
@@ -68,7 +76,8 @@ func TestSizes(t *testing.T) {
 // measure reads the product's code.
 func measure(t *testing.T) *sizes {
 	all := &sizes{}
-	lines, methods, embeds := map[string]int{}, map[string]int{}, map[string][]string{}
+	lines, methods, exported, embeds := map[string]int{}, map[string]int{}, map[string]int{}, map[string][]string{}
+	declared, disguised := map[string]bool{}, map[string]int{} // types; functions by the type that they take first
 	sources(t, func(path, text string) {
 		if filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") || below(path, "test") {
 			return
@@ -86,11 +95,18 @@ func measure(t *testing.T) *sizes {
 			switch d := decl.(type) {
 			case *ast.FuncDecl:
 				all.function(fset, pkg, d)
-				if of := receiver(d); of != "" {
-					methods[pkg+"."+of]++
+				of := pkg + "." + receiver(d)
+				switch {
+				case d.Recv == nil:
+					disguised[pkg+"."+firstParameter(d)]++
+				case d.Name.IsExported():
+					exported[of]++
+					fallthrough
+				default:
+					methods[of]++
 				}
 			case *ast.GenDecl:
-				all.declaration(pkg, d, embeds)
+				all.declaration(pkg, d, declared, embeds)
 			}
 		}
 	})
@@ -99,6 +115,12 @@ func measure(t *testing.T) *sizes {
 	}
 	for typ := range methods {
 		all.methods = append(all.methods, measured{typ, promoted(typ, methods, embeds)})
+		all.exported = append(all.exported, measured{typ, promoted(typ, exported, embeds)})
+	}
+	for typ, n := range disguised {
+		if declared[typ] {
+			all.disguised = append(all.disguised, measured{typ, n})
+		}
 	}
 	return all
 }
@@ -125,7 +147,7 @@ func (s *sizes) function(fset *token.FileSet, pkg string, d *ast.FuncDecl) {
 	}
 }
 
-func (s *sizes) declaration(pkg string, d *ast.GenDecl, embeds map[string][]string) {
+func (s *sizes) declaration(pkg string, d *ast.GenDecl, declared map[string]bool, embeds map[string][]string) {
 	for _, spec := range d.Specs {
 		typ, ok := spec.(*ast.TypeSpec)
 		if !ok {
@@ -134,6 +156,7 @@ func (s *sizes) declaration(pkg string, d *ast.GenDecl, embeds map[string][]stri
 		if typ.Name.IsExported() && typ.Doc == nil && d.Doc == nil {
 			s.undocumented = append(s.undocumented, pkg+"."+typ.Name.Name)
 		}
+		declared[pkg+"."+typ.Name.Name] = true
 		switch body := typ.Type.(type) {
 		case *ast.InterfaceType:
 			s.interfaces++
@@ -153,6 +176,18 @@ func receiver(d *ast.FuncDecl) string {
 		return ""
 	}
 	return typeName(d.Recv.List[0].Type)
+}
+
+// firstParameter is the name of the type of a function's first parameter after a context, "" if
+// it has none or the type is of another package.
+func firstParameter(d *ast.FuncDecl) string {
+	for i, p := range d.Type.Params.List {
+		sel, ok := p.Type.(*ast.SelectorExpr)
+		if i > 0 || !ok || sel.Sel.Name != "Context" {
+			return typeName(p.Type)
+		}
+	}
+	return ""
 }
 
 // typeName is the name of a type of the same package, "" for any other.
