@@ -8,7 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
+	"github.com/crius-run/crius/internal/flock"
 )
 
 // dropLostLeases deletes the leases of the network in force that name no owner.
@@ -43,10 +43,10 @@ func dropLost(ctx context.Context, dir string) error {
 		return err
 	}
 	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+	if err := flock.Try(lock); errors.Is(err, flock.ErrBusy) {
 		return nil // a plugin is at work, and what is lost will be so at the next start
 	} else if err != nil {
-		return &os.PathError{Op: "flock", Path: lock.Name(), Err: err}
+		return err
 	}
 	if lost, err = lostLeases(dir); err != nil {
 		return err

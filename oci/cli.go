@@ -21,8 +21,8 @@ import (
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/flock"
 	"github.com/crius-run/crius/internal/mount"
-	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/oci/limits"
 	"github.com/crius-run/crius/oci/proc"
 	"github.com/crius-run/crius/oci/stdio"
@@ -317,15 +317,12 @@ func lockStart(ctx context.Context, ref Ref, timeout time.Duration) (*os.File, e
 	if err != nil {
 		return nil, err
 	}
-	ended := poll.Until(ctx, 10*time.Millisecond, func() bool {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		return !errors.Is(err, unix.EWOULDBLOCK)
-	})
-	switch {
-	case !ended:
-		return nil, errors.Join(fmt.Errorf("a start requested by a previous server is still running: %w", context.Cause(ctx)), f.Close())
-	case err != nil:
-		return nil, errors.Join(&os.PathError{Op: "flock", Path: f.Name(), Err: err}, f.Close())
+	err = flock.TryUntil(ctx, f, 10*time.Millisecond)
+	if errors.Is(err, flock.ErrBusy) {
+		err = fmt.Errorf("a start requested by a previous server is still running: %w", context.Cause(ctx))
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
 }

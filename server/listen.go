@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/flock"
 	"github.com/crius-run/crius/internal/peer"
 	"github.com/crius-run/crius/internal/unixsocket"
 )
@@ -113,8 +114,8 @@ func (a address) lock() (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock CRI socket: %w", err)
 	}
-	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) || err == nil && !named(lock) {
+	err = flock.Try(lock)
+	if errors.Is(err, flock.ErrBusy) || err == nil && !named(lock) {
 		err = fmt.Errorf("another crius instance serves %s; stop it or set a different %s: %w", a.path, a.option, fault.Exists)
 	}
 	if err != nil {

@@ -63,7 +63,7 @@ func lockStart(dir string) (int, error) {
 	path := dir + "/" + wire.StartLock
 	fd, err := syscall.Open(path, syscall.O_RDWR|syscall.O_CREAT|syscall.O_CLOEXEC, 0o600)
 	if err == nil {
-		if err = syscall.Flock(fd, syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		if err = syscall.Flock(fd, syscall.LOCK_EX|syscall.LOCK_NB); err != nil { //nolint:forbidigo // internal/flock links os, which the monitor does not
 			syscall.Close(fd)
 		}
 	}

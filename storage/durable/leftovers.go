@@ -20,6 +20,7 @@ import (
 	cstorage "go.podman.io/storage"
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/internal/flock"
 	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/internal/trace"
 )
@@ -166,21 +167,15 @@ func (d *Leftovers) begin(ctx context.Context, j *Job) (*Job, error) {
 	return nil, err
 }
 
-// errBusy says that another process has the lock.
-var errBusy = errors.New("locked by another process")
-
 // lockDir locks a directory until the file is closed or the process ends.
 func lockDir(dir string) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := flock.Try(f); err != nil {
 		f.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			err = errBusy
-		}
-		return nil, &os.PathError{Op: "flock", Path: dir, Err: err}
+		return nil, err
 	}
 	return f, nil
 }
@@ -251,7 +246,7 @@ func (d *Leftovers) Recover(ctx context.Context) error {
 	for _, entry := range entries {
 		j, readErr := d.read(ctx, entry.Name())
 		switch {
-		case errors.Is(readErr, errBusy):
+		case errors.Is(readErr, flock.ErrBusy):
 			alive = true
 		case readErr != nil:
 			err = errors.Join(err, readErr)
@@ -284,7 +279,7 @@ func (d *Leftovers) read(ctx context.Context, name string) (*Job, error) {
 	defer cancel()
 	poll.Until(ctx, dyingTime/100, func() bool {
 		lock, err = lockDir(dir)
-		return !errors.Is(err, errBusy)
+		return !errors.Is(err, flock.ErrBusy)
 	})
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {

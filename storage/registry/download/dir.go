@@ -20,6 +20,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/types"
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/flock"
 )
 
 // Name is the name of the directory.
@@ -107,7 +109,7 @@ func (d *Dir) open(info types.BlobInfo, registry string) (*part, error) {
 	if !alone {
 		p.file, err = lockFile(root, file(name))
 	}
-	if alone || errors.Is(err, errBusy) {
+	if alone || errors.Is(err, flock.ErrBusy) {
 		p.file, err = nameless(root)
 		return p, err
 	}
@@ -194,9 +196,6 @@ func (d *Dir) scratch() (*os.File, error) {
 	return nameless(root)
 }
 
-// errBusy says that another process has the lock.
-var errBusy = errors.New("locked by another process")
-
 // lockFile opens a file, creates it if there is none, and locks it until it is closed. Anything
 // else in its place is removed.
 func lockFile(root *os.Root, path string) (*os.File, error) {
@@ -210,11 +209,8 @@ func lockFile(root *os.Root, path string) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			if errors.Is(err, unix.EWOULDBLOCK) {
-				err = errBusy
-			}
-			return nil, errors.Join(&os.PathError{Op: "flock", Path: path, Err: err}, f.Close())
+		if err := flock.Try(f); err != nil {
+			return nil, errors.Join(err, f.Close())
 		}
 		if sameFile(root, f, path) {
 			return f, nil
@@ -452,7 +448,7 @@ func inUse(root *os.Root, path string) bool {
 		return false
 	}
 	defer f.Close()
-	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
+	return errors.Is(flock.Try(f), flock.ErrBusy)
 }
 
 // Close ends the sweeps. Files that are kept stay.

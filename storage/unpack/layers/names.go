@@ -16,6 +16,8 @@ import (
 	"go.podman.io/storage/pkg/archive"
 	"go.podman.io/storage/pkg/chrootarchive"
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/flock"
 )
 
 // AnyName returns a store whose PutLayer accepts directories with any name. The library measures a
@@ -93,7 +95,7 @@ func (s *anyName) commit(id, parent string, options *cstorage.LayerOptions, stag
 	turn, err := os.Open(filepath.Join(cmp.Or(s.ImageStore(), s.GraphRoot()), "overlay-layers"))
 	if err == nil {
 		defer turn.Close()
-		err = os.NewSyscallError("flock", unix.Flock(int(turn.Fd()), unix.LOCK_EX))
+		err = flock.Wait(turn)
 	}
 	if _, lookErr := s.Layer(id); err == nil && lookErr == nil {
 		err = cstorage.ErrDuplicateID

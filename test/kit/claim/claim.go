@@ -15,7 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"github.com/crius-run/crius/internal/flock"
 )
 
 // parent holds the directories. A node's sockets lie below them, and the path of
@@ -54,7 +54,7 @@ func take(dir string, flags int) (*Claim, error) {
 	if err != nil {
 		return nil, fmt.Errorf("claim %s: %w", dir, err)
 	}
-	if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil || !isAt(lock, path) {
+	if flock.Try(lock) != nil || !isAt(lock, path) {
 		lock.Close()
 		return nil, errTaken
 	}

@@ -10,8 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/crius-run/crius/internal/flock"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
@@ -41,9 +40,9 @@ func noteShims(dir, daemon, program string) (s shims, err error) {
 	if s.lock, err = os.Open(program); err != nil {
 		return s, fmt.Errorf("%w: install containerd", err)
 	}
-	if err := unix.Flock(int(s.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := flock.Try(s.lock); err != nil {
 		s.lock.Close()
-		return s, fmt.Errorf("lock %s: %w: another bench or cluster runs it on this machine", program, err)
+		return s, fmt.Errorf("%w: another bench or cluster runs it on this machine", err)
 	}
 	s.dir = dir
 	s.before, err = namesIn(dir)

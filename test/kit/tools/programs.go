@@ -11,9 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/crius-run/crius/internal/eintr"
+	"github.com/crius-run/crius/internal/flock"
 )
 
 // BuildTags are those of the product.
@@ -152,7 +150,7 @@ func lock(dir string) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := eintr.Retry(func() error { return unix.Flock(int(f.Fd()), unix.LOCK_EX) }); err != nil {
+	if err := flock.Wait(f); err != nil {
 		f.Close()
 		return nil, err
 	}

@@ -1,0 +1,45 @@
+// Package flock locks open files against other processes with flock(2). A lock is held until
+// the file and all its copies, those of child processes included, are closed.
+package flock
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/eintr"
+	"github.com/crius-run/crius/internal/poll"
+)
+
+// ErrBusy is the error for a file that is locked by somebody else.
+var ErrBusy = errors.New("locked by another process")
+
+// Try locks a file if nobody else has locked it, and fails with ErrBusy otherwise.
+func Try(f *os.File) error { return lock(f, unix.LOCK_EX|unix.LOCK_NB) }
+
+// TryUntil calls Try at once and then once per period until it does not fail with ErrBusy or
+// ctx is over, and returns its last error.
+func TryUntil(ctx context.Context, f *os.File, period time.Duration) (err error) {
+	poll.Until(ctx, period, func() bool {
+		err = Try(f)
+		return !errors.Is(err, ErrBusy)
+	})
+	return err
+}
+
+// Wait locks a file, however long others keep it locked.
+func Wait(f *os.File) error { return lock(f, unix.LOCK_EX) }
+
+func lock(f *os.File, how int) error {
+	err := eintr.Retry(func() error { return unix.Flock(int(f.Fd()), how) }) //nolint:forbidigo // here it belongs
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = ErrBusy
+	}
+	if err != nil {
+		return &os.PathError{Op: "flock", Path: f.Name(), Err: err}
+	}
+	return nil
+}
