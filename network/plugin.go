@@ -19,9 +19,11 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/internal/backoff"
 	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/inherit"
+	"github.com/crius-run/crius/internal/poll"
 )
 
 const (
@@ -54,15 +56,14 @@ func find(plugin string, dirs []string) (string, error) {
 // process group. A child that outlives a successful plugin is left alone, and
 // not waited for even if it keeps the plugin's output open.
 func (*runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
-	for wait := 10 * time.Millisecond; ; wait *= 2 {
+	const longest = time.Second
+	for pauses := backoff.New(10*time.Millisecond, 2*longest); ; {
 		out, err := run(ctx, path, stdin, env)
-		if !errors.Is(err, unix.ETXTBSY) || wait > time.Second {
+		pause := pauses.Next()
+		if !errors.Is(err, unix.ETXTBSY) || pause > longest {
 			return out, err
 		}
-		select { // the plugin is just being installed
-		case <-ctx.Done():
-		case <-time.After(wait):
-		}
+		poll.Pause(ctx, pause) // the plugin is just being installed
 	}
 }
 

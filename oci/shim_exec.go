@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon/shim"
+	"github.com/crius-run/crius/internal/backoff"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/trace"
@@ -217,9 +218,9 @@ func (x *shimExec) hangUp(ctx context.Context, s *stdio.Session) {
 // some throw away what they have not.
 func (x *shimExec) closeStdin(ctx context.Context, s *stdio.Session) {
 	const longest = time.Second
-	for pause := 2 * time.Millisecond; shim.Unread(x.fifos[0].Path) > 0; pause = min(2*pause, longest) {
+	for pauses := backoff.New(2*time.Millisecond, longest); shim.Unread(x.fifos[0].Path) > 0; {
 		select {
-		case <-time.After(pause):
+		case <-time.After(pauses.Next()):
 		case <-s.Ended():
 			return
 		case <-s.Closed():

@@ -15,6 +15,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/shim"
 	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/backoff"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/poll"
 )
@@ -141,8 +142,8 @@ func living(r shim.Record, dir string) []wire.Process {
 func closeStdin(ctx context.Context, r shim.Record, p shim.Program) {
 	const longest = time.Second
 	_, _ = io.Copy(io.Discard, os.Stdin)
-	for pause := 2 * time.Millisecond; shim.Unread(filepath.Join(p.Dir, wire.StdinFifo)) > 0; pause = min(2*pause, longest) {
-		if !poll.Pause(ctx, pause) {
+	for pauses := backoff.New(2*time.Millisecond, longest); shim.Unread(filepath.Join(p.Dir, wire.StdinFifo)) > 0; {
+		if !pauses.Pause(ctx) {
 			return
 		}
 	}

@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/crius-run/crius/internal/backoff"
 	"github.com/crius-run/crius/internal/panics"
-	"github.com/crius-run/crius/internal/poll"
 )
 
 // Group is the work of one owner.
@@ -43,12 +43,12 @@ func (g *Group) Go(work string, f func()) {
 // that nothing else would do.
 func (g *Group) Insist(work string, f func()) {
 	const first, most = time.Second, time.Minute
-	for wait := first; ; wait = min(2*wait, most) {
+	for pauses := backoff.New(first, most); ; {
 		err := panics.Do(g.closing, work, func() error { f(); return nil })
 		if err == nil {
 			return
 		}
-		if !poll.Pause(g.closing, wait) {
+		if !pauses.Pause(g.closing) {
 			return
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/internal/backoff"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/poll"
 )
@@ -39,7 +40,7 @@ func Kill(ctx context.Context, cgroup string) error {
 		}
 	}
 	unfrozen := 1
-	for idle := time.Millisecond; ; idle = min(2*idle, 50*time.Millisecond) {
+	for idle := backoff.New(time.Millisecond, 50*time.Millisecond); ; {
 		pids, err := strike(ctx, all, cgroup, unfrozen)
 		unfrozen = 0
 		if err != nil {
@@ -48,7 +49,7 @@ func Kill(ctx context.Context, cgroup string) error {
 		if len(pids) == 0 {
 			return nil
 		}
-		if !await(ctx, pids, idle) {
+		if !await(ctx, pids, idle.Next()) {
 			return failed("kill cgroup", cgroup, problem{fault.Timeout, "still running: " + list(pids)})
 		}
 	}

@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/internal/backoff"
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/poll"
 )
 
 // Remove removes the cgroup path with everything below it from every hierarchy.
@@ -39,7 +39,7 @@ func Remove(ctx context.Context, cgroup string) error {
 }
 
 func (h hierarchy) remove(ctx context.Context, cgroup string) error {
-	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+	for pauses := backoff.New(time.Millisecond, 50*time.Millisecond); ; {
 		over := ctx.Err() != nil
 		err := walk(h.dir(cgroup), nil, func(parent int, name string, _ int) error {
 			err := unix.Unlinkat(parent, name, unix.AT_REMOVEDIR)
@@ -54,7 +54,7 @@ func (h hierarchy) remove(ctx context.Context, cgroup string) error {
 		if over {
 			return problem{fault.Precondition, "it still has processes"}
 		}
-		poll.Pause(ctx, wait) // v1 does not announce the end of the last process
+		pauses.Pause(ctx) // v1 does not announce the end of the last process
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/backoff"
 )
 
 // syncDelay is how much of the latest work a power cut may undo, with the time
@@ -78,27 +80,29 @@ func (d *Dir[T]) changeLocked(id string) {
 	d.changed[id] = d.changes
 	if !d.syncing {
 		d.syncing = true
-		d.syncAfter(d.delay)
+		d.syncSoon(d.pauses())
 	}
 }
 
-// syncAfter syncs after the delay, and again until nothing is left to sync.
-func (d *Dir[T]) syncAfter(delay time.Duration) {
-	time.AfterFunc(delay, func() {
-		next := d.delay
+// syncSoon syncs after a pause, and again until nothing is left to sync.
+func (d *Dir[T]) syncSoon(pauses *backoff.Backoff) {
+	time.AfterFunc(pauses.Next(), func() {
 		if err := d.Sync(); err != nil {
 			slog.Warn("cannot sync records to disk, a power failure may lose the latest changes: check the disk", "err", err)
-			next = min(2*delay, time.Minute)
+		} else {
+			pauses = d.pauses()
 		}
 		d.mu.Lock()
 		d.syncing = len(d.changed) > 0
 		again := d.syncing
 		d.mu.Unlock()
 		if again {
-			d.syncAfter(next)
+			d.syncSoon(pauses)
 		}
 	})
 }
+
+func (d *Dir[T]) pauses() *backoff.Backoff { return backoff.New(d.delay, time.Minute) }
 
 // Sync puts on the disk all that was changed before. What cannot be synced is
 // there all the same, but a power cut may bring back what was before it.

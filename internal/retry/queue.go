@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/crius-run/crius/internal/backoff"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
 )
@@ -63,12 +64,14 @@ func New(ctx context.Context, cfg Config) *Queue {
 
 // Add takes on work for a key, in place of what it has, and attempts it for the
 // first time after Config.First.
-func (q *Queue) Add(key string, work Work) { q.add(key, work, q.cfg.First) }
+func (q *Queue) Add(key string, work Work) { q.add(key, work, false) }
 
 // AddNow is Add with the first attempt at once. The channel is closed after that.
-func (q *Queue) AddNow(key string, work Work) (attempted <-chan struct{}) { return q.add(key, work, 0) }
+func (q *Queue) AddNow(key string, work Work) (attempted <-chan struct{}) {
+	return q.add(key, work, true)
+}
 
-func (q *Queue) add(key string, work Work, wait time.Duration) <-chan struct{} {
+func (q *Queue) add(key string, work Work, now bool) <-chan struct{} {
 	i := &item{key: key, work: work, attempting: make(chan struct{}, 1), attempted: make(chan struct{}), over: make(chan struct{})}
 	q.mu.Lock()
 	before := q.items[key]
@@ -77,7 +80,7 @@ func (q *Queue) add(key string, work Work, wait time.Duration) <-chan struct{} {
 	if before != nil {
 		close(before.over)
 	}
-	q.running.Go(func() { q.keepTrying(i, wait) })
+	q.running.Go(func() { q.keepTrying(i, now) })
 	return i.attempted
 }
 
@@ -123,7 +126,11 @@ func (q *Queue) Try(ctx context.Context, key string) error {
 func (q *Queue) Wait() { q.running.Wait() }
 
 // keepTrying attempts an item until it is over or the queue ends.
-func (q *Queue) keepTrying(i *item, wait time.Duration) {
+func (q *Queue) keepTrying(i *item, now bool) {
+	pauses, wait := backoff.New(q.cfg.First, q.cfg.Max), time.Duration(0)
+	if !now {
+		wait = pauses.Next()
+	}
 	attempted := sync.OnceFunc(func() { close(i.attempted) })
 	defer attempted()
 	for {
@@ -145,7 +152,7 @@ func (q *Queue) keepTrying(i *item, wait time.Duration) {
 		slot.Stop()
 		release()
 		attempted()
-		wait = min(max(2*wait, q.cfg.First), q.cfg.Max)
+		wait = pauses.Next()
 	}
 }
 
