@@ -115,7 +115,7 @@ func firstLine(ctx context.Context, argv []string) (string, error) {
 func (r *report) markdown(w io.Writer) {
 	fmt.Fprintf(w, "# A run of the benchmarks\n\n"+
 		"Measured on %s by\n\n```\n%s\n```\n\n"+
-		"which makes this file. CONTRIBUTING.md says how; what each part measures stands above its\n"+
+		"which makes this file. docs/testing.md says how; what each part measures stands above its\n"+
 		"tables. The floor is what nobody can avoid: CNI plugins and OCI runtime, run as raw\n"+
 		"commands on a bundle that is ready. crius, containerd and the floor take turns\n"+
 		"in one run, on nodes that are alike. Of times there are the median and beside it a\n"+
