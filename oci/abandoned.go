@@ -36,8 +36,8 @@ func execIDOf(dir string) string {
 // pidFileOf is the file in an exec's directory to which the runtime writes the pid.
 func pidFileOf(dir string) string { return filepath.Join(dir, "pid") }
 
-// sandboxPIDFileOf is the same for the pid inside a sandbox.
-func sandboxPIDFileOf(dir string) string { return filepath.Join(dir, "guest") }
+// innerPIDFileOf is the same for the pid inside a runtime sandbox.
+func innerPIDFileOf(dir string) string { return filepath.Join(dir, "guest") }
 
 // EndAbandoned takes abandonedTime at most to find out what commands there are, and
 // only if a runtime is still starting one.
@@ -216,7 +216,7 @@ func (t *cliTask) abandoned(ctx context.Context, dir string) *execution {
 	if !written {
 		return nil
 	}
-	e.sandboxPID, _ = readPid(sandboxPIDFileOf(dir)) // outside of sandboxes there is none
+	e.innerPID, _ = readPid(innerPIDFileOf(dir)) // outside of sandboxes there is none
 	if !e.hasStarted(t.ref.Cgroup, dir) {
 		return nil
 	}
@@ -232,7 +232,7 @@ func (e *execution) hasStarted(group, dir string) bool {
 		return false
 	}
 	isMember, err := cgroup.Membership(group)
-	if err != nil || e.sandboxPID == 0 && !isMember(e.PID) {
+	if err != nil || e.innerPID == 0 && !isMember(e.PID) {
 		return false
 	}
 	process, err := wire.Find(e.PID)

@@ -120,7 +120,7 @@ func (t *cliTask) exec(ctx context.Context, c Command) (*execution, error) {
 	if err != nil {
 		return nil, err
 	}
-	if a.quirks.sandboxPID == "" {
+	if a.quirks.innerPID == "" {
 		return t.begin(ctx, c)
 	}
 	return beginWhole(ctx, func(ctx context.Context) (*execution, error) { return t.begin(ctx, c) },
@@ -161,7 +161,7 @@ func beginWhole(ctx context.Context, begin func(context.Context) (*execution, er
 type execution struct {
 	*stdio.Session
 	proc.Command        // in a sandbox a helper's
-	sandboxPID   int    // its pid inside a sandbox; 0: it is in none
+	innerPID     int    // its pid inside a sandbox; 0: it is in none
 	dir          string // see Command.noted
 	kill         func() // where no pid serves
 }
@@ -187,10 +187,10 @@ func (t *cliTask) killLate(ctx context.Context, e *execution) {
 
 // killExec kills all that an exec has started.
 func (t *cliTask) killExec(ctx context.Context, e *execution) {
-	if e.sandboxPID != 0 {
+	if e.innerPID != 0 {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), verbTimeout)
 		defer cancel()
-		t.killInSandbox(ctx, e.sandboxPID)
+		t.killSandboxed(ctx, e.innerPID)
 		proc.KillTree(e.PID, proc.IsOwnChild)
 		return
 	}

@@ -109,7 +109,7 @@ func newTerminal(ctx context.Context, dir string, a *Abilities, c Command) (stdi
 	switch {
 	case !c.Terminal:
 		return stdio.NoTerminal, nil
-	case a.quirks.sandboxPID != "":
+	case a.quirks.innerPID != "":
 		return stdio.NewPTY()
 	}
 	return stdio.NewConsole(ctx, dir)
@@ -141,8 +141,8 @@ func (t *cliTask) execProcess(ctx context.Context, a *Abilities, terminal stdio.
 	flags, streams := terminal.Offer(pipes)
 	args := t.runtime.logged(a, logFile, append([]string{"exec", "--process", processFile, "--pid-file", pidFileOf(dir)}, flags...))
 	run := t.execDetached
-	if flag := a.quirks.sandboxPID; flag != "" {
-		args = append(args, flag, sandboxPIDFileOf(dir))
+	if flag := a.quirks.innerPID; flag != "" {
+		args = append(args, flag, innerPIDFileOf(dir))
 		run = t.execForeground
 	} else {
 		args = append(args, "--detach")
@@ -249,7 +249,7 @@ func (e *execution) begun(ctx context.Context) error {
 		return err == nil || ended
 	})
 	if err == nil {
-		e.sandboxPID, err = readPid(sandboxPIDFileOf(e.dir))
+		e.innerPID, err = readPid(innerPIDFileOf(e.dir))
 	}
 	switch {
 	case err == nil:

@@ -30,7 +30,7 @@ type Abilities struct {
 	RecursiveReadOnly bool
 	IDMap             bool // id-mapped mounts
 	ExecCPUAffinity   bool // exec processes can be confined to some of the container's CPUs
-	// Sandboxed: the containers of a pod share a sandbox that the runtime makes for
+	// Sandboxed: the containers of a pod share a runtime sandbox, which the runtime makes for
 	// the first of them, with a kernel of its own.
 	Sandboxed bool
 

@@ -14,9 +14,9 @@ type quirks struct {
 	// systemd is the global flag that makes it ask systemd for cgroups; empty: it
 	// has none.
 	systemd string
-	// sandboxed: all containers of a pod live in a sandbox, with a kernel of its
+	// sandboxed: all containers of a pod live in a runtime sandbox, with a kernel of its
 	// own, which the runtime makes for the first of them and finds again by the
-	// annotations of the others. To those nobody but the runtime can send a signal.
+	// annotations of the others. Only the runtime can send them a signal.
 	sandboxed bool
 	// start: the streams of a container in a sandbox are given to the verb start,
 	// and not to create.
@@ -31,9 +31,9 @@ type quirks struct {
 	// tellSize: processes on the terminal of a container in a sandbox get no SIGWINCH
 	// when its size changes.
 	tellSize bool
-	// sandboxPID is the flag of exec for a file with the command's pid inside the
-	// sandbox; the pid on the host is that of a helper, whose death it survives.
-	sandboxPID string
+	// innerPID is the flag of exec for a file with the command's pid inside the
+	// runtime sandbox; the pid on the host is that of a helper, whose death the command survives.
+	innerPID string
 	// forward is the verb, with its flag, that connects a unix socket with a port
 	// of the sandbox's own network. Empty: the pod's address leads there.
 	forward []string
@@ -67,7 +67,7 @@ func knownQuirks(name string) quirks {
 			log:         []string{"--log-format=json", "--log"},
 			wait:        "wait",
 			tellSize:    true,
-			sandboxPID:  "--internal-pid-file",
+			innerPID:    "--internal-pid-file",
 			forward:     []string{"port-forward", "--stream"},
 			swapFirst:   true,
 			hostNetwork: []string{"--network=host"},

@@ -21,7 +21,7 @@ import (
 	"github.com/crius-run/crius/oci/stdio"
 )
 
-// sandboxedTask is a container in a sandbox that its runtime has made for another one,
+// sandboxedTask is a container in a runtime sandbox that was made for another one,
 // gVisor's or a virtual machine. Its pid is that of the sandbox or of a stand-in,
 // so everything goes through the runtime.
 type sandboxedTask struct {
@@ -152,9 +152,9 @@ func (t *sandboxedTask) Attach(ctx context.Context, wanted conmon.Streams) (*std
 	})
 }
 
-// killInSandbox kills a command in a sandbox and its descendants. Each is stopped
+// killSandboxed kills a command in a runtime sandbox and its descendants. Each is stopped
 // before its children are listed, so that none is born behind our back.
-func (t *cliTask) killInSandbox(ctx context.Context, pid int) {
+func (t *cliTask) killSandboxed(ctx context.Context, pid int) {
 	signal := func(pid int, sig unix.Signal) error {
 		_, err := t.runtime.run(ctx, t.ref, nil, "kill", "--pid="+strconv.Itoa(pid), t.ref.ID, strconv.Itoa(int(sig)))
 		return err

@@ -24,7 +24,7 @@ type Record struct {
 	// Leader: the shim was started for this container, in whose run directory it works,
 	// and may serve others as well.
 	Leader bool `json:"leader"`
-	// Sandboxed: the container lives in a sandbox with a kernel of its own, where nothing
+	// Sandboxed: the container lives in a runtime sandbox with a kernel of its own, where nothing
 	// goes by pids of this machine.
 	Sandboxed bool `json:"guest"`
 	// Process is the shim's, once it has said which; zero before.
