@@ -350,8 +350,8 @@ func TestUDPFlowFollowsThePod(t *testing.T) {
 	}
 }
 
-// A pod with a foreign host_ip does not catch what others send there.
-func TestForeignHostIP(t *testing.T) {
+// A pod with a host_ip that is not the node's does not receive what others send there.
+func TestHostIPOfAnotherNode(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-pods.conflist": plainConf(range4)})
 	world := n.world()

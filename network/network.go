@@ -11,8 +11,7 @@
 // files, next to plugins that run for tens of milliseconds; and there is neither
 // a watch to run out of nor a change to miss.
 //
-// Plugins are foreign programs: their time, their output and their children are
-// bounded.
+// Plugins are not trusted: their time, their output and their children are bounded.
 package network
 
 import (

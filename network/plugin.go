@@ -133,7 +133,7 @@ func said(stderr *capture.Tail) string {
 	return ""
 }
 
-// clip makes a foreign text fit for an error message.
+// clip makes the text of a plugin fit for an error message.
 func clip(text string) string {
 	const most = 512
 	if len(text) > most {

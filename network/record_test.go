@@ -114,7 +114,7 @@ func TestResultFromCache(t *testing.T) {
 }
 
 // cri-o#2849: what is at the recorded path now may be somebody else's.
-func TestForeignNetNS(t *testing.T) {
+func TestNetNSOfAnotherPod(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-fake.conflist": fakeConf})
 	n.recorder(gives)

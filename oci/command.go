@@ -17,7 +17,7 @@ import (
 	"github.com/crius-run/crius/internal/programs"
 )
 
-// command is one short-lived run of a foreign program: in a process group of
+// command is one short-lived run of another program: in a process group of
 // its own that is killed as a whole when the context ends, with bounded
 // output, and with the end of its standard error as the error's text.
 type command struct {

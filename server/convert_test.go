@@ -360,7 +360,7 @@ func TestNanos(t *testing.T) {
 }
 
 // Whatever a runtime or an image says can be sent.
-func FuzzForeignText(f *testing.F) {
+func FuzzTextOfContainers(f *testing.F) {
 	f.Add("1000:1000")
 	f.Add("\xff")
 	f.Add(strings.Repeat("é", maxText))

@@ -77,7 +77,7 @@ func each[T any](path string, items []T, limit int, check func(T) error) error {
 	return nil
 }
 
-// brief is a foreign value short enough to be quoted.
+// brief returns a value of a request, short enough to be quoted.
 func brief(text string) string {
 	const limit = 80
 	if len(text) > limit {

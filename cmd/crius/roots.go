@@ -76,15 +76,15 @@ func (r roots) ours() error {
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, err)
 		}
-		var foreign []string
+		var unknown []string
 		for _, entry := range entries {
 			if !root.has(entry.Name()) && !slices.Contains(root.allowed, entry.Name()) {
-				foreign = append(foreign, entry.Name())
+				unknown = append(unknown, entry.Name())
 			}
 		}
-		if len(foreign) > 0 {
+		if len(unknown) > 0 {
 			errs = append(errs, fmt.Errorf("%s not removed, it contains files that do not belong to crius: %.200s; correct root or run_root, or move them away",
-				root.path, strings.Join(foreign, ", ")))
+				root.path, strings.Join(unknown, ", ")))
 		}
 	}
 	return errors.Join(errs...)

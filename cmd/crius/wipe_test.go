@@ -206,7 +206,7 @@ func TestTheLockIsRemovedLast(t *testing.T) {
 	}
 }
 
-func TestForeignRootsAreRefused(t *testing.T) {
+func TestRootsWithUnknownFilesAreRefused(t *testing.T) {
 	for _, path := range []string{"lib/home", "run/systemd/x", "lib/pods.bak"} {
 		cfg := stateOf(t, path)
 		code, _, errs := crius(t, "--root", cfg.Root, "--run-root", cfg.RunRoot, "--image-root", cfg.Image.Root, "--api-listen", cfg.API.Listen, "wipe", "--yes")

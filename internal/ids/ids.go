@@ -51,9 +51,9 @@ func checksum(random, mark string) string {
 	return hex.EncodeToString(sum[:])[:markStart-randomDigits]
 }
 
-// Foreign tells whether a valid id is that of another crius: it has a mark, and
-// that is not ours. Whose an id without one is cannot be told.
-func Foreign(id, ours string) bool {
+// OfOther reports whether another crius has made a valid id: the id has a mark that is
+// not ours. An id without a mark does not say which server has made it.
+func OfOther(id, ours string) bool {
 	mark := id[markStart:]
 	return mark != ours && HasMark(id, mark)
 }

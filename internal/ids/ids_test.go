@@ -17,10 +17,10 @@ func TestIDsNameTheirRoot(t *testing.T) {
 			t.Fatalf("id %q", id)
 		}
 		seen[id] = true
-		if Foreign(id, a) || !Foreign(id, b) {
-			t.Errorf("%s: other than its root %t, than another %t", id, Foreign(id, a), Foreign(id, b))
+		if OfOther(id, a) || !OfOther(id, b) {
+			t.Errorf("%s: other than its root %t, than another %t", id, OfOther(id, a), OfOther(id, b))
 		}
-		if plain := Unmarked(); Foreign(plain, a) || Foreign(plain, b) {
+		if plain := Unmarked(); OfOther(plain, a) || OfOther(plain, b) {
 			t.Errorf("%s is taken for another server's", plain)
 		}
 	}

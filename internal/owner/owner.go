@@ -148,7 +148,7 @@ func take(path, root string) (_ *Lock, err error) {
 		return take(path, root)
 	}
 	root = Real(root)
-	if last = read(f); foreign(last, root) {
+	if last = read(f); stillOwns(last, root) {
 		return nil, &TakenError{last, false}
 	}
 	if err := write(f, Owner{root, os.Getpid(), time.Now()}); err != nil && last.Root != root { // else a full disk is no reason
@@ -173,7 +173,7 @@ func Look(path, root string) error {
 		last.PID = pid
 		return &TakenError{last, true}
 	}
-	if foreign(last, root) {
+	if stillOwns(last, root) {
 		return &TakenError{last, false}
 	}
 	return nil
@@ -193,9 +193,8 @@ func Real(root string) string {
 	return root
 }
 
-// foreign tells whether the last owner is another root, and still needs what it
-// owned.
-func foreign(last Owner, root string) bool {
+// stillOwns reports whether the last owner is another root and still has pods or containers.
+func stillOwns(last Owner, root string) bool {
 	if last.Root == "" || Real(last.Root) == root { // a root that was moved may have left a link
 		return false
 	}

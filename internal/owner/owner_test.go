@@ -148,7 +148,7 @@ func TestRecordsKeepADirectory(t *testing.T) {
 
 // Links to a root are the root, and a file that says nothing, as earlier versions
 // left it, is nobody's.
-func TestLinkedRootsAndEmptyOwnerFilesAreNotForeign(t *testing.T) {
+func TestLinkedRootsAndEmptyOwnerFilesDoNotOwn(t *testing.T) {
 	t.Parallel()
 	path, root := filepath.Join(t.TempDir(), "lock"), rootWith(t, "pods")
 	if err := Look(path, root); err != nil {

@@ -40,7 +40,7 @@ func unspecified(f family) netip.Addr {
 // NAT of nftables and of iptables-legacy can be in force at the same time).
 //
 // Translated is only what is addressed to the node itself. Otherwise a pod with
-// a foreign host_ip would catch the node's and the pods' traffic to it. That is
+// a host_ip of another node would catch the node's and the pods' traffic to it. That is
 // a set and not the routing table's type local, which every Service has on a
 // node whose kube-proxy uses IPVS (see nodeAddresses).
 //

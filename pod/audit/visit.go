@@ -46,7 +46,7 @@ const leaseAge = 2 * time.Minute
 
 // addShared is add for places that other servers of the node may use as well.
 func (v *visit) addShared(id, format string, args ...any) *orphan {
-	if ids.Valid(id) && ids.Foreign(id, v.Mark) {
+	if ids.Valid(id) && ids.OfOther(id, v.Mark) {
 		return nil
 	}
 	return v.add(id, format, args...)

@@ -154,7 +154,7 @@ func TestTerminal(t *testing.T) {
 
 // Whatever the server, the monitor and the runtime have open, a container has
 // the three standard streams only (CVE-2024-21626).
-func TestNoForeignDescriptors_CVE_2024_21626(t *testing.T) {
+func TestNoLeakedDescriptors_CVE_2024_21626(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	each(t, func(t *testing.T, handler string) {

@@ -39,11 +39,11 @@ func TestExecSync(t *testing.T) {
 		if v, _ := f.Getenv("SET"); v != "here" {
 			t.Errorf("environment %v lacks the container's", f.Env)
 		}
-		equal(t, "number of descriptors beyond the standard ones", foreignFDs(f.FDs), 0)
+		equal(t, "number of descriptors beyond the standard ones", leakedFDs(f.FDs), 0)
 	})
 }
 
-func foreignFDs(fds map[int]string) int {
+func leakedFDs(fds map[int]string) int {
 	n := 0
 	for fd, to := range fds {
 		if fd > 2 && !ownDescriptor(to) {

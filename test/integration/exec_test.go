@@ -162,7 +162,7 @@ func TestExec(t *testing.T) {
 			}
 			equal(t, name+": working directory", f.Cwd, "/tmp")
 			equal(t, name+": uid", f.UID, 1001)
-			equal(t, name+": number of descriptors beyond the standard ones", foreignFDs(f.FDs), 0)
+			equal(t, name+": number of descriptors beyond the standard ones", leakedFDs(f.FDs), 0)
 			if v, _ := f.Getenv("SET"); v != "here" {
 				t.Errorf("%s: environment %v lacks the container's", name, f.Env)
 			}

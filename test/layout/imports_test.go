@@ -22,10 +22,10 @@ var layers = [][]string{
 	{"internal"},
 }
 
-// lastFree is the lowest layer that may import any foreign package.
+// lastFree is the lowest layer that may import any third-party package.
 const lastFree = 1
 
-// owners are the paths to which a foreign package is confined in the layers below that.
+// owners are the paths to which a third-party package is confined in the layers below that.
 var owners = map[string][]string{
 	"google.golang.org/grpc":                  {"server"},
 	"google.golang.org/grpc/codes":            {"server", "conmon/shim"}, // ttrpc answers with them
@@ -44,7 +44,7 @@ var owners = map[string][]string{
 	"github.com/intel/goresctrl":              {"oci"},
 }
 
-// leafImports are the foreign packages that internal may use.
+// leafImports are the third-party packages that internal may use.
 var leafImports = []string{"golang.org/x/sys", "golang.org/x/sync", "github.com/vishvananda", "github.com/fsnotify"}
 
 // longest returns the longest of the paths at or above the package, "" if none is.

@@ -42,10 +42,10 @@ func Busybox(ctx context.Context) (string, error) { return busybox(ctx, runtime.
 var compilers = map[string]string{"amd64": "x86_64-linux-gnu-", "arm64": "aarch64-linux-gnu-"}
 
 func busybox(ctx context.Context, arch string) (string, error) {
-	return cached(filepath.Join(foreign(arch), "busybox"), func(repo, dir string) *exec.Cmd {
+	return cached(filepath.Join(dirOf(arch), "busybox"), func(repo, dir string) *exec.Cmd {
 		script := filepath.Join(repo, "test", "conformance", "busybox.sh")
 		cmd := exec.CommandContext(ctx, script, filepath.Join(dir, "busybox"))
-		if foreign(arch) != "" {
+		if dirOf(arch) != "" {
 			cmd.Env = append(os.Environ(), "CROSS_COMPILE="+compilers[arch])
 		}
 		return cmd

@@ -103,7 +103,7 @@ func static(ctx context.Context, arch, name, pkg string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(repo, ".cache", "testkit", foreign(arch), name)
+	path := filepath.Join(repo, ".cache", "testkit", dirOf(arch), name)
 	argv := []string{"go", "build", "-trimpath", "-tags", BuildTags, "-ldflags=-s -w", "-o", path, pkg}
 	return path, compile(ctx, repo, false, argv, "GOARCH="+arch)
 }

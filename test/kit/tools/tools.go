@@ -38,7 +38,7 @@ func criTool(ctx context.Context, arch, name string, verb ...string) (string, er
 	if err != nil {
 		return "", err
 	}
-	return cached(filepath.Join(foreign(arch), "cri-tools-"+version, name), func(_, dir string) *exec.Cmd {
+	return cached(filepath.Join(dirOf(arch), "cri-tools-"+version, name), func(_, dir string) *exec.Cmd {
 		cmd := exec.CommandContext(ctx, "go", append(verb, filepath.Join(dir, name), module+"/cmd/"+name)...)
 		cmd.Dir = source
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH="+arch)
@@ -115,9 +115,9 @@ func KataShim(ctx context.Context) (string, error) {
 	return path, compile(ctx, repo, false, []string{"go", "build", "-o", path, "./test/kit/katashim"})
 }
 
-// foreign is the directory of programs for another processor than this machine's, and
+// dirOf returns the directory of programs for another processor than this machine's, and
 // empty for this one.
-func foreign(arch string) string {
+func dirOf(arch string) string {
 	if arch == runtime.GOARCH {
 		return ""
 	}
