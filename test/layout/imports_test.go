@@ -57,7 +57,7 @@ func longest(pkg string, paths []string) (found string) {
 	return found
 }
 
-// misplaced says what is wrong with an import, "" if nothing.
+// misplaced returns the complaint about an import, "" if there is none.
 func misplaced(from, imported string) string {
 	layerOf := map[string]int{}
 	for i, layer := range layers {

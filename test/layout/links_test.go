@@ -29,7 +29,7 @@ func TestMonitorStaysSmall(t *testing.T) {
 // TestShimMonitorStaysSmall: what the shims' protocol needs is linked by a program
 // of its own, and by that alone among those that run once per container.
 func TestShimMonitorStaysSmall(t *testing.T) {
-	lacks := slices.DeleteFunc(slices.Clone(monitorLacks), func(l string) bool { return l == "go" }) // of which protobuf has a little
+	lacks := slices.DeleteFunc(slices.Clone(monitorLacks), func(l string) bool { return l == "go" }) // protobuf links a little of it
 	linksOnly(t, "crius-conmon-shim", append(slices.Clone(monitorLinks), shimLinks...), lacks)
 	for _, links := range shimLinks {
 		if slices.Contains(monitorLinks, links) {
@@ -62,7 +62,7 @@ func linksOnly(t *testing.T, program string, links, allLacks []string) {
 	for _, p := range goList(t, "-deps", "./cmd/"+program) {
 		for _, lacks := range allLacks {
 			if p.Standard && below(p.ImportPath, lacks) {
-				t.Errorf("%s links %s: see with go list -deps who imports it", program, p.ImportPath)
+				t.Errorf("%s links %s: find the importer with go list -deps", program, p.ImportPath)
 			}
 		}
 		if !p.Standard && !slices.ContainsFunc(links, func(allowed string) bool { return below(p.ImportPath, allowed) }) {
