@@ -9,11 +9,9 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/flock"
 	"github.com/crius-run/crius/internal/owner"
-	"github.com/crius-run/crius/internal/poll"
 )
 
 // ForkTime is far more than a forked copy of a process takes until it executes its program,
@@ -36,15 +34,12 @@ func Lock(ctx context.Context, stateDir string, limit time.Duration) (io.Closer,
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	poll.Until(ctx, 5*time.Millisecond, func() bool {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		return !errors.Is(err, unix.EWOULDBLOCK)
-	})
-	switch {
-	case errors.Is(err, unix.EWOULDBLOCK):
-		return nil, errors.Join(fmt.Errorf("%s is locked: another crius instance serves this state directory; stop it or set a different root: %w", path, fault.Precondition), f.Close())
-	case err != nil:
-		return nil, errors.Join(&os.PathError{Op: "flock", Path: path, Err: err}, f.Close())
+	err = flock.TryUntil(ctx, f, 5*time.Millisecond)
+	if errors.Is(err, flock.ErrBusy) {
+		err = fmt.Errorf("%s is locked: another crius instance serves this state directory; stop it or set a different root: %w", path, fault.Precondition)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
 }

@@ -5,7 +5,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/crius-run/crius/internal/poll"
+	"github.com/crius-run/crius/internal/backoff"
 	"github.com/crius-run/crius/internal/retry"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod/records"
@@ -73,13 +73,13 @@ func (r *recovery) loadInfra(s *Sandbox) {
 
 // load asks a monitor until it answers or ctx ends.
 func load(ctx context.Context, runtime oci.Runtime, ref oci.Ref) (oci.Task, error) {
-	for wait := retryMin; ; wait = min(2*wait, retryMax) {
+	for pauses := backoff.New(retryMin, retryMax); ; {
 		task, err := runtime.Load(ctx, ref)
 		if err == nil || ctx.Err() != nil {
 			return task, err
 		}
 		slog.WarnContext(ctx, "cannot reach monitor, retrying", "id", ref.ID, "err", err)
-		if !poll.Pause(ctx, wait) {
+		if !pauses.Pause(ctx) {
 			return nil, context.Cause(ctx)
 		}
 	}
@@ -105,7 +105,7 @@ func (c *Container) settleStart(ctx context.Context) {
 		return
 	}
 	task := c.Now().task
-	for wait := retryMin; ; wait = min(2*wait, retryMax) {
+	for pauses := backoff.New(retryMin, retryMax); ; {
 		started, err := task.Started(ctx)
 		if ctx.Err() != nil {
 			return
@@ -125,7 +125,7 @@ func (c *Container) settleStart(ctx context.Context) {
 		case <-task.Exited():
 		case <-ctx.Done():
 			return
-		case <-time.After(wait):
+		case <-time.After(pauses.Next()):
 		}
 	}
 	c.engine.cleanups.AddNow(c.ID, c.recordStart)
