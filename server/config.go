@@ -10,22 +10,22 @@ import (
 
 // Config is the CRI endpoint.
 type Config struct {
-	Listen         string      `toml:"listen" help:"unix socket on which CRI is served"`
-	SocketMode     os.FileMode `toml:"socket_mode" help:"permission bits of the socket"`
-	SocketGroup    string      `toml:"socket_group" help:"group of the socket, by name or number; its members can connect if socket_mode lets the group write, and anyone who can connect effectively has root access to the node; empty: root's group"`
-	MaxMessageSize int         `toml:"max_message_size" help:"largest gRPC message accepted or sent, in bytes"`
-	CrioSocket     string      `toml:"crio_socket" help:"second socket, normally /run/crio/crio.sock, with the part of CRI-O's API that the kubelet's cAdvisor queries, so that container metrics have pod names without the feature gate PodAndContainerStatsFromCRI; cgroups are then named crio-ID instead of crius-ID; empty: none"`
+	Listen         string      `toml:"listen" apply:"restart" form:"path" help:"unix socket on which CRI is served"`
+	SocketMode     os.FileMode `toml:"socket_mode" apply:"restart" help:"permission bits of the socket"`
+	SocketGroup    string      `toml:"socket_group" apply:"restart" help:"group of the socket, by name or number; its members can connect if socket_mode lets the group write, and anyone who can connect effectively has root access to the node; empty: root's group"`
+	MaxMessageSize int         `toml:"max_message_size" apply:"restart" form:"positive" help:"largest gRPC message accepted or sent, in bytes"`
+	CrioSocket     string      `toml:"crio_socket" apply:"restart" form:"path or empty" help:"second socket, normally /run/crio/crio.sock, with the part of CRI-O's API that the kubelet's cAdvisor queries, so that container metrics have pod names without the feature gate PodAndContainerStatsFromCRI; cgroups are then named crio-ID instead of crius-ID; empty: none"`
 
-	StreamAddress         string        `toml:"stream_address" help:"HOST:PORT on which exec, attach and port-forward sessions are served; port 0: any free port"`
-	StreamIdleTimeout     time.Duration `toml:"stream_idle_timeout" help:"how long an exec, attach or port-forward session may be idle; 0: no limit"`
-	StreamMaxSessions     int           `toml:"stream_max_sessions" help:"maximum number of concurrent exec, attach and port-forward sessions on the node; 0: no limit"`
-	StreamMaxSessionsEach int           `toml:"stream_max_sessions_per_container" help:"maximum number of concurrent exec and attach sessions of one container, and of port-forward sessions of one pod; 0: no limit"`
-	StreamTLSCertFile     string        `toml:"stream_tls_cert_file" help:"PEM certificate for sessions over TLS; reloaded when the file changes"`
-	StreamTLSKeyFile      string        `toml:"stream_tls_key_file" help:"PEM key of that certificate"`
-	StreamTLSClientCAFile string        `toml:"stream_tls_client_ca_file" help:"PEM file of CA certificates that client certificates must be signed by; empty: clients need no certificate"`
+	StreamAddress         string        `toml:"stream_address" apply:"restart" help:"HOST:PORT on which exec, attach and port-forward sessions are served; port 0: any free port"`
+	StreamIdleTimeout     time.Duration `toml:"stream_idle_timeout" apply:"restart" help:"how long an exec, attach or port-forward session may be idle; 0: no limit"`
+	StreamMaxSessions     int           `toml:"stream_max_sessions" apply:"restart" help:"maximum number of concurrent exec, attach and port-forward sessions on the node; 0: no limit"`
+	StreamMaxSessionsEach int           `toml:"stream_max_sessions_per_container" apply:"restart" help:"maximum number of concurrent exec and attach sessions of one container, and of port-forward sessions of one pod; 0: no limit"`
+	StreamTLSCertFile     string        `toml:"stream_tls_cert_file" apply:"restart" input:"yes" help:"PEM certificate for sessions over TLS; reloaded when the file changes"`
+	StreamTLSKeyFile      string        `toml:"stream_tls_key_file" apply:"restart" input:"yes" help:"PEM key of that certificate"`
+	StreamTLSClientCAFile string        `toml:"stream_tls_client_ca_file" apply:"restart" input:"yes" help:"PEM file of CA certificates that client certificates must be signed by; empty: clients need no certificate"`
 
-	TLSMinVersion   string   `toml:"tls_min_version" help:"lowest TLS version of sessions and metrics: 1.2 or 1.3"`
-	TLSCipherSuites []string `toml:"tls_cipher_suites" help:"cipher suites of TLS 1.2 for sessions and metrics, by their IANA names; empty: those that Go considers safe; those of TLS 1.3 cannot be chosen"`
+	TLSMinVersion   string   `toml:"tls_min_version" apply:"restart" choices:"1.2,1.3" help:"lowest TLS version of sessions and metrics: 1.2 or 1.3"`
+	TLSCipherSuites []string `toml:"tls_cipher_suites" apply:"restart" help:"cipher suites of TLS 1.2 for sessions and metrics, by their IANA names; empty: those that Go considers safe; those of TLS 1.3 cannot be chosen"`
 }
 
 // DefaultConfig is what an empty configuration file means.
