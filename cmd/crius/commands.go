@@ -105,8 +105,12 @@ func (p *program) sources(cmd *cobra.Command) config.Sources {
 }
 
 // reloaded says what SIGHUP does.
-const reloaded = "log_level, runtime.default_handler, runtime.crio_handlers_dir and runtime.handlers take effect at once, for new pods; " +
-	"other changed options are logged and take effect after a restart. An invalid configuration is rejected as a whole."
+func reloaded() string {
+	live := config.Live()
+	last := len(live) - 1
+	return strings.Join(live[:last], ", ") + " and " + live[last] + " take effect at once, for new pods; " +
+		"other changed options are logged and take effect after a restart. An invalid configuration is rejected as a whole."
+}
 
 func (p *program) serveCommand() *cobra.Command {
 	return &cobra.Command{
@@ -114,7 +118,7 @@ func (p *program) serveCommand() *cobra.Command {
 		Short: "Serve CRI (the default without a command)",
 		Long: "Serve CRI until SIGTERM or SIGINT, then finish the requests in progress and exit; containers keep running. " +
 			"A second signal ends the server at once, which does not harm containers either.\n\n" +
-			"SIGHUP reloads the configuration: " + reloaded,
+			"SIGHUP reloads the configuration: " + reloaded(),
 		Args: cli.Usage(cobra.NoArgs),
 		RunE: p.serve,
 	}

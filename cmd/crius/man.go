@@ -87,7 +87,7 @@ func writeProgramPage(w io.Writer, root *cobra.Command) error {
 		"journalctl -u crius -p warning shows warnings and errors. Text lines are then written without the time, which the journal has itself.")
 	p.section("SIGNALS")
 	p.item("SIGTERM, SIGINT", "", "Finish the requests in progress and exit; containers keep running. A second signal exits at once.")
-	p.item("SIGHUP", "", "Reload the configuration, as crius reload does, which also tells whether it was accepted: "+reloaded)
+	p.item("SIGHUP", "", "Reload the configuration, as crius reload does, which also tells whether it was accepted: "+reloaded())
 	p.item("SIGUSR1", "", "Write the stacks of all goroutines to "+stacksFile+" in run_root; the log names the file. "+
 		"Unlike crius status goroutines, this also works while the server is starting or stopping.")
 	p.section("EXIT STATUS")

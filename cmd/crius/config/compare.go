@@ -46,21 +46,19 @@ func Compare(imp *foreign.Import, now *Loaded) (*Comparison, error) {
 		}
 	}
 	values := theirs.effective()
-	for _, section := range sections(&now.Config) {
-		for _, key := range section.Keys {
-			if !slices.Contains(imp.Targets, key.model) || !c.has(key) {
-				continue
-			}
-			d := Difference{Key: key.Path, Ours: key.TOML(), OursOrigin: now.Origin(key.Path)}
-			their := values[key.Path]
-			if from, set := theirs.origin[key.Path]; set {
-				d.Theirs, d.TheirsOrigin = their.key.TOML(), from.place
-			}
-			// Where neither side sets a key, the defaults are taken for the same; those
-			// that are not are in imp.Differ.
-			if effective(key, &now.Config) != their.text {
-				c.Differences = append(c.Differences, d)
-			}
+	for key := range now.Config.keys() {
+		if !slices.Contains(imp.Targets, key.model) || !c.has(key) {
+			continue
+		}
+		d := Difference{Key: key.Path, Ours: key.TOML(), OursOrigin: now.Origin(key.Path)}
+		their := values[key.Path]
+		if from, set := theirs.origin[key.Path]; set {
+			d.Theirs, d.TheirsOrigin = their.key.TOML(), from.place
+		}
+		// Where neither side sets a key, the defaults are taken for the same; those
+		// that are not are in imp.Differ.
+		if key.effective(&now.Config) != their.text {
+			c.Differences = append(c.Differences, d)
 		}
 	}
 	return c, nil
@@ -101,35 +99,34 @@ type effect struct {
 
 func (l *Loaded) effective() map[string]effect {
 	all := map[string]effect{}
-	for _, section := range sections(&l.Config) {
-		for _, key := range section.Keys {
-			all[key.Path] = effect{key, effective(key, &l.Config)}
-		}
+	for key := range l.Config.keys() {
+		all[key.Path] = effect{key, key.effective(&l.Config)}
 	}
 	return all
 }
 
-// effective is what a value comes to on this node, to be compared with another one.
-func effective(k Key, c *Config) string {
-	switch k.model {
-	case "image.root", "image.run_root", "image.imagestore":
+// effective is what the value of k, an option of c, comes to on this node, to be compared
+// with another one.
+func (k Key) effective(c *Config) string {
+	switch option := k.value.Addr().Interface(); option {
+	case &c.Image.Root, &c.Image.RunRoot, &c.Image.ImageStore:
 		roots, err := storage.Roots(c.Image)
 		if err != nil {
 			return k.TOML()
 		}
-		return realPath(map[string]string{"image.root": roots.Graph, "image.run_root": roots.Run, "image.imagestore": roots.ForImages()}[k.model])
-	case "image.signature_policy":
+		return realPath(map[any]string{&c.Image.Root: roots.Graph, &c.Image.RunRoot: roots.Run, &c.Image.ImageStore: roots.ForImages()}[option])
+	case &c.Image.SignaturePolicy:
 		return realPath(cmp.Or(c.Image.SignaturePolicy, storage.DefaultPolicy))
-	case "image.namespaced_auth_dir", "image.signature_policy_dir", "image.decryption_keys_path":
-		return strings.Join(present(k.value.String()), "") // nothing is in one that is not there
-	case "pod.selinux":
+	case &c.Image.NamespacedAuthDir, &c.Image.SignaturePolicyDir, &c.Image.DecryptionKeysPath:
+		return strings.Join(present(k.value.String()), "") // a missing directory is as good as none
+	case &c.Pod.SELinux:
 		if len(present("/sys/fs/selinux/enforce")) == 0 { // the kernel has no SELinux to use
 			return ""
 		}
 	}
 	switch value := k.value.Interface().(type) {
 	case string:
-		if wanted(k.model) == aProgram {
+		if k.formName() == programForm {
 			if found, err := exec.LookPath(value); err == nil {
 				value = found
 			}
@@ -138,7 +135,7 @@ func effective(k Key, c *Config) string {
 			return realPath(value)
 		}
 	case []string:
-		if wanted(k.model) == anAbsolutePath { // directories, in the order of a search
+		if k.formName() == pathForm { // directories, in the order of a search
 			return format(present(value...))
 		}
 		return format(slices.Sorted(slices.Values(value)))
@@ -170,32 +167,21 @@ func present(paths ...string) []string {
 	return found
 }
 
-// inputs are the keys that name files and directories which crius only reads.
-var inputs = []string{
-	"api.stream_tls_cert_file", "api.stream_tls_key_file", "api.stream_tls_client_ca_file", "metrics.tls_cert_file", "metrics.tls_key_file", "tracing.ca_file",
-	"pod.seccomp_profile", "pod.cdi_spec_dirs", "runtime.hooks_dir", "runtime.crio_handlers_dir",
-	"runtime.handlers.NAME.seccomp_profile", "runtime.handlers.NAME.base_runtime_spec", "runtime.handlers.NAME.cni_conf_dir", "runtime.handlers.NAME.features",
-	"image.registries_conf", "image.hosts_dirs", "image.signature_policy", "image.signature_policy_dir", "image.auth_file", "image.namespaced_auth_dir", "image.decryption_keys_path", "image.additional_artifact_stores",
-	"network.conf_dir", "network.plugin_dirs", "network.conf_template", "nri.plugin_dir", "nri.plugin_config_dir",
-}
-
 // Inputs lists the files and directories that somebody has told crius to read. The
 // setting of a list comes once for each of its items.
 func (l *Loaded) Inputs() []Setting {
 	var all []Setting
-	for _, section := range sections(&l.Config) {
-		for _, key := range section.Keys {
-			if _, chosen := l.origin[key.Path]; !chosen || !slices.Contains(inputs, key.model) {
-				continue
-			}
-			paths, isList := key.value.Interface().([]string)
-			if !isList {
-				paths = []string{key.value.String()}
-			}
-			for _, path := range paths {
-				if path != "" {
-					all = append(all, Setting{Key: key.Path, Value: path, Origin: l.Origin(key.Path)})
-				}
+	for key := range l.Config.keys() {
+		if _, chosen := l.origin[key.Path]; !chosen || !key.isInput() {
+			continue
+		}
+		paths, isList := key.value.Interface().([]string)
+		if !isList {
+			paths = []string{key.value.String()}
+		}
+		for _, path := range paths {
+			if path != "" {
+				all = append(all, Setting{Key: key.Path, Value: path, Origin: l.Origin(key.Path)})
 			}
 		}
 	}

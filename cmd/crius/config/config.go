@@ -1,5 +1,6 @@
 // Package config is the configuration of crius: one tree of structs whose tags
-// are the only place where an option is named and explained. The TOML file,
+// are the only place that says anything of an option: its name, its help, what
+// its value must be, and whether a reload applies it. The TOML file,
 // its template, the command line flags, `crius config`, the manual page and
 // the completions are all read off that tree, so that none of them can lag
 // behind.
@@ -41,10 +42,10 @@ const DefaultFile = "/etc/crius/crius.toml"
 
 // Config is everything that an operator can set.
 type Config struct {
-	Root      string `toml:"root" help:"directory for state that must survive a reboot: records of pods and containers, writable layers"`
-	RunRoot   string `toml:"run_root" help:"directory for state that a reboot may discard: bundles, mounts, sockets"`
-	LogLevel  string `toml:"log_level" help:"lowest severity that is logged: debug, info, warn or error"`
-	LogFormat string `toml:"log_format" help:"format of the log on standard error: text or json"`
+	Root      string `toml:"root" apply:"restart" form:"path" help:"directory for state that must survive a reboot: records of pods and containers, writable layers"`
+	RunRoot   string `toml:"run_root" apply:"restart" form:"path" help:"directory for state that a reboot may discard: bundles, mounts, sockets"`
+	LogLevel  string `toml:"log_level" apply:"reload" choices:"debug,info,warn,error" help:"lowest severity that is logged: debug, info, warn or error"`
+	LogFormat string `toml:"log_format" apply:"restart" choices:"text,json" help:"format of the log on standard error: text or json"`
 
 	API     server.Config  `toml:"api" help:"The CRI endpoint."`
 	Metrics metrics.Config `toml:"metrics" help:"Prometheus metrics."`

@@ -18,7 +18,7 @@ type Flags struct {
 // handlers. A flag's value is checked while the command line is parsed.
 func AddFlags(set *pflag.FlagSet) *Flags {
 	f := &Flags{set: set, own: pflag.NewFlagSet("configuration", pflag.ContinueOnError), parsed: Default()}
-	options := keys(&f.parsed)
+	options := f.parsed.flagged()
 	for _, path := range slices.Sorted(maps.Keys(options)) {
 		key := options[path]
 		flag := set.VarPF(&flagValue{key: key}, key.Flag(), "", key.Help)
@@ -40,8 +40,8 @@ func (f *Flags) Has(name string) bool { return f.own.Lookup(name) != nil }
 // that allow only some.
 func (f *Flags) Choices() map[string][]string {
 	all := map[string][]string{}
-	for _, key := range keys(&f.parsed) {
-		if allowed := choices(key.model); allowed != nil {
+	for _, key := range f.parsed.flagged() {
+		if allowed := key.Choices(); allowed != nil {
 			all[key.Flag()] = allowed
 		}
 	}
@@ -50,7 +50,7 @@ func (f *Flags) Choices() map[string][]string {
 
 // apply lays the flags that were used over a configuration.
 func (f *Flags) apply(l *Loaded) {
-	given, options := keys(&f.parsed), keys(&l.Config)
+	given, options := f.parsed.flagged(), l.Config.flagged()
 	for path, key := range options {
 		if f.set.Changed(key.Flag()) {
 			key.value.Set(given[path].value)

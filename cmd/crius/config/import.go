@@ -183,7 +183,7 @@ func (a *accepted) settings(b *strings.Builder) {
 	for _, s := range a.Settings {
 		last[s.Key] = s
 	}
-	for _, section := range sections(&a.loaded.Config) {
+	for _, section := range a.loaded.Config.sections() {
 		head := section.Path
 		for _, k := range section.Keys {
 			s, set := last[k.Path]

@@ -24,7 +24,7 @@ type Key struct {
 	Path  string // "runtime.handlers.runc.path"
 	Help  string // one sentence without its full stop
 	model string // Path as in Schema: "runtime.handlers.NAME.path"
-	value reflect.Value
+	field
 }
 
 // Name is the key inside its section.
@@ -39,13 +39,33 @@ func (k Key) TOML() string { return format(k.value.Interface()) }
 // Type names the key's type for people.
 func (k Key) Type() string { return typeName(k.value) }
 
+// Live reports whether a reload applies a changed value; any other needs a restart of the
+// server.
+func (k Key) Live() bool { return k.live() }
+
+// Choices are the values that the key allows; nil: any.
+func (k Key) Choices() []string {
+	if list := k.tag.Get("choices"); list != "" {
+		return strings.Split(list, ",")
+	}
+	return nil
+}
+
+// isInput reports whether the key names files or directories that crius only reads.
+func (k Key) isInput() bool { return k.tag.Get("input") == "yes" }
+
+func (k Key) formName() string { return k.tag.Get("form") }
+
+// form is what the key's value must be beyond its type and choices.
+func (k Key) form() form { return forms[k.formName()] }
+
 // Schema is the default configuration as sections and keys, in the order of
 // the template. The tables of runtime handlers and workloads stand in it once, under NAME.
 func Schema() []Section {
 	c := Default()
 	c.Runtime.Workloads = anyWorkload()
 	c.Runtime.Handlers = map[string]oci.Handler{anyName: oci.DefaultHandlerConfig(anyName)}
-	return sections(&c)
+	return c.sections()
 }
 
 // anyName stands for the name that an operator gives to a table.
@@ -55,9 +75,9 @@ func anyWorkload() map[string]annotation.Workload {
 	return map[string]annotation.Workload{anyName: {}}
 }
 
-// sections lists the tables of a configuration. Their keys can set it, except
+// sections lists the tables of the configuration. Their keys can set it, except
 // for those below a map of tables.
-func sections(c *Config) []Section {
+func (c *Config) sections() []Section {
 	return tables(reflect.ValueOf(c).Elem(), Section{}, "")
 }
 
@@ -69,56 +89,45 @@ func tables(v reflect.Value, own Section, model string) []Section {
 		at, like := join(own.Path, f.name), join(model, f.name)
 		switch f.value.Kind() {
 		case reflect.Struct:
-			inner = append(inner, tables(f.value, Section{Path: at, Help: f.help}, like)...)
+			inner = append(inner, tables(f.value, Section{Path: at, Help: f.help()}, like)...)
 		case reflect.Map:
 			for i, name := range names(f.value) {
 				s := Section{Path: join(at, name)}
 				if i == 0 {
-					s.Help = f.help
+					s.Help = f.help()
 				}
 				inner = append(inner, tables(element(f.value, name), s, join(like, anyName))...)
 			}
 		default:
-			own.Keys = append(own.Keys, Key{Path: at, Help: f.help, model: like, value: f.value})
+			own.Keys = append(own.Keys, Key{Path: at, Help: f.help(), model: like, field: f})
 		}
 	}
 	return append([]Section{own}, inner...)
 }
 
-// keys are the options of c that stand in it exactly once, and so have a flag:
-// all but those of runtime handlers and workloads.
-func keys(c *Config) map[string]Key {
-	all := map[string]Key{}
-	for _, s := range sections(c) {
-		for _, k := range s.Keys {
-			if k.Path == k.model {
-				all[k.Path] = k
+// keys yields the options of all tables.
+func (c *Config) keys() iter.Seq[Key] {
+	return func(yield func(Key) bool) {
+		for _, s := range c.sections() {
+			for _, k := range s.Keys {
+				if !yield(k) {
+					return
+				}
 			}
+		}
+	}
+}
+
+// flagged returns the options that exist exactly once, and so have a flag, by their paths:
+// all but those of runtime handlers and workloads.
+func (c *Config) flagged() map[string]Key {
+	all := map[string]Key{}
+	for k := range c.keys() {
+		if k.Path == k.model {
+			all[k.Path] = k
 		}
 	}
 	return all
-}
-
-// field is what the tags say about a struct field.
-type field struct {
-	name, help string
-	value      reflect.Value
-}
-
-// fields yields the fields of the struct v that the configuration can set.
-func fields(v reflect.Value) iter.Seq[field] {
-	return func(yield func(field) bool) {
-		for i := range v.NumField() {
-			tag := v.Type().Field(i).Tag
-			name := tag.Get("toml")
-			if name == "" {
-				continue
-			}
-			if !yield(field{name, tag.Get("help"), v.Field(i)}) {
-				return
-			}
-		}
-	}
 }
 
 // names are the sorted names of the tables in the map m.

@@ -339,10 +339,8 @@ func FuzzLoad(f *testing.F) {
 // normal forgets the difference between an empty list and none.
 func normal(c Config) string {
 	var b strings.Builder
-	for _, s := range sections(&c) {
-		for _, k := range s.Keys {
-			b.WriteString(k.Path + "=" + k.TOML() + "\n")
-		}
+	for k := range c.keys() {
+		b.WriteString(k.Path + "=" + k.TOML() + "\n")
 	}
 	return b.String()
 }

@@ -2,31 +2,58 @@ package config
 
 import (
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 )
 
-// Reloaded is the configuration l with those values of another one that a reload
-// puts in force.
+// Live lists the options and tables of tables that a reload applies, in the order of the
+// template.
+func Live() []string {
+	c := Default()
+	return liveIn(reflect.ValueOf(c), "")
+}
+
+func liveIn(table reflect.Value, path string) (live []string) {
+	for f := range fields(table) {
+		at := join(path, f.name)
+		switch {
+		case f.value.Kind() == reflect.Struct:
+			live = append(live, liveIn(f.value, at)...)
+		case f.live():
+			live = append(live, at)
+		}
+	}
+	return live
+}
+
+// Reloaded returns the configuration l with those values of wanted that a reload applies.
 func (l *Loaded) Reloaded(wanted *Loaded) *Loaded {
-	next := &Loaded{Config: l.Config, Files: wanted.Files, Ignored: wanted.Ignored, origin: maps.Clone(l.origin)}
-	next.Config.LogLevel = wanted.Config.LogLevel
-	next.Config.Runtime.Handlers = wanted.Config.Runtime.Handlers
-	next.Config.Runtime.DefaultHandler = wanted.Config.Runtime.DefaultHandler
-	next.Config.Runtime.CRIOHandlersDir = wanted.Config.Runtime.CRIOHandlersDir
-	maps.DeleteFunc(next.origin, func(key string, _ origin) bool { return live(key) })
-	for key, from := range wanted.origin {
-		if live(key) {
-			next.origin[key] = from
+	next := &Loaded{Config: l.Config, Files: wanted.Files, Ignored: wanted.Ignored, origin: map[string]origin{}}
+	copyLive(reflect.ValueOf(&next.Config).Elem(), reflect.ValueOf(&wanted.Config).Elem())
+	for key := range next.Config.keys() {
+		from := l
+		if key.live() {
+			from = wanted
+		}
+		if origin, ok := from.origin[key.Path]; ok {
+			next.origin[key.Path] = origin
 		}
 	}
 	return next
 }
 
-// live reports whether a reload puts a key in force; all others want the server
-// to be restarted.
-func live(key string) bool {
-	return key == "log_level" || key == "runtime.default_handler" || key == "runtime.crio_handlers_dir" || strings.HasPrefix(key, "runtime.handlers.")
+// copyLive gives the table dst the values of src that a reload applies. The tables of a
+// map come and go as a whole.
+func copyLive(dst, src reflect.Value) {
+	for f := range fields(dst) {
+		switch {
+		case f.value.Kind() == reflect.Struct:
+			copyLive(f.value, src.Field(f.index))
+		case f.live():
+			f.value.Set(src.Field(f.index))
+		}
+	}
 }
 
 // Differences are the keys whose values are not the same in two configurations. A
@@ -67,10 +94,8 @@ func has(values map[string]string, table string) bool {
 
 func (l *Loaded) values() map[string]string {
 	all := map[string]string{}
-	for _, s := range sections(&l.Config) {
-		for _, k := range s.Keys {
-			all[k.Path] = k.TOML()
-		}
+	for key := range l.Config.keys() {
+		all[key.Path] = key.TOML()
 	}
 	return all
 }

@@ -26,7 +26,7 @@ func WriteTemplate(w io.Writer) error {
 	c.Runtime.Workloads = anyWorkload()
 	var b strings.Builder
 	b.WriteString(templateHead)
-	for _, s := range sections(&c) {
+	for _, s := range c.sections() {
 		mark := ""
 		if slices.Contains(strings.Split(s.Path, "."), anyName) { // there is no such table by default
 			mark = "#"
@@ -46,7 +46,7 @@ func WriteTemplate(w io.Writer) error {
 // origin of every value beside it.
 func (l *Loaded) Write(w io.Writer) error {
 	var b strings.Builder
-	for i, s := range sections(&l.Config) {
+	for i, s := range l.Config.sections() {
 		if i > 0 {
 			fmt.Fprintf(&b, "\n[%s]\n", s.Path)
 		}
@@ -68,11 +68,9 @@ type Setting struct {
 // Settings lists the values that do not come from the defaults.
 func (l *Loaded) Settings() []Setting {
 	settings := []Setting{}
-	for _, s := range sections(&l.Config) {
-		for _, k := range s.Keys {
-			if _, ok := l.origin[k.Path]; ok {
-				settings = append(settings, Setting{Key: k.Path, Value: k.TOML(), Origin: l.Origin(k.Path)})
-			}
+	for k := range l.Config.keys() {
+		if _, ok := l.origin[k.Path]; ok {
+			settings = append(settings, Setting{Key: k.Path, Value: k.TOML(), Origin: l.Origin(k.Path)})
 		}
 	}
 	return settings

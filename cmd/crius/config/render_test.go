@@ -75,7 +75,7 @@ func TestEveryOption(t *testing.T) {
 			if !strings.Contains(text, "\n#"+k.Name()+" = ") {
 				t.Errorf("%s is not in the template", k.Path)
 			}
-			for _, choice := range choices(k.Path) {
+			for _, choice := range k.Choices() {
 				if !strings.Contains(k.Help, choice) {
 					t.Errorf("%s: the choice %q is not explained in %q", k.Path, choice, k.Help)
 				}
@@ -121,7 +121,7 @@ func TestComment(t *testing.T) {
 func TestFlags(t *testing.T) {
 	set := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	flags := AddFlags(set)
-	for path, k := range keys(new(Config)) {
+	for path, k := range new(Config).flagged() {
 		f := set.Lookup(k.Flag())
 		if f == nil {
 			t.Errorf("%s has no flag", path)
@@ -178,7 +178,7 @@ func TestFlagValues(t *testing.T) {
 			t.Errorf("%q: %v", c.args, err)
 			continue
 		}
-		equal(t, strings.Join(c.args, " "), keys(&loaded.Config)[c.key].TOML(), c.want)
+		equal(t, strings.Join(c.args, " "), loaded.Config.flagged()[c.key].TOML(), c.want)
 	}
 }
 

@@ -1,0 +1,116 @@
+package config
+
+import (
+	"iter"
+	"path"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/server/otlp"
+)
+
+// field is an option, or a table of options, as the field of a struct. Its tags are
+// the only place that says anything of an option:
+//
+//	toml     the name of the key
+//	help     one sentence for people, without its full stop
+//	apply    when a changed value takes effect: reload or restart; required
+//	choices  the values that are allowed, separated by commas; absent: any
+//	form     what a value must be, one of forms; absent: anything of its type
+//	input    yes: names files or directories that crius only reads
+type field struct {
+	name  string
+	tag   reflect.StructTag
+	value reflect.Value
+	index int
+}
+
+// fields yields the fields of the struct v that the configuration can set.
+func fields(v reflect.Value) iter.Seq[field] {
+	return func(yield func(field) bool) {
+		for i := range v.NumField() {
+			tag := v.Type().Field(i).Tag
+			name := tag.Get("toml")
+			if name == "" {
+				continue
+			}
+			if !yield(field{name, tag, v.Field(i), i}) {
+				return
+			}
+		}
+	}
+}
+
+func (f field) help() string { return f.tag.Get("help") }
+
+// live reports whether a reload applies a changed value; any other needs a restart of the
+// server. A table is live if all its options are.
+func (f field) live() bool {
+	switch f.value.Kind() {
+	case reflect.Struct:
+		return allLive(f.value)
+	case reflect.Map:
+		return allLive(reflect.Zero(f.value.Type().Elem()))
+	default:
+		return f.tag.Get("apply") == "reload"
+	}
+}
+
+func allLive(table reflect.Value) bool {
+	for f := range fields(table) {
+		if !f.live() {
+			return false
+		}
+	}
+	return true
+}
+
+// form is a rule for the values of an option.
+type form struct {
+	words string            // completes "must be", in an error
+	ok    func(string) bool // for each text; nil: any
+	above bool              // numbers are above 0
+}
+
+// Forms that say how values are compared as well.
+const (
+	pathForm    = "path"
+	programForm = "program"
+)
+
+var cveNumber = regexp.MustCompile(`^CVE-\d{4}-\d{4,}$`)
+
+// forms are the rules by the names that the tag form has for them.
+var forms = map[string]form{
+	pathForm: {words: "an absolute path", ok: filepath.IsAbs},
+	"path or empty": {words: "an absolute path or an empty string", ok: func(text string) bool {
+		return text == "" || filepath.IsAbs(text)
+	}},
+	programForm: {words: "an absolute path or a bare name to search in PATH", ok: func(text string) bool {
+		return filepath.IsAbs(text) || text != "" && !strings.Contains(text, "/")
+	}},
+	"collector or empty": {words: "http://HOST:PORT, https://HOST:PORT or an empty string", ok: func(text string) bool {
+		_, _, ok := otlp.SplitEndpoint(text)
+		return ok || text == ""
+	}},
+	"CVE": {words: "a CVE, such as CVE-2024-21626", ok: cveNumber.MatchString},
+	"annotation": {words: "of the form KEY=VALUE", ok: func(text string) bool {
+		return strings.IndexByte(text, '=') > 0
+	}},
+	"annotation pattern": {words: "an annotation key or a pattern of *, ? and [...], with every bracket closed", ok: func(text string) bool {
+		_, err := path.Match(text, "")
+		return err == nil
+	}},
+	"flag": {words: "a flag of the form --name=value that crius does not set itself", ok: func(text string) bool {
+		name, _, _ := strings.Cut(strings.TrimLeft(text, "-"), "=")
+		return strings.HasPrefix(text, "-") && name != "" && !slices.Contains([]string{"root", "systemd-cgroup"}, name)
+	}},
+	"first or empty": {words: "first or an empty string", ok: func(text string) bool {
+		return text == "" || text == oci.FirstCPU
+	}},
+	"positive": {words: "more than 0", above: true},
+}
