@@ -99,7 +99,10 @@ func reportRuntimes(ctx context.Context, loaded *config.Loaded, runtimes *oci.Ta
 	reportHooks(ctx, loaded.Config.Runtime.HooksDir)
 }
 
-func (s *settings) apply(wanted *config.Loaded, runtimes *oci.Table) (result control.Reloaded, err error) {
+// reloader is the part of oci.Table that a reload changes.
+type reloader interface{ Reload(oci.Config) error }
+
+func (s *settings) apply(wanted *config.Loaded, runtimes reloader) (result control.Reloaded, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	next := s.inForce.Reloaded(wanted)

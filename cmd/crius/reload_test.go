@@ -1,0 +1,233 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/crius-run/crius/cmd/crius/config"
+	"github.com/crius-run/crius/internal/logx"
+	"github.com/crius-run/crius/oci"
+)
+
+// A reload applies exactly the options that are said to be live: the consumer of each of
+// those has its new value, and no consumer is given one of another option.
+func TestReloadAppliesLiveOptionsAlone(t *testing.T) {
+	t.Parallel()
+	for _, section := range config.Schema() {
+		for _, key := range section.Keys {
+			t.Run(key.Path, func(t *testing.T) {
+				t.Parallel()
+				newReloading(t).change(key)
+			})
+		}
+	}
+}
+
+// reloading is a server's configuration, with what a reload can change.
+type reloading struct {
+	t     *testing.T
+	file  string
+	dir   string // of files that options name
+	table *oci.Table
+	given oci.Config // to the table, last
+	*settings
+}
+
+// Reload is that of the table, of which it takes note.
+func (r *reloading) Reload(cfg oci.Config) error {
+	r.given = cfg
+	return r.table.Reload(cfg)
+}
+
+func newReloading(t *testing.T) *reloading {
+	t.Helper()
+	r := &reloading{t: t, file: write(t, "crius.toml", ""), dir: t.TempDir()}
+	r.write("crius-conmon", "")
+	r.write("crius-conmon-shim", "")
+	r.write("features.json", `{"ociVersionMin": "1.0.0", "ociVersionMax": "1.2.0"}`)
+	r.write("spec.json", "{}")
+	r.write("seccomp.json", `{"defaultAction": "SCMP_ACT_ALLOW"}`)
+	r.write("crio/10-own.conf", "[crio.runtime.runtimes.installed]\nruntime_path = '/opt/installed'\n")
+	r.settings = &settings{
+		load:  func() (*config.Loaded, error) { return config.Load(config.Sources{File: r.file}) },
+		level: new(slog.LevelVar),
+	}
+	r.configure("")
+	var err error
+	if r.inForce, err = r.load(); err != nil {
+		t.Fatal(err)
+	}
+	r.given = r.inForce.Config.Runtime
+	if r.table, err = oci.NewTable(r.given, r.dir); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// write makes a file that can be run.
+func (r *reloading) write(name, text string) {
+	r.t.Helper()
+	path := filepath.Join(r.dir, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// configure writes the configuration file, with one setting more.
+func (r *reloading) configure(setting string) {
+	r.t.Helper()
+	text := fmt.Sprintf("runtime.workloads.own.activation_annotation = 'own'\n%s\n", setting)
+	if !strings.HasPrefix(setting, "runtime.monitor =") {
+		text += fmt.Sprintf("runtime.monitor = %q\n", filepath.Join(r.dir, "crius-conmon"))
+	}
+	if strings.Contains(setting, "activation_annotation") {
+		_, text, _ = strings.Cut(text, "\n")
+	}
+	if err := os.WriteFile(r.file, []byte(text), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// change reloads a configuration in which only the key has another value, and checks
+// whether it has taken effect.
+func (r *reloading) change(key config.Key) {
+	r.t.Helper()
+	path := strings.NewReplacer("handlers.NAME", "handlers.runc", "workloads.NAME", "workloads.own").Replace(key.Path)
+	before := r.inForce
+	was := r.applied()
+	r.configure(path + " = " + r.another(key))
+	wanted, err := r.load()
+	if err != nil {
+		r.t.Fatalf("give it another example in this test: %v", err)
+	}
+	result, err := r.apply(wanted, r)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if key.Live() {
+		if !slices.Contains(result.Changed, path) || len(result.Later) > 0 {
+			r.t.Errorf("said to be live, but the reload says %+v", result)
+		}
+		if reflect.DeepEqual(r.applied(), was) || !r.reached(path, wanted.Config) {
+			r.t.Error("said to be live, but the new value has not reached its consumer")
+		}
+		return
+	}
+	if len(result.Changed) > 0 || !slices.Equal(result.Later, []string{path}) {
+		r.t.Errorf("said to need a restart, but the reload says %+v", result)
+	}
+	if !reflect.DeepEqual(r.applied(), was) || !reflect.DeepEqual(r.given, before.Config.Runtime) || !reflect.DeepEqual(r.loaded().Config, before.Config) {
+		r.t.Error("said to need a restart, but the reload has applied it")
+	}
+}
+
+// applied is what the consumers of live options have.
+func (r *reloading) applied() []any {
+	all := []any{r.level.Level(), r.table.Default()}
+	for _, name := range r.table.Names() {
+		all = append(all, name, r.handler(name))
+	}
+	return all
+}
+
+func (r *reloading) handler(name string) oci.Handler {
+	runtime, err := r.table.Get(name)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return runtime.Handler()
+}
+
+// reached reports whether the consumer of a live option has the value that is wanted.
+func (r *reloading) reached(path string, wanted config.Config) bool {
+	switch path {
+	case "log_level":
+		level, err := logx.Level(wanted.LogLevel)
+		return err == nil && r.level.Level() == level
+	case "runtime.default_handler":
+		return r.table.Default() == wanted.Runtime.DefaultHandler
+	case "runtime.crio_handlers_dir":
+		return slices.Contains(r.table.Names(), "installed")
+	}
+	name, isHandler := strings.CutPrefix(path, "runtime.handlers.runc.")
+	if !isHandler {
+		r.t.Errorf("say in this test where the consumer of %s has its value", path)
+		return false
+	}
+	has, want := reflect.ValueOf(r.handler("runc")), reflect.ValueOf(wanted.Runtime.Handlers["runc"])
+	for i := range has.NumField() {
+		if has.Type().Field(i).Tag.Get("toml") == name {
+			return reflect.DeepEqual(has.Field(i).Interface(), want.Field(i).Interface())
+		}
+	}
+	return false
+}
+
+// another is a value of the key other than its default.
+func (r *reloading) another(key config.Key) string {
+	file := func(name string) string { return strconv.Quote(filepath.Join(r.dir, name)) }
+	examples := map[string]string{
+		"api.tls_cipher_suites":                      `["TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"]`,
+		"pod.additional_devices":                     `["/dev/fuse"]`,
+		"pod.default_capabilities":                   `["KILL"]`,
+		"pod.default_sysctls":                        `["net.ipv4.ip_forward=1"]`,
+		"pod.default_ulimits":                        `["nofile=1024:4096"]`,
+		"pod.infra_cpuset":                           `"0-1"`,
+		"runtime.backported_cves":                    `["CVE-2024-21626"]`,
+		"runtime.container_log_max_size":             "65536",
+		"runtime.crio_handlers_dir":                  file("crio"),
+		"runtime.default_handler":                    `"crun"`,
+		"runtime.handlers.NAME.base_runtime_spec":    file("spec.json"),
+		"runtime.handlers.NAME.default_annotations":  `["a=b"]`,
+		"runtime.handlers.NAME.exec_cpu_affinity":    `"first"`,
+		"runtime.handlers.NAME.features":             file("features.json"),
+		"runtime.handlers.NAME.options":              `["--debug"]`,
+		"runtime.handlers.NAME.seccomp_profile":      file("seccomp.json"),
+		"runtime.workloads.NAME.resources.cpuperiod": "1000",
+		"runtime.workloads.NAME.resources.cpuset":    `"0"`,
+		"runtime.workloads.NAME.resources.cpuquota":  "1000",
+		"runtime.workloads.NAME.resources.cpushares": "2",
+		"image.pull_cgroup":                          `"pulls.slice"`,
+		"image.writable_layer_inodes":                "100",
+		"image.writable_layer_size":                  "1048576",
+		"tracing.endpoint":                           `"http://127.0.0.1:4317"`,
+		"tuning.shared_cpuset":                       `"0-1"`,
+	}
+	if example, has := examples[key.Path]; has {
+		return example
+	}
+	if choices := key.Choices(); choices != nil {
+		i := slices.IndexFunc(choices, func(choice string) bool { return !strings.Contains(key.TOML(), choice) })
+		if key.Type() == "string" {
+			return strconv.Quote(choices[i])
+		}
+		return fmt.Sprintf("[%q]", choices[i])
+	}
+	switch key.Type() {
+	case "boolean":
+		return strconv.FormatBool(key.TOML() == "false")
+	case "integer":
+		n, err := strconv.ParseInt(key.TOML(), 10, 64)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		return strconv.FormatInt(n+1, 10)
+	case "duration":
+		return `"7s"`
+	case "mode":
+		return "0o640"
+	case "list of strings":
+		return `["/another"]`
+	}
+	return `"/another"`
+}
