@@ -30,22 +30,30 @@ import (
 
 // Spec says which namespaces to make and how they begin.
 type Spec struct {
-	Dir  string // parent of the netns, ipcns, utsns and userns directories, absolute
-	Name string // file name of the pins, unique on the node
+	Dir  string `json:"Dir"`  // parent of the netns, ipcns, utsns and userns directories, absolute
+	Name string `json:"Name"` // file name of the pins, unique on the node
 
-	Net, IPC, UTS bool // which to make; at least one, or a user namespace
+	// Net, IPC and UTS say which to make; at least one, or a user namespace.
+	Net bool `json:"Net"`
+	IPC bool `json:"IPC"`
+	UTS bool `json:"UTS"`
 
 	// UIDs and GIDs ask for a user namespace with these mappings, which will own
 	// the others. Both or neither.
-	UIDs, GIDs []IDMap
+	UIDs []IDMap `json:"UIDs"`
+	GIDs []IDMap `json:"GIDs"`
 
-	Hostname string            // set in the new UTS namespace; empty: as on the host
-	Sysctls  map[string]string // set in the new namespaces; see SetInterfaceSysctls
+	Hostname string            `json:"Hostname"` // set in the new UTS namespace; empty: as on the host
+	Sysctls  map[string]string `json:"Sysctls"`  // set in the new namespaces; see SetInterfaceSysctls
 }
 
 // IDMap maps Size user or group ids that begin with Container in a user
 // namespace to those that begin with Host.
-type IDMap struct{ Container, Host, Size uint32 }
+type IDMap struct {
+	Container uint32 `json:"Container"`
+	Host      uint32 `json:"Host"`
+	Size      uint32 `json:"Size"`
+}
 
 // Root is who is root in the namespaces, as the host sees it.
 func (s Spec) Root() (uid, gid int) { return int(HostID(s.UIDs, 0)), int(HostID(s.GIDs, 0)) }
