@@ -30,8 +30,8 @@ const (
 // bannedLines are the lines of irqbalance's configuration that were there before; without a
 // file there is none.
 type bannedLines struct {
-	File  string   `json:",omitempty"`
-	Lines []string `json:",omitempty"`
+	File  string   `json:"File,omitempty"`
+	Lines []string `json:"Lines,omitempty"`
 }
 
 func (t *Tuner) readMask() (Set, error) {

@@ -41,15 +41,15 @@ type Container struct {
 
 // Plan is what is done for a container that has CPUs of its own.
 type Plan struct {
-	CPUs         Set
-	Shared       Set    `json:",omitempty"` // CPUs that it gets as well
-	Quiet        Set    `json:",omitempty"` // those of its CPUs that get no interrupts
-	Housekeeping Set    `json:",omitempty"` // those that do, by request
-	NoBalancing  bool   `json:",omitempty"`
-	PodQuota     bool   `json:",omitempty"` // the quota of its pod's cgroup is lifted
-	Latency      string `json:",omitempty"`
-	Governor     string `json:",omitempty"`
-	PinExecs     bool   `json:",omitempty"`
+	CPUs         Set    `json:"CPUs"`
+	Shared       Set    `json:"Shared,omitempty"`       // CPUs that it gets as well
+	Quiet        Set    `json:"Quiet,omitempty"`        // those of its CPUs that get no interrupts
+	Housekeeping Set    `json:"Housekeeping,omitempty"` // those that do, by request
+	NoBalancing  bool   `json:"NoBalancing,omitempty"`
+	PodQuota     bool   `json:"PodQuota,omitempty"` // the quota of its pod's cgroup is lifted
+	Latency      string `json:"Latency,omitempty"`
+	Governor     string `json:"Governor,omitempty"`
+	PinExecs     bool   `json:"PinExecs,omitempty"`
 }
 
 // Plan is the plan for a container, and limits that it needs over those asked for. Both are

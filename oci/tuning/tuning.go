@@ -73,22 +73,22 @@ type Tuner struct {
 
 // changes is what is on record. All of it is from one boot.
 type changes struct {
-	Boot       string
-	Containers map[string]claim
+	Boot       string           `json:"Boot"`
+	Containers map[string]claim `json:"Containers"`
 	// How the node was before: CPUs taken out of the mask of interrupts, lines of irqbalance's
 	// configuration, contents of files of CPUs by path, and CPUs added to
 	// cpuset.cpus.exclusive by cgroup.
-	Interrupts Set               `json:",omitempty"`
-	Irqbalance *bannedLines      `json:",omitempty"`
-	Rebalance  bool              `json:",omitempty"` // irqbalance has not seen its configuration yet
-	Files      map[string]string `json:",omitempty"`
-	Exclusive  map[string]Set    `json:",omitempty"`
+	Interrupts Set               `json:"Interrupts,omitempty"`
+	Irqbalance *bannedLines      `json:"Irqbalance,omitempty"`
+	Rebalance  bool              `json:"Rebalance,omitempty"` // irqbalance has not seen its configuration yet
+	Files      map[string]string `json:"Files,omitempty"`
+	Exclusive  map[string]Set    `json:"Exclusive,omitempty"`
 }
 
 // claim is what is done for one container.
 type claim struct {
 	Plan
-	Cgroup string
+	Cgroup string `json:"Cgroup"`
 }
 
 const (
