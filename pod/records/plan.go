@@ -21,33 +21,33 @@ import (
 
 // PodPlan is what a pod is made from. It never changes and is read without a lock.
 type PodPlan struct {
-	Handler    string
-	Config     Message[*cri.PodSandboxConfig]
-	CreatedAt  time.Time
-	BootID     string
-	Namespaces ns.Spec
-	Infra      bool // the pod has an infra container
+	Handler    string                         `json:"Handler"`
+	Config     Message[*cri.PodSandboxConfig] `json:"Config"`
+	CreatedAt  time.Time                      `json:"CreatedAt"`
+	BootID     string                         `json:"BootID"`
+	Namespaces ns.Spec                        `json:"Namespaces"`
+	Infra      bool                           `json:"Infra"` // the pod has an infra container
 	// Sandboxed: the infra container holds the runtime's sandbox, in which all containers
 	// run.
-	Sandboxed bool `json:",omitempty"`
+	Sandboxed bool `json:"Sandboxed,omitempty"`
 	// OwnFiles: its files are in a file system of their own. Those of pods from before
 	// 0015-pod-files.md are not.
-	OwnFiles bool `json:",omitempty"`
+	OwnFiles bool `json:"OwnFiles,omitempty"`
 	// CgroupPrefix is what the name of its cgroup begins with; empty: crius.
-	CgroupPrefix string `json:",omitempty"`
+	CgroupPrefix string `json:"CgroupPrefix,omitempty"`
 	// SELinuxLevel is the pod's own; empty: the node had no SELinux.
-	SELinuxLevel string `json:",omitempty"`
+	SELinuxLevel string `json:"SELinuxLevel,omitempty"`
 }
 
 // PodState is the part of a pod's record that verbs change.
 type PodState struct {
-	Phase Phase
+	Phase Phase `json:"Phase"`
 	// Network is planned before the ADD, completed by it, and nil again once the DEL has
 	// succeeded: until then the network needs a DEL.
-	Network *network.Attachment `json:",omitempty"`
+	Network *network.Attachment `json:"Network,omitempty"`
 	// Overhead and Resources replace those of the plan's Config since an update.
-	Overhead  Message[*cri.LinuxContainerResources]
-	Resources Message[*cri.LinuxContainerResources]
+	Overhead  Message[*cri.LinuxContainerResources] `json:"Overhead"`
+	Resources Message[*cri.LinuxContainerResources] `json:"Resources"`
 }
 
 // Reached returns Phase.
@@ -146,37 +146,37 @@ func Attached(pods map[string]*Pod, boot string) map[string]*network.Attachment 
 
 // ContainerPlan is what a container is made from. It never changes and is read without a lock.
 type ContainerPlan struct {
-	SandboxID string
-	Handler   string
-	Config    Message[*cri.ContainerConfig]
-	ImageID   string
-	ImageRef  string
-	CreatedAt time.Time
-	BootID    string
-	LogPath   string
+	SandboxID string                        `json:"SandboxID"`
+	Handler   string                        `json:"Handler"`
+	Config    Message[*cri.ContainerConfig] `json:"Config"`
+	ImageID   string                        `json:"ImageID"`
+	ImageRef  string                        `json:"ImageRef"`
+	CreatedAt time.Time                     `json:"CreatedAt"`
+	BootID    string                        `json:"BootID"`
+	LogPath   string                        `json:"LogPath"`
 	// CgroupsPath is spec.Linux.CgroupsPath; Cgroup is its path below the cgroup mount.
-	CgroupsPath string
-	Cgroup      string
-	MountLabel  string   `json:",omitempty"` // SELinux context of its files
-	Volumes     []Volume `json:",omitempty"`
+	CgroupsPath string   `json:"CgroupsPath"`
+	Cgroup      string   `json:"Cgroup"`
+	MountLabel  string   `json:"MountLabel,omitempty"` // SELinux context of its files
+	Volumes     []Volume `json:"Volumes,omitempty"`
 	// Workload are the limits that the pod's workload or Tuning has set. No update changes
 	// them.
-	Workload Message[*cri.LinuxContainerResources] `json:",omitzero"`
+	Workload Message[*cri.LinuxContainerResources] `json:"Workload,omitzero"`
 	// Tuning is for a container that has CPUs of its own; nil: there is nothing to do.
-	Tuning     *tuning.Plan `json:",omitempty"`
-	StopSignal cri.Signal   // as reported
-	StopNumber int          // as sent
+	Tuning     *tuning.Plan `json:"Tuning,omitempty"`
+	StopSignal cri.Signal   `json:"StopSignal"` // as reported
+	StopNumber int          `json:"StopNumber"` // as sent
 }
 
 // ContainerState is the part of a container's record that verbs change.
 type ContainerState struct {
-	Phase     Phase
-	StartedAt time.Time
-	Resources Message[*cri.LinuxContainerResources]
-	User      Message[*cri.ContainerUser]
+	Phase     Phase                                 `json:"Phase"`
+	StartedAt time.Time                             `json:"StartedAt"`
+	Resources Message[*cri.LinuxContainerResources] `json:"Resources"`
+	User      Message[*cri.ContainerUser]           `json:"User"`
 	// StartError says why the container could not be started. If the container is still
 	// Created, it says why it cannot be: the runtime does not know the container.
-	StartError string `json:",omitempty"`
+	StartError string `json:"StartError,omitempty"`
 }
 
 // Reached returns Phase.
@@ -198,8 +198,8 @@ type Container struct {
 
 // Volume is an image that a container mounts (KEP-4639).
 type Volume struct {
-	Mount   int // position among the request's mounts
-	ImageID string
+	Mount   int    `json:"Mount"` // position among the request's mounts
+	ImageID string `json:"ImageID"`
 }
 
 // StartErrorCode is the exit code that peers report for a program that could not be started.
