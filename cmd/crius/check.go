@@ -18,7 +18,7 @@ import (
 // beside a running server.
 type check struct {
 	name string
-	run  func(ctx context.Context, n *node) []finding
+	run  func(context.Context) []finding
 }
 
 // node is what checks look at.
@@ -43,26 +43,26 @@ func ok(format string, args ...any) finding       { return diagnosis.OK(format, 
 func warn(do, format string, args ...any) finding { return diagnosis.Warn(do, format, args...) }
 func fail(do, format string, args ...any) finding { return diagnosis.Fail(do, format, args...) }
 
-// checks lists all checks, in the order in which an operator would fix things.
-func checks() []check {
+// checks lists all checks of the node, in the order in which an operator would fix things.
+func (n *node) checks() []check {
 	return []check{
-		{"configuration", checkConfiguration},
-		{"privileges", checkPrivileges},
-		{"kernel", checkKernel},
-		{"cgroups", checkCgroups},
+		{"configuration", n.checkConfiguration},
+		{"privileges", n.checkPrivileges},
+		{"kernel", n.checkKernel},
+		{"cgroups", n.checkCgroups},
 		{"limits", checkLimits},
-		{"directories", checkDirectories},
-		{"socket", checkSocket},
-		{"server", checkServer},
-		{"addresses", checkAddresses},
-		{"runtimes", checkRuntimes},
-		{"hooks", checkHooks},
-		{"resource classes", checkClasses},
-		{"storage", checkStorage},
+		{"directories", n.checkDirectories},
+		{"socket", n.checkSocket},
+		{"server", n.checkServer},
+		{"addresses", n.checkAddresses},
+		{"runtimes", n.checkRuntimes},
+		{"hooks", n.checkHooks},
+		{"resource classes", n.checkClasses},
+		{"storage", n.checkStorage},
 		{"pulls", checkUnpacker},
-		{"other runtimes", checkForeign},
-		{"network", checkNetwork},
-		{"metrics", checkMetrics},
+		{"other runtimes", n.checkForeign},
+		{"network", n.checkNetwork},
+		{"metrics", n.checkMetrics},
 	}
 }
 
@@ -70,11 +70,11 @@ func checks() []check {
 const checkTimeout = 30 * time.Second
 
 // runChecks runs all checks one after the other.
-func runChecks(ctx context.Context, all []check, n *node) []finding {
+func runChecks(ctx context.Context, all []check) []finding {
 	var findings []finding
 	for _, c := range all {
 		ctx, cancel := context.WithTimeout(ctx, checkTimeout)
-		for _, f := range c.run(ctx, n) {
+		for _, f := range c.run(ctx) {
 			f.Check = c.name
 			findings = append(findings, f)
 		}
@@ -123,7 +123,7 @@ func (p *program) checkCommand() *cobra.Command {
 		if from.any() {
 			findings, err = from.compare(cmd.Context(), args, n)
 		} else {
-			findings = append(runChecks(cmd.Context(), checks(), n), checkNode(cmd.Context(), loaded.Config, repair)...)
+			findings = append(runChecks(cmd.Context(), n.checks()), checkNode(cmd.Context(), loaded.Config, repair)...)
 		}
 		if err != nil {
 			return err

@@ -18,7 +18,7 @@ import (
 
 // checkRuntimes looks for the monitor and runs each handler's binary. Only the
 // default handler has to work: the others wait for pods that name them.
-func checkRuntimes(ctx context.Context, n *node) []finding {
+func (n *node) checkRuntimes(ctx context.Context) []finding {
 	c := n.config.Config
 	table, err := oci.NewTable(c.Runtime, c.RunRoot)
 	if err != nil {
@@ -94,7 +94,7 @@ func checkMonitor(path string) finding {
 
 // checkStorage opens the image store, unless a server has it open: opening it
 // also tidies up after a server that died.
-func checkStorage(ctx context.Context, n *node) []finding {
+func (n *node) checkStorage(ctx context.Context) []finding {
 	c := n.config.Config
 	policy := cmp.Or(c.Image.SignaturePolicy, storage.DefaultPolicy)
 	if _, err := os.Stat(policy); err != nil {
@@ -115,7 +115,7 @@ func checkStorage(ctx context.Context, n *node) []finding {
 }
 
 // checkUnpacker starts the program that unpacks images.
-func checkUnpacker(ctx context.Context, _ *node) []finding {
+func checkUnpacker(ctx context.Context) []finding {
 	path, err := unpack.FindProgram()
 	if err != nil {
 		return []finding{warn("", "images are unpacked by crius itself, which takes more CPU: %v", err)}
@@ -128,7 +128,7 @@ func checkUnpacker(ctx context.Context, _ *node) []finding {
 
 // checkNetwork asks CNI. A node without a network runs pods in the host's
 // network, among them those that install the network.
-func checkNetwork(ctx context.Context, n *node) []finding {
+func (n *node) checkNetwork(ctx context.Context) []finding {
 	cni := network.New(network.Options{Config: n.config.Config.Network})
 	err := cni.Ready(ctx)
 	switch {

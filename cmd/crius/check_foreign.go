@@ -14,7 +14,7 @@ import (
 
 // checkForeign lists the pods that CRI-O has left in the image store: nothing else than
 // a person removes those.
-func checkForeign(ctx context.Context, n *node) []finding {
+func (n *node) checkForeign(ctx context.Context) []finding {
 	if os.Geteuid() != 0 {
 		return nil // checkPrivileges says so
 	}

@@ -42,7 +42,7 @@ func (h host) exists(path string) bool {
 
 // checkConfiguration: the configuration has been loaded, so it is valid. It
 // names programs that run as root: nobody else may write it.
-func checkConfiguration(_ context.Context, n *node) []finding {
+func (n *node) checkConfiguration(context.Context) []finding {
 	findings := []finding{}
 	for _, file := range n.config.Files {
 		info, err := os.Stat(file)
@@ -65,7 +65,7 @@ func checkConfiguration(_ context.Context, n *node) []finding {
 }
 
 // checkPrivileges reads the capabilities in effect.
-func checkPrivileges(_ context.Context, n *node) []finding {
+func (n *node) checkPrivileges(context.Context) []finding {
 	if os.Geteuid() != 0 {
 		return []finding{fail("run as root", "running as user id %d, not as root", os.Geteuid())}
 	}
@@ -98,7 +98,7 @@ func checkPrivileges(_ context.Context, n *node) []finding {
 }
 
 // checkKernel asks the kernel for each feature, not for its version.
-func checkKernel(_ context.Context, n *node) []finding {
+func (n *node) checkKernel(context.Context) []finding {
 	var findings []finding
 	if fd, err := unix.PidfdOpen(os.Getpid(), 0); err != nil {
 		findings = append(findings, fail("use Linux 5.3 or later", "the kernel has no pidfds: %v", err))
@@ -125,7 +125,7 @@ func checkKernel(_ context.Context, n *node) []finding {
 	if !n.host.exists("proc/sys/kernel/seccomp") {
 		findings = append(findings, warn("use a kernel with CONFIG_SECCOMP_FILTER", "the kernel has no seccomp filters: containers with a seccomp profile fail"))
 	}
-	findings = append(findings, checkSELinux(n)...)
+	findings = append(findings, n.checkSELinux()...)
 	if n.host.read("proc/sys/net/ipv4/ip_forward") == "0" {
 		findings = append(findings, warn("sysctl -w net.ipv4.ip_forward=1", "IPv4 forwarding is off: pods cannot reach anything outside this node"))
 	}
@@ -137,7 +137,7 @@ func checkKernel(_ context.Context, n *node) []finding {
 
 // checkSELinux asks whether the policy in use has types for containers: without them the
 // server does not start.
-func checkSELinux(n *node) []finding {
+func (n *node) checkSELinux() []finding {
 	switch n.host.read("sys/fs/selinux/enforce") {
 	case "":
 		return nil
@@ -154,7 +154,7 @@ func checkSELinux(n *node) []finding {
 }
 
 // checkCgroups compares the layout with what the driver and the runtimes want.
-func checkCgroups(_ context.Context, n *node) []finding {
+func (n *node) checkCgroups(context.Context) []finding {
 	var findings []finding
 	if n.config.Config.Runtime.CgroupDriver == "systemd" && !n.host.exists("run/systemd/system") {
 		findings = append(findings, fail(`set runtime.cgroup_driver = "cgroupfs", and cgroupDriver: cgroupfs in the kubelet's configuration`,
@@ -163,13 +163,13 @@ func checkCgroups(_ context.Context, n *node) []finding {
 	if err := pullCgroupOf(n.config.Config).Ready(); err != nil {
 		findings = append(findings, fail(`install it, or set image.pull_cgroup = ""`, "image.pull_cgroup: images cannot be pulled: %v", err))
 	}
-	findings = append(findings, checkDriver(n)...)
+	findings = append(findings, n.checkDriver()...)
 	mode := cgroup.Detect()
 	if mode == cgroup.None {
 		return append(findings, fail("mount cgroup2 at /sys/fs/cgroup", "no cgroup file system is mounted"))
 	}
 	for _, controller := range []string{"cpu", "cpuset", "memory", "pids"} {
-		if !slices.Contains(controllers(n.host, mode), controller) {
+		if !slices.Contains(n.host.controllers(mode), controller) {
 			findings = append(findings, warn("enable the controller: look for cgroup_disable in the kernel's command line", "no %s cgroup controller: containers with limits for it are rejected", controller))
 		}
 	}
@@ -190,7 +190,7 @@ func checkCgroups(_ context.Context, n *node) []finding {
 // checkDriver compares the cgroup driver with the kubelet's, which makes the parents of
 // pods' cgroups in the form that its own has. Recent kubelets take crius's when they start,
 // whatever their files have.
-func checkDriver(n *node) []finding {
+func (n *node) checkDriver() []finding {
 	ours, kubelets := n.config.Config.Runtime.CgroupDriver, kubelet.CgroupDriver(n.host.root)
 	if kubelets.Value == "" || kubelets.Value == ours {
 		return nil
@@ -200,7 +200,7 @@ func checkDriver(n *node) []finding {
 }
 
 // controllers are those that can limit something on this node.
-func controllers(h host, mode cgroup.Mode) []string {
+func (h host) controllers(mode cgroup.Mode) []string {
 	if mode == cgroup.V2 {
 		return strings.Fields(h.read("sys/fs/cgroup/cgroup.controllers"))
 	}
@@ -215,7 +215,7 @@ func controllers(h host, mode cgroup.Mode) []string {
 
 // checkLimits reads the limits that the server will run under if it is started
 // from here.
-func checkLimits(_ context.Context, _ *node) []finding {
+func checkLimits(context.Context) []finding {
 	const enough = 65536
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
@@ -229,7 +229,7 @@ func checkLimits(_ context.Context, _ *node) []finding {
 
 // checkDirectories looks at the directories of state, or at the parent in which
 // crius will make them.
-func checkDirectories(_ context.Context, n *node) []finding {
+func (n *node) checkDirectories(context.Context) []finding {
 	c := n.config.Config
 	var findings []finding
 	roots, err := storage.Roots(c.Image)
@@ -245,7 +245,7 @@ func checkDirectories(_ context.Context, n *node) []finding {
 		findings = append(findings, checkDirectory(d.key, d.path))
 	}
 	if err == nil {
-		findings = append(findings, checkFileSystems(n.host, c.Root, roots.ForImages()))
+		findings = append(findings, n.host.checkFileSystems(c.Root, roots.ForImages()))
 	}
 	former := artifact.In(roots.Graph)
 	if _, statErr := os.Stat(former); err == nil && statErr == nil && roots.ForImages() != roots.Graph && !slices.Contains(c.Image.AdditionalArtifactStores, roots.Graph) {
@@ -262,7 +262,7 @@ func checkDirectories(_ context.Context, n *node) []finding {
 // checkFileSystems says whether the kubelet sees it when writable layers, which are below
 // root, fill their file system: it watches that of the images and that of its own
 // directory.
-func checkFileSystems(h host, root, images string) finding {
+func (h host) checkFileSystems(root, images string) finding {
 	device := func(path string) uint64 {
 		existing, _, _ := nearestExisting(path)
 		var st unix.Stat_t
@@ -334,7 +334,7 @@ func nearestExisting(path string) (string, fs.FileInfo, error) {
 }
 
 // checkSocket finds out who has the sockets of CRI.
-func checkSocket(ctx context.Context, n *node) []finding {
+func (n *node) checkSocket(ctx context.Context) []finding {
 	api := n.config.Config.API
 	findings := []finding{checkSocketOf(ctx, "api.listen", api.Listen)}
 	if api.CrioSocket == "" {
@@ -369,7 +369,7 @@ func checkSocketOf(ctx context.Context, option, path string) finding {
 }
 
 // checkAddresses checks what the server would serve on TCP as the server does.
-func checkAddresses(_ context.Context, n *node) []finding {
+func (n *node) checkAddresses(context.Context) []finding {
 	c := n.config.Config
 	var findings []finding
 	for _, err := range []error{c.API.Stream().Check(), metricsOptions(c).Check()} {
@@ -386,7 +386,7 @@ func checkAddresses(_ context.Context, n *node) []finding {
 // checkMetrics finds out whether the kubelet's metrics of containers have the names
 // of pods: unless the kubelet asks for them by CRI, its cAdvisor must take crius for
 // CRI-O (docs/decisions/0008-crio-facade.md).
-func checkMetrics(ctx context.Context, n *node) []finding {
+func (n *node) checkMetrics(ctx context.Context) []finding {
 	facade := n.config.Config.API.CrioSocket
 	switch {
 	case facade != "":

@@ -16,7 +16,7 @@ import (
 )
 
 // checkServer asks the server that runs with this configuration, if one does, how it is.
-func checkServer(ctx context.Context, n *node) []finding {
+func (n *node) checkServer(ctx context.Context) []finding {
 	socket := n.config.Config.API.Listen
 	if cli.Unserved(ctx, socket) != nil {
 		return []finding{ok("no server is running at %s", socket)}
@@ -46,7 +46,7 @@ func checkServer(ctx context.Context, n *node) []finding {
 	for _, what := range report.Server.Inherited {
 		findings = append(findings, warn("change the server's unit, or how it is started", "containers inherit from the server: %s", what))
 	}
-	return append(findings, olderConfiguration(report, n.config)...)
+	return append(findings, n.olderConfiguration(report)...)
 }
 
 // listener names the process that listens on a socket.
@@ -59,14 +59,14 @@ func listener(ctx context.Context, socket string) string {
 	return peer.Of(conn)
 }
 
-// olderConfiguration tells what the server does not know of the configuration as it is
-// now.
-func olderConfiguration(report statusReport, now *config.Loaded) []finding {
+// olderConfiguration reports the options that have changed since the server read its
+// configuration.
+func (n *node) olderConfiguration(report statusReport) []finding {
 	then := new(config.Loaded)
 	if err := json.Unmarshal(report.Config, &then.Config); err != nil {
 		return []finding{warn("restart the server: its version differs from that of this command", "the configuration of the running server cannot be read: %v", err)}
 	}
-	keys := config.Differences(then, now)
+	keys := config.Differences(then, n.config)
 	if len(keys) == 0 {
 		return nil
 	}

@@ -63,16 +63,16 @@ func want(t *testing.T, findings []finding, word string, s status) {
 func TestCheckConfiguration(t *testing.T) {
 	ctx := context.Background()
 	n := testNode(t, "", nil)
-	want(t, checkConfiguration(ctx, n), n.config.Files[0], statusOK)
+	want(t, n.checkConfiguration(ctx), n.config.Files[0], statusOK)
 	if err := os.Chmod(n.config.Files[0], 0o620); err != nil {
 		t.Fatal(err)
 	}
-	f := find(t, checkConfiguration(ctx, n), "writable by users other than its owner")
+	f := find(t, n.checkConfiguration(ctx), "writable by users other than its owner")
 	if f.Status != statusWarn || f.Do != "chmod go-w "+n.config.Files[0] {
 		t.Errorf("a file that the group may write: %+v", f)
 	}
 	n.config.Files = nil
-	want(t, checkConfiguration(ctx, n), "defaults", statusOK)
+	want(t, n.checkConfiguration(ctx), "defaults", statusOK)
 }
 
 func TestCheckPrivileges(t *testing.T) {
@@ -86,7 +86,7 @@ func TestCheckPrivileges(t *testing.T) {
 		"0000000000000000": {"CAP_NET_ADMIN", statusFail},
 	} {
 		n := testNode(t, "", map[string]string{"proc/self/status": "Name:\tcrius\nCapPrm:\t0\nCapEff:\t" + effective + "\nCapBnd:\t0\n"})
-		want(t, checkPrivileges(context.Background(), n), c.word, c.want)
+		want(t, n.checkPrivileges(context.Background()), c.word, c.want)
 	}
 }
 
@@ -97,7 +97,7 @@ func TestCheckKernel(t *testing.T) {
 		"proc/sys/net/ipv4/ip_forward":      "0\n",
 		"sys/fs/selinux/enforce":            "0",
 	})
-	findings := checkKernel(context.Background(), n)
+	findings := n.checkKernel(context.Background())
 	want(t, findings, "no pid namespaces", statusFail)
 	want(t, findings, "no user namespaces", statusWarn)
 	want(t, findings, "are disabled", statusWarn)
@@ -113,8 +113,8 @@ func TestCheckKernel(t *testing.T) {
 
 func TestCheckSELinuxSwitchedOff(t *testing.T) {
 	n := testNode(t, "[pod]\nselinux = false\n", map[string]string{"sys/fs/selinux/enforce": "1"})
-	want(t, checkSELinux(n), "pod.selinux is false", statusWarn)
-	if findings := checkSELinux(testNode(t, "", nil)); len(findings) > 0 {
+	want(t, n.checkSELinux(), "pod.selinux is false", statusWarn)
+	if findings := testNode(t, "", nil).checkSELinux(); len(findings) > 0 {
 		t.Errorf("a node without SELinux: %+v", findings)
 	}
 }
@@ -122,23 +122,23 @@ func TestCheckSELinuxSwitchedOff(t *testing.T) {
 func TestCheckArtifactsBeforeTheImagestore(t *testing.T) {
 	root := t.TempDir()
 	n := testNode(t, fmt.Sprintf("[image]\nroot = %q\nimagestore = %q", root, t.TempDir()), nil)
-	if findings := checkDirectories(context.Background(), n); strings.Contains(fmt.Sprint(findings), "from before") {
+	if findings := n.checkDirectories(context.Background()); strings.Contains(fmt.Sprint(findings), "from before") {
 		t.Errorf("there are none: %v", findings)
 	}
 	if err := os.MkdirAll(filepath.Join(root, "crius-artifacts"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	want(t, checkDirectories(context.Background(), n), "OCI artifacts from before", statusWarn)
+	want(t, n.checkDirectories(context.Background()), "OCI artifacts from before", statusWarn)
 }
 
 func TestCheckAdditionalArtifactStores(t *testing.T) {
 	dir := t.TempDir()
 	n := testNode(t, fmt.Sprintf("[image]\nadditional_artifact_stores = [%q]", dir), nil)
-	want(t, checkDirectories(context.Background(), n), "additional_artifact_stores", statusWarn)
+	want(t, n.checkDirectories(context.Background()), "additional_artifact_stores", statusWarn)
 	if err := os.MkdirAll(filepath.Join(dir, "crius-artifacts/artifacts"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if findings := checkDirectories(context.Background(), n); strings.Contains(fmt.Sprint(findings), "additional_artifact_stores") {
+	if findings := n.checkDirectories(context.Background()); strings.Contains(fmt.Sprint(findings), "additional_artifact_stores") {
 		t.Errorf("a store that is there: %v", findings)
 	}
 }
@@ -150,7 +150,7 @@ func TestCheckPassage(t *testing.T) {
 		t.Fatal(err)
 	}
 	closed := func() bool {
-		return strings.Contains(fmt.Sprint(checkDirectories(context.Background(), n)), "user namespaces")
+		return strings.Contains(fmt.Sprint(n.checkDirectories(context.Background())), "user namespaces")
 	}
 	if closed() {
 		t.Error("a run root that no server has used is called closed")
@@ -158,7 +158,7 @@ func TestCheckPassage(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(run, "containers"), 0o711); err != nil {
 		t.Fatal(err)
 	}
-	want(t, checkDirectories(context.Background(), n), "mode 0700", statusWarn)
+	want(t, n.checkDirectories(context.Background()), "mode 0700", statusWarn)
 	if err := os.Chmod(run, 0o711); err != nil {
 		t.Fatal(err)
 	}
@@ -182,12 +182,12 @@ func TestTmpfilesLetUserNamespacesPass(t *testing.T) {
 func TestCheckCgroups(t *testing.T) {
 	ctx := context.Background()
 	systemd, cgroupfs := "runtime.cgroup_driver = 'systemd'", "runtime.cgroup_driver = 'cgroupfs'"
-	want(t, checkCgroups(ctx, testNode(t, systemd, nil)), "systemd is not running", statusFail)
+	want(t, testNode(t, systemd, nil).checkCgroups(ctx), "systemd is not running", statusFail)
 	for what, n := range map[string]*node{
 		"systemd runs": testNode(t, systemd, map[string]string{"run/systemd/system/x": ""}),
 		"cgroupfs":     testNode(t, cgroupfs, nil),
 	} {
-		for _, f := range checkCgroups(ctx, n) {
+		for _, f := range n.checkCgroups(ctx) {
 			if f.Status == statusFail {
 				t.Errorf("%s: %+v", what, f)
 			}
@@ -202,7 +202,7 @@ func TestCheckPullCgroup(t *testing.T) {
 		"runtime.cgroup_driver = 'systemd'":                                false,
 		"runtime.cgroup_driver = 'cgroupfs'\nimage.pull_cgroup = '/pulls'": false,
 	} {
-		failed := slices.ContainsFunc(checkCgroups(t.Context(), testNode(t, config, nil)), func(f finding) bool {
+		failed := slices.ContainsFunc(testNode(t, config, nil).checkCgroups(t.Context()), func(f finding) bool {
 			return f.Status == statusFail && strings.Contains(f.Text, "image.pull_cgroup: images cannot be pulled: busctl")
 		})
 		if failed != fails {
@@ -214,7 +214,7 @@ func TestCheckPullCgroup(t *testing.T) {
 func TestCheckCgroupsOfKubelet(t *testing.T) {
 	for driver, warns := range map[string]bool{"systemd": true, "cgroupfs": false} {
 		n := testNode(t, "runtime.cgroup_driver = 'cgroupfs'", map[string]string{"var/lib/kubelet/config.yaml": "cgroupDriver: " + driver + "\n"})
-		warned := slices.ContainsFunc(checkCgroups(t.Context(), n), func(f finding) bool {
+		warned := slices.ContainsFunc(n.checkCgroups(t.Context()), func(f finding) bool {
 			return f.Status == statusWarn && strings.Contains(f.Text, "the kubelet's cgroup driver is systemd (/var/lib/kubelet/config.yaml), that of crius is cgroupfs") &&
 				strings.Contains(f.Do, `set runtime.cgroup_driver = "systemd"`)
 		})
@@ -232,7 +232,7 @@ func TestControllers(t *testing.T) {
 	for mode, want := range map[cgroup.Mode]string{
 		cgroup.V2: "cpuset cpu io", cgroup.V1: "memory cpu cpuacct name=systemd ", cgroup.Hybrid: "memory cpu cpuacct name=systemd ",
 	} {
-		if got := strings.Join(controllers(h, mode), " "); got != want {
+		if got := strings.Join(h.controllers(mode), " "); got != want {
 			t.Errorf("layout %d: %q, want %q", mode, got, want)
 		}
 	}
@@ -266,7 +266,7 @@ func TestCheckFileSystems(t *testing.T) {
 		{filepath.Join(here.root, "none"), elsewhere, "on the file system of the kubelet", statusOK},
 		{elsewhere, here.root, "does not watch", statusWarn},
 	} {
-		want(t, []finding{checkFileSystems(here, c.root, c.images)}, c.word, c.want)
+		want(t, []finding{here.checkFileSystems(c.root, c.images)}, c.word, c.want)
 	}
 }
 
@@ -274,18 +274,18 @@ func TestCheckSocket(t *testing.T) {
 	ctx := context.Background()
 	path := filepath.Join(t.TempDir(), "s")
 	n := testNode(t, "api.listen = '"+path+"'", nil)
-	want(t, checkSocket(ctx, n), "is free", statusOK)
+	want(t, n.checkSocket(ctx), "is free", statusOK)
 
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want(t, checkSocket(ctx, n), "a server answers", statusOK)
-	want(t, checkStorage(ctx, testNode(t, "api.listen = '"+path+"'\nimage.signature_policy = '"+write(t, "policy.json", "{}")+"'", nil)), "in use", statusOK)
+	want(t, n.checkSocket(ctx), "a server answers", statusOK)
+	want(t, testNode(t, "api.listen = '"+path+"'\nimage.signature_policy = '"+write(t, "policy.json", "{}")+"'", nil).checkStorage(ctx), "in use", statusOK)
 
 	l.SetUnlinkOnClose(false)
 	l.Close()
-	want(t, checkSocket(ctx, n), "stale socket", statusOK)
+	want(t, n.checkSocket(ctx), "stale socket", statusOK)
 
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
@@ -293,7 +293,7 @@ func TestCheckSocket(t *testing.T) {
 	if err := os.Mkdir(path, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	want(t, checkSocket(ctx, n), "not a socket", statusFail)
+	want(t, n.checkSocket(ctx), "not a socket", statusFail)
 }
 
 // With another server at the second socket crius does not start.
@@ -301,14 +301,14 @@ func TestCheckCrioSocketOfAnotherProcess(t *testing.T) {
 	dir := t.TempDir()
 	crio := filepath.Join(dir, "crio.sock")
 	n := testNode(t, "api.listen = '"+filepath.Join(dir, "crius.sock")+"'\napi.crio_socket = '"+crio+"'", nil)
-	want(t, checkSocket(t.Context(), n), crio+" is free", statusOK)
+	want(t, n.checkSocket(t.Context()), crio+" is free", statusOK)
 
 	other, err := net.Listen("unix", crio)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	f := find(t, checkSocket(t.Context(), n), fmt.Sprintf("another process serves %s: process %d (", crio, os.Getpid()))
+	f := find(t, n.checkSocket(t.Context()), fmt.Sprintf("another process serves %s: process %d (", crio, os.Getpid()))
 	if f.Status != statusFail || f.Do != "stop it or set a different api.crio_socket" {
 		t.Errorf("%+v", f)
 	}
@@ -318,7 +318,7 @@ func TestCheckCrioSocketOfAnotherProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer own.Close()
-	want(t, checkSocket(t.Context(), n), crio+": a server answers", statusOK)
+	want(t, n.checkSocket(t.Context()), crio+": a server answers", statusOK)
 }
 
 // What listens on the socket and is no server is named, so that it can be found.
@@ -338,7 +338,7 @@ func TestCheckServerOfAnotherProgram(t *testing.T) {
 			conn.Close()
 		}
 	}()
-	f := find(t, checkServer(t.Context(), testNode(t, "api.listen = '"+path+"'", nil)), fmt.Sprintf("process %d (", os.Getpid()))
+	f := find(t, testNode(t, "api.listen = '"+path+"'", nil).checkServer(t.Context()), fmt.Sprintf("process %d (", os.Getpid()))
 	if f.Status != statusFail || !strings.Contains(f.Text, path) || !strings.Contains(f.Do, "api.listen") {
 		t.Errorf("%+v", f)
 	}
@@ -347,19 +347,19 @@ func TestCheckServerOfAnotherProgram(t *testing.T) {
 func TestCheckMetrics(t *testing.T) {
 	const kubeletFile = "var/lib/kubelet/config.yaml"
 	ctx := context.Background()
-	f := find(t, checkMetrics(ctx, testNode(t, "", map[string]string{kubeletFile: "featureGates:\n  Other: true\n"})), "lack pod names")
+	f := find(t, testNode(t, "", map[string]string{kubeletFile: "featureGates:\n  Other: true\n"}).checkMetrics(ctx), "lack pod names")
 	if f.Status != statusWarn || !strings.Contains(f.Do, `api.crio_socket = "/run/crio/crio.sock"`) {
 		t.Errorf("a stock kubelet: %+v", f)
 	}
-	want(t, checkMetrics(ctx, testNode(t, "api.crio_socket = '/run/crio/crio.sock'", nil)), "finds crius at /run/crio/crio.sock", statusOK)
-	want(t, checkMetrics(ctx, testNode(t, "", map[string]string{kubeletFile: "featureGates:\n  PodAndContainerStatsFromCRI: true\n"})), "gets container metrics from crius", statusOK)
+	want(t, testNode(t, "api.crio_socket = '/run/crio/crio.sock'", nil).checkMetrics(ctx), "finds crius at /run/crio/crio.sock", statusOK)
+	want(t, testNode(t, "", map[string]string{kubeletFile: "featureGates:\n  PodAndContainerStatsFromCRI: true\n"}).checkMetrics(ctx), "gets container metrics from crius", statusOK)
 	n := testNode(t, "", map[string]string{"run/crio/version": ""})
 	l, err := net.Listen("unix", filepath.Join(n.host.root, kubelet.CrioSocket))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	f = find(t, checkMetrics(ctx, n), "lack pod names")
+	f = find(t, n.checkMetrics(ctx), "lack pod names")
 	if f.Status != statusWarn || strings.Contains(f.Do, "crio_socket") {
 		t.Errorf("beside CRI-O: %+v", f)
 	}
@@ -375,7 +375,7 @@ func TestCheckRuntimes(t *testing.T) {
 	}
 	toml := "[runtime]\ncgroup_driver = 'cgroupfs'\nmonitor = '" + monitor + "'\ndefault_handler = 'good'\n" +
 		"[runtime.handlers.good]\npath = '" + runtime + "'\n[runtime.handlers.gone]\npath = '/nonexistent/runtime'\n"
-	findings := checkRuntimes(context.Background(), testNode(t, toml, nil))
+	findings := testNode(t, toml, nil).checkRuntimes(context.Background())
 	want(t, findings, "monitor: "+monitor, statusOK)
 	want(t, findings, "good: "+runtime, statusOK)
 	want(t, findings, "gone: ", statusWarn)
@@ -388,17 +388,17 @@ func TestCheckRuntimes(t *testing.T) {
 	if err := testprogram.Write(runtime, []byte("#!/bin/sh\necho runc version 1.3.3\n")); err != nil {
 		t.Fatal(err)
 	}
-	findings = checkRuntimes(context.Background(), testNode(t, toml, nil))
+	findings = testNode(t, toml, nil).checkRuntimes(context.Background())
 	want(t, findings, "good: "+runtime, statusOK)
 	want(t, findings, "CVE-2026-41579", statusWarn)
-	for _, f := range checkRuntimes(context.Background(), testNode(t, "[runtime]\nbackported_cves = ['CVE-2026-41579']\n"+strings.TrimPrefix(toml, "[runtime]\n"), nil)) {
+	for _, f := range testNode(t, "[runtime]\nbackported_cves = ['CVE-2026-41579']\n"+strings.TrimPrefix(toml, "[runtime]\n"), nil).checkRuntimes(context.Background()) {
 		if strings.HasPrefix(f.Text, "good: ") && strings.Contains(f.Text, "CVE") {
 			t.Errorf("a vulnerability that is said to be fixed: %+v", f)
 		}
 	}
 
 	toml = strings.Replace(toml, "default_handler = 'good'", "default_handler = 'gone'", 1)
-	findings = checkRuntimes(context.Background(), testNode(t, toml, nil))
+	findings = testNode(t, toml, nil).checkRuntimes(context.Background())
 	want(t, findings, "default handler gone", statusFail)
 	if f := find(t, findings, "default handler gone"); !strings.Contains(f.Do, "runtime.default_handler to a handler that is ready: ") || !strings.Contains(f.Do, "good") {
 		t.Errorf("%+v", f)
@@ -407,18 +407,18 @@ func TestCheckRuntimes(t *testing.T) {
 	if err := os.Remove(monitor); err != nil {
 		t.Fatal(err)
 	}
-	want(t, checkRuntimes(context.Background(), testNode(t, toml, nil)), "cannot run the monitor", statusFail)
+	want(t, testNode(t, toml, nil).checkRuntimes(context.Background()), "cannot run the monitor", statusFail)
 }
 
 func TestCheckStorageWantsAPolicy(t *testing.T) {
 	n := testNode(t, "image.signature_policy = '/nonexistent/policy.json'", nil)
-	want(t, checkStorage(context.Background(), n), "signature policy", statusFail)
+	want(t, n.checkStorage(context.Background()), "signature policy", statusFail)
 }
 
 func TestCheckUnpacker(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("PATH", dir)
-	want(t, checkUnpacker(context.Background(), nil), "which takes more CPU: crius-unpack not found", statusWarn)
+	want(t, checkUnpacker(context.Background()), "which takes more CPU: crius-unpack not found", statusWarn)
 	program := filepath.Join(dir, "crius-unpack")
 	for _, c := range []struct {
 		script, text string
@@ -432,13 +432,13 @@ func TestCheckUnpacker(t *testing.T) {
 		if err := testprogram.Write(program, []byte(c.script)); err != nil {
 			t.Fatal(err)
 		}
-		want(t, checkUnpacker(context.Background(), nil), c.text, c.s)
+		want(t, checkUnpacker(context.Background()), c.text, c.s)
 	}
 }
 
 func TestCheckNetworkWithoutCNI(t *testing.T) {
 	n := testNode(t, "network.conf_dir = '"+t.TempDir()+"'", nil)
-	want(t, checkNetwork(context.Background(), n), "", statusWarn)
+	want(t, n.checkNetwork(context.Background()), "", statusWarn)
 }
 
 // A network without a plugin for host ports needs nft, and one with it doesn't.
@@ -454,7 +454,7 @@ func TestCheckNetworkWantsNft(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "10-a.conflist"), []byte(list), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		findings := checkNetwork(context.Background(), n)
+		findings := n.checkNetwork(context.Background())
 		if last := findings[len(findings)-1]; findings[0].Status != statusOK || last.Status != want || want == statusWarn && !strings.Contains(last.Text, "nftables") {
 			t.Errorf("%s: %+v", capabilities, findings)
 		}
@@ -463,19 +463,19 @@ func TestCheckNetworkWantsNft(t *testing.T) {
 
 func TestChecksAreBoundedAndNamed(t *testing.T) {
 	seen := map[string]bool{}
-	for _, c := range checks() {
+	for _, c := range new(node).checks() {
 		if c.name == "" || c.run == nil || seen[c.name] {
 			t.Errorf("check %q", c.name)
 		}
 		seen[c.name] = true
 	}
-	findings := runChecks(context.Background(), []check{{"bound", func(ctx context.Context, _ *node) []finding {
+	findings := runChecks(context.Background(), []check{{"bound", func(ctx context.Context) []finding {
 		deadline, bounded := ctx.Deadline()
 		if !bounded || time.Until(deadline) > checkTimeout {
 			return []finding{fail("", "unbounded")}
 		}
 		return []finding{ok("bounded")}
-	}}}, nil)
+	}}})
 	if len(findings) != 1 || findings[0] != (finding{Check: "bound", Status: statusOK, Text: "bounded"}) {
 		t.Errorf("findings are %+v", findings)
 	}
@@ -542,7 +542,7 @@ func TestCheckAddresses(t *testing.T) {
 	} {
 		loaded := &config.Loaded{Config: config.Default()}
 		c.set(&loaded.Config)
-		found := checkAddresses(t.Context(), &node{config: loaded})
+		found := (&node{config: loaded}).checkAddresses(t.Context())
 		if len(found) != 1 || (found[0].Status == statusFail) != (c.want != "") || !strings.Contains(found[0].Text, c.want) {
 			t.Errorf("%s: %+v, want a failure about %q", name, found, c.want)
 		}

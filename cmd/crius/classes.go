@@ -7,7 +7,7 @@ import (
 )
 
 // checkClasses reads the classes of block I/O and RDT that containers may name.
-func checkClasses(_ context.Context, n *node) []finding {
+func (n *node) checkClasses(context.Context) []finding {
 	config := podOptions(n.config.Config, "").Classes
 	if config == (classes.Config{}) {
 		return []finding{ok("none configured")}

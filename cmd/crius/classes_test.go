@@ -34,7 +34,7 @@ func TestCheckClasses(t *testing.T) {
 		{"[runtime]\nrdt_config_file = '/nowhere/rdt.yaml'", statusFail, "/nowhere/rdt.yaml"},
 		{rdt, rdtStatus, ""},
 	} {
-		found := checkClasses(t.Context(), testNode(t, c.toml, nil))
+		found := testNode(t, c.toml, nil).checkClasses(t.Context())
 		if len(found) != 1 || found[0].Status != c.status || !strings.Contains(found[0].Text, c.says) {
 			t.Errorf("%q: %+v", c.toml, found)
 		}

@@ -108,7 +108,7 @@ func (f importFlags) compare(ctx context.Context, args []string, n *node) ([]fin
 	}
 	var checks []check
 	for _, c := range all {
-		checks = append(checks, check{c.Name, func(ctx context.Context, _ *node) []finding { return c.Run(ctx) }})
+		checks = append(checks, check{c.Name, c.Run})
 	}
-	return runChecks(ctx, checks, n), nil
+	return runChecks(ctx, checks), nil
 }

@@ -173,7 +173,7 @@ func debugParts(loaded *config.Loaded) []part {
 		{"goroutines.txt", server.Goroutines},
 		{"heap.pb.gz", server.Heap},
 		{"check.txt", func(ctx context.Context, w io.Writer) error {
-			writeFindings(w, append(runChecks(ctx, checks(), &node{config: loaded, host: host{"/"}}), checkNode(ctx, cfg, false)...))
+			writeFindings(w, append(runChecks(ctx, (&node{config: loaded, host: host{"/"}}).checks()), checkNode(ctx, cfg, false)...))
 			return nil
 		}},
 		// What the server and systemd say. Monitors belong to the unit as well, and what they

@@ -21,7 +21,7 @@ func reportHooks(ctx context.Context, dirs []string) {
 }
 
 // checkHooks reads the hooks that containers get.
-func checkHooks(_ context.Context, n *node) []finding {
+func (n *node) checkHooks(context.Context) []finding {
 	dirs := n.config.Config.Runtime.HooksDir
 	usable, errs := hooks.Check(dirs)
 	var findings []finding

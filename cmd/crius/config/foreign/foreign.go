@@ -143,7 +143,7 @@ func (c *conversion) follow(r rule, f found) {
 	switch {
 	case r.joint:
 	case r.verdict == mapped:
-		value, err := convert(r, f.value)
+		value, err := r.convert(f.value)
 		if err != nil {
 			c.problem(f.place, f.key, err.Error())
 			return
@@ -167,7 +167,7 @@ func (c *conversion) follow(r rule, f found) {
 	}
 }
 
-func convert(r rule, value any) (any, error) {
+func (r rule) convert(value any) (any, error) {
 	if r.as == nil {
 		return value, nil
 	}
