@@ -16,7 +16,7 @@ import (
 
 // create begins the shim, or finds it, and has it make the container. What it
 // leaves if it fails, or is killed, the server buries: it knows the directory.
-func create(ctx context.Context, a arguments) error {
+func (a arguments) create(ctx context.Context) error {
 	p := a.program
 	if a.guest { // else the kernel tells all that matters
 		p.Events = filepath.Join(p.Dir, eventSocket)
@@ -41,7 +41,7 @@ func create(ctx context.Context, a arguments) error {
 		return said(p.Dir, err)
 	}
 	defer client.Close()
-	io, endInput, err := stdio(a)
+	io, endInput, err := a.stdio()
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func leads(dir string) bool {
 // With runc a container without an input gets one that ends at once: runc's shim would hand
 // over the node's /dev/null, whose owner and mode root in the container could change where
 // runc does not set up /dev.
-func stdio(a arguments) (io shim.Stdio, endInput func(context.Context, *shim.Client), err error) {
+func (a arguments) stdio() (io shim.Stdio, endInput func(context.Context, *shim.Client), err error) {
 	path := func(name string) string { return filepath.Join(a.program.Dir, name) }
 	io = shim.Stdio{Stdout: path(wire.StdoutFifo), Terminal: a.terminal}
 	if !a.terminal {

@@ -101,7 +101,7 @@ func run(ctx context.Context, args []string) error {
 	}
 	switch verb {
 	case "create":
-		return create(ctx, a)
+		return a.create(ctx)
 	case "wait":
 		return wait(ctx, a.program, a.stdin)
 	}

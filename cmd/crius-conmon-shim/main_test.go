@@ -306,7 +306,7 @@ func TestPIDs(t *testing.T) {
 			t.Fatal(err)
 		}
 		a := arguments{guest: c.guest, pidFile: filepath.Join(dir, "pid"), program: shim.Program{Path: path, ID: "c1", Dir: dir, Publisher: "/bin/true"}}
-		err = create(t.Context(), a)
+		err = a.create(t.Context())
 		_, noPID := os.Stat(a.pidFile)
 		if (err == nil) != c.right || (noPID == nil) != c.right || err != nil && !strings.Contains(err.Error(), "invalid pid") {
 			t.Errorf("%+v: %v", c, err)
