@@ -14,15 +14,14 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// create begins the shim, or finds it, and has it make the container. What it
-// leaves if it fails, or is killed, the server buries: it knows the directory.
+// create starts the shim, or finds the running one, and creates the container through it.
+// If it fails or is killed, the server cleans up: it knows the directory.
 func (a arguments) create(ctx context.Context) error {
 	p := a.program
-	if a.guest { // else the kernel tells all that matters
+	if a.guest { // otherwise the kernel reports OOM kills
 		p.Events = filepath.Join(p.Dir, eventSocket)
 	}
-	// Where shims write what they have to say: to a file in their working directory
-	// that they do not make themselves.
+	// Shims write their log to this file in their working directory. They do not create it.
 	words, err := os.OpenFile(filepath.Join(p.Dir, shim.LogFile), os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
@@ -67,18 +66,18 @@ func (a arguments) create(ctx context.Context) error {
 	return os.WriteFile(a.pidFile, []byte(strconv.Itoa(pid)), 0o600)
 }
 
-// leads reports whether the shim has been started in this directory just now, and
-// not for another container before.
+// leads reports whether the shim was just started in this directory, and not for another
+// container before.
 func leads(dir string) bool {
 	return slices.ContainsFunc(shim.Workers(dir), func(w wire.Process) bool { return w.PID != os.Getpid() })
 }
 
-// stdio returns the streams of the container. What it returns as endInput is called once the
-// container has them.
+// stdio returns the streams of the container. The caller calls endInput once the container
+// has them.
 //
-// With runc a container without an input gets one that ends at once: runc's shim would hand
-// over the node's /dev/null, whose owner and mode root in the container could change where
-// runc does not set up /dev.
+// With runc, a container without an input gets one that ends at once: runc's shim would
+// pass the node's /dev/null, and root in the container could change the owner and mode of
+// that if runc does not set up /dev.
 func (a arguments) stdio() (io shim.Stdio, endInput func(context.Context, *shim.Client), err error) {
 	path := func(name string) string { return filepath.Join(a.program.Dir, name) }
 	io = shim.Stdio{Stdout: path(wire.StdoutFifo), Terminal: a.terminal}
@@ -106,7 +105,7 @@ func (a arguments) stdio() (io shim.Stdio, endInput func(context.Context, *shim.
 
 const eventSocket = "events.sock"
 
-// said adds to the failure of a shim that has died what it has said last.
+// said adds the end of the shim's log to err if the shim has died.
 func said(dir string, err error) error {
 	if !errors.Is(err, shim.ErrGone) && !errors.Is(err, fault.NotFound) {
 		return err

@@ -1,7 +1,6 @@
-// Command crius-conmon-shim is what crius-conmon runs in place of a runtime's command
-// line where the runtime is a containerd shim: it creates a container, and reports how
-// the container ended. It is not for use by hand. Package conmon/shim documents the
-// protocol.
+// Command crius-conmon-shim replaces a runtime's command line for crius-conmon if the
+// runtime is a containerd shim: it creates a container, and reports how the container
+// ended. It is not for use by hand. Package conmon/shim documents the protocol.
 package main
 
 import (
@@ -16,7 +15,7 @@ import (
 	"github.com/crius-run/crius/internal/inherit"
 )
 
-// arguments are those of all verbs.
+// arguments are the arguments of all verbs.
 type arguments struct {
 	program  shim.Program
 	runc     bool
@@ -25,11 +24,11 @@ type arguments struct {
 	pidFile  string
 	stdin    bool
 	terminal bool
-	// What shims add where they run their publisher.
+	// Shims add these when they run their publisher.
 	topic, namespace string
 }
 
-// list is a flag that is repeated.
+// list is a flag that can be repeated.
 type list []string
 
 func (l *list) String() string         { return fmt.Sprint(*l) }

@@ -25,7 +25,7 @@ import (
 	"github.com/crius-run/crius/test/kit/program"
 )
 
-// Started by hand it says what it is, and exits.
+// A program started by hand says what it is for and exits.
 func TestByHand(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{nil, {"--help"}, {"create", "x"}, {"wait", "--dir=/x", "--shim=/y"}, {"fly", "--dir=/x", "--shim=/y", "x"}} {
@@ -39,7 +39,7 @@ func TestByHand(t *testing.T) {
 	}
 }
 
-// neighbours are the bundles of two containers, and that of a pod.
+// neighbours makes the bundles of two containers and of a pod.
 func neighbours(t testing.TB) (first, second, pod string) {
 	t.Helper()
 	root := t.TempDir()
@@ -50,8 +50,8 @@ func neighbours(t testing.TB) (first, second, pod string) {
 	return first, second, pod
 }
 
-// bundle is that of a container of a shim and, if sandbox is not empty, in a
-// sandbox.
+// bundle makes the bundle of a container whose shim is at the address. A container with a
+// sandbox runs in that.
 func bundle(t testing.TB, dir, address, sandbox string) {
 	t.Helper()
 	config := fmt.Sprintf(`{"annotations":{"io.kubernetes.cri.sandbox-id":%q}}`, sandbox)
@@ -64,13 +64,13 @@ func bundle(t testing.TB, dir, address, sandbox string) {
 	}
 }
 
-// What a guest says of containers that are not its own counts for nothing.
+// Events of a guest about containers outside of it are ignored.
 func TestOOMOfOthers(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	for i, c := range []struct {
-		address, sandbox           string // of the one who speaks
-		otherAddress, otherSandbox string // of whom he speaks
+		address, sandbox           string // of the sender
+		otherAddress, otherSandbox string // of the container in the event
 		heard                      bool
 	}{
 		{"unix:///a", "p", "unix:///a", "p", true},
@@ -90,7 +90,7 @@ func TestOOMOfOthers(t *testing.T) {
 	}
 }
 
-// oomEvent is one about a container, as shims send it.
+// oomEvent is an OOM event for a container, as shims send it.
 func oomEvent(id string) *anypb.Any {
 	return &anypb.Any{TypeUrl: "containerd.events.TaskOOM", Value: append([]byte{10, byte(len(id))}, id...)}
 }
@@ -100,8 +100,7 @@ func marked(dir string) bool {
 	return err == nil
 }
 
-// Whatever a guest sends as an event, nothing but the mark of a container of the
-// same shim comes of it.
+// An event of a guest, whatever it contains, can only mark a container of the same shim.
 func FuzzOOMEvent(f *testing.F) {
 	for _, id := range []string{"c2", "c1", ".", "..", "../c2", "c2/", "stranger", "", "\xff", strings.Repeat("c", 127)} {
 		f.Add(oomEvent(id).Value)
@@ -134,7 +133,7 @@ func FuzzOOMEvent(f *testing.F) {
 	})
 }
 
-// A shim that runs its publisher, in the flags' order of containerd's.
+// A shim runs its publisher with the flags in containerd's order.
 func TestPublish(t *testing.T) {
 	first, second, pod := neighbours(t)
 	t.Chdir(pod)
@@ -173,7 +172,7 @@ func TestPublish(t *testing.T) {
 	}
 }
 
-// A shim that sends its events, to one listener after the other.
+// A shim sends its events to one listener after the other.
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	first, second, _ := neighbours(t)
@@ -203,7 +202,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// Whose shim is dead has ended, and the shim's program cleans up.
+// A container whose shim is dead has ended, and the shim's program cleans up.
 func TestWaitForADeadShim(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -237,7 +236,7 @@ func TestWaitForADeadShim(t *testing.T) {
 	}
 }
 
-// sleeper is a process that works in a directory.
+// sleeper starts a process with this working directory.
 func sleeper(t *testing.T, dir string) wire.Process {
 	t.Helper()
 	cmd := exec.Command("sleep", "600")
@@ -253,7 +252,7 @@ func sleeper(t *testing.T, dir string) wire.Process {
 	return process
 }
 
-// The program itself, as the monitor runs it.
+// The program fails without a record when it is run as the monitor runs it.
 func TestWaitWithoutRecord(t *testing.T) {
 	t.Parallel()
 	program := filepath.Join(t.TempDir(), "crius-conmon-shim")
@@ -266,8 +265,8 @@ func TestWaitWithoutRecord(t *testing.T) {
 	}
 }
 
-// A shim that answers with a pid invalid pid a container's, or a shim's, is not
-// believed. In a guest any will do, but never for the shim's own process.
+// An invalid pid of a container or of a shim is refused. For a guest any pid of a container
+// will do, but not of the shim itself.
 func TestPIDs(t *testing.T) {
 	t.Parallel()
 	own := uint32(os.Getpid())

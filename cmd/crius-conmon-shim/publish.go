@@ -22,15 +22,15 @@ import (
 	"github.com/crius-run/crius/internal/unixsocket"
 )
 
-// oomTopic is the one kind of event that says what nobody else does. How a
-// container has ended Wait tells.
+// oomTopic is the only kind of event that is needed: Wait reports how a container ended,
+// but nothing else reports OOM kills.
 const oomTopic = "/tasks/oom"
 
-// maxEvent is far above the size of any event.
+// maxEvent is far more bytes than any event has.
 const maxEvent = 1 << 20
 
-// publish is run by shims that tell of an event in this way: in the directory in
-// which they themselves were started, with the event on standard input.
+// publish handles an event that a shim passes on standard input. Shims run it in their own
+// working directory.
 func publish(topic string, event io.Reader) error {
 	if topic != oomTopic {
 		return nil
@@ -50,10 +50,9 @@ func publish(topic string, event io.Reader) error {
 	return noteOOM(dir, envelope.GetValue())
 }
 
-// noteOOM leaves a mark beside the container that an event of that topic is about:
-// its run directory is a neighbour of the one in which the shim works, or the
-// pod's containers are where those of the server are. Which one it is about is the
-// word of the guest, that is not to speak of others' containers.
+// noteOOM marks the run directory of the container that an OOM event names. That directory
+// is a sibling of dir, where the shim works, or is among the server's containers if dir is
+// a pod's. The name comes from the guest, which may only name its own containers.
 func noteOOM(dir string, event []byte) error {
 	id, err := containerOf(event)
 	if err != nil {
@@ -72,13 +71,13 @@ func noteOOM(dir string, event []byte) error {
 		}
 		return os.WriteFile(filepath.Join(bundle, wire.OOMFile), nil, 0o600)
 	}
-	return nil // the pod's own container, or one that is gone
+	return nil // the infra container, or one that is gone
 }
 
 const configFile = "config.json"
 
-// together reports whether the containers of two bundles have the same shim or, as
-// some shims have one for each container, live in the same sandbox.
+// together reports whether the containers of two bundles have the same shim or, since some
+// runtimes have a shim for each container, live in the same sandbox.
 func together(one, other string) bool {
 	a, errA := shim.ReadRecord(one)
 	b, errB := shim.ReadRecord(other)
@@ -89,8 +88,8 @@ func together(one, other string) bool {
 	return sandbox != "" && sandbox == sandboxOf(other)
 }
 
-// sandboxOf is the id of the pod of a bundle, which the server has put there; empty
-// if there is none.
+// sandboxOf returns the id of the pod that the server has written into a bundle, "" if
+// there is none.
 func sandboxOf(bundle string) string {
 	var spec struct{ Annotations map[string]string }
 	text, err := os.ReadFile(filepath.Join(bundle, configFile))
@@ -100,8 +99,8 @@ func sandboxOf(bundle string) string {
 	return spec.Annotations["io.kubernetes.cri.sandbox-id"]
 }
 
-// containerOf is the first field, and the only one, of the message TaskOOM. (Its
-// package, containerd/api/events, would bring several others along.)
+// containerOf returns the container's id, the only field of the message TaskOOM. Importing
+// its package, containerd/api/events, would add several others.
 func containerOf(event []byte) (string, error) {
 	number, kind, n := protowire.ConsumeTag(event)
 	if n < 0 || number != 1 || kind != protowire.BytesType {
@@ -111,7 +110,7 @@ func containerOf(event []byte) (string, error) {
 	return id, protowire.ParseError(min(n, 0))
 }
 
-// forwarder is where shims send their events that do not run a publisher.
+// forwarder receives the events of shims that do not run a publisher.
 type forwarder struct{ dir string }
 
 func (f forwarder) Forward(_ context.Context, r *eventservice.ForwardRequest) (*emptypb.Empty, error) {
@@ -123,8 +122,8 @@ func (f forwarder) Forward(_ context.Context, r *eventservice.ForwardRequest) (*
 	return new(emptypb.Empty), nil
 }
 
-// serveEvents takes events at a socket in dir, in the place of another process
-// that has died.
+// serveEvents receives events at a socket in dir. It replaces the socket of a process that
+// has died.
 func serveEvents(ctx context.Context, dir string) (stop func(), err error) {
 	path := filepath.Join(dir, eventSocket)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -20,18 +20,18 @@ import (
 	"github.com/crius-run/crius/internal/poll"
 )
 
-// killed is the exit status of what has gone without a word.
+// killed is the exit status of a container that ended without reporting one.
 const killed = 128 + int(unix.SIGKILL)
 
-// cleanUpTime bounds what a shim's program does about a shim that is dead.
+// cleanUpTime bounds the clean-up by a shim's program after the shim has died.
 const cleanUpTime = 20 * time.Second
 
-// wait prints how the container has ended, once it has. It ends what is left of a
-// container whose shim has died. As long as it runs it takes the events of the
-// shim, and looks after its log, if the shim was started for this container.
+// wait waits until the container has ended and prints its exit status. If the shim has
+// died, it kills the rest of the container. If the shim was started for this container, it
+// also receives the shim's events and trims its log.
 //
-// With withStdin standard input is a pipe: at its end that of the container's own
-// has come, and the shim is told.
+// With withStdin, standard input is a pipe whose end means the end of the container's
+// input, which wait passes on to the shim.
 func wait(ctx context.Context, p shim.Program, withStdin bool) error {
 	r, err := shim.ReadRecord(p.Dir)
 	if err != nil {
@@ -40,7 +40,7 @@ func wait(ctx context.Context, p shim.Program, withStdin bool) error {
 	if r.Leader && r.Sandboxed {
 		stop, err := serveEvents(ctx, p.Dir)
 		if err != nil {
-			fmt.Fprintln(os.Stderr, "cannot receive events from the shim, OOM kills will not be reported:", err) // OOM among them
+			fmt.Fprintln(os.Stderr, "cannot receive events from the shim, OOM kills will not be reported:", err) // including OOM
 		} else {
 			defer stop()
 		}
@@ -63,7 +63,7 @@ func wait(ctx context.Context, p shim.Program, withStdin bool) error {
 	return nil
 }
 
-// waitFor asks again where only the connection has ended.
+// waitFor waits for the container, again if only the connection has ended.
 func waitFor(ctx context.Context, r shim.Record, p shim.Program) (int, error) {
 	for {
 		client, err := r.Dial(ctx)
@@ -79,20 +79,20 @@ func waitFor(ctx context.Context, r shim.Record, p shim.Program) (int, error) {
 		case err == nil:
 			return status, nil
 		case errors.Is(err, fault.NotFound):
-			return killed, nil // deleted by somebody, and so dead
+			return killed, nil // somebody has deleted it, so it is dead
 		case !errors.Is(err, shim.ErrGone):
 			return 0, err
 		}
 	}
 }
 
-// cleanUp kills what a dead shim has left of the container.
+// cleanUp kills the rest of a container whose shim is dead.
 func cleanUp(ctx context.Context, r shim.Record, p shim.Program) int {
 	ctx, cancel := context.WithTimeoutCause(ctx, cleanUpTime, fault.Timeout)
 	defer cancel()
 	status, err := p.Delete(ctx)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err) // the server does it once more when the container is deleted
+		fmt.Fprintln(os.Stderr, err) // the server does it again when it deletes the container
 		killLeft(ctx, r, p.Dir)
 	}
 	if err != nil || status == 0 {
@@ -101,11 +101,12 @@ func cleanUp(ctx context.Context, r shim.Record, p shim.Program) int {
 	return status
 }
 
-// dieTime is far more than a process needs that has been killed.
+// dieTime is far longer than a killed process needs to end.
 const dieTime = 5 * time.Second
 
-// killLeft kills what lives of a container that is about to be said to have
-// ended. Those in a sandbox end with it: it works for the one that was first.
+// killLeft kills the remaining processes of a container before its end is reported.
+// Containers in a sandbox end with it, and the sandbox works in the directory of the first
+// one.
 func killLeft(ctx context.Context, r shim.Record, dir string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dieTime)
 	defer cancel()
@@ -128,7 +129,7 @@ func living(r shim.Record, dir string) []wire.Process {
 	var all []wire.Process
 	switch {
 	case !r.Sandboxed:
-		if known, err := conmon.ReadProcesses(dir); err == nil { // else the container has not come to be
+		if known, err := conmon.ReadProcesses(dir); err == nil { // otherwise the container was never created
 			all = append(all, known.Container)
 		}
 	case r.Leader:
@@ -137,8 +138,8 @@ func living(r shim.Record, dir string) []wire.Process {
 	return slices.DeleteFunc(all, func(process wire.Process) bool { return process.PID == os.Getpid() || !conmon.Alive(process) })
 }
 
-// closeStdin tells the shim of the end of the container's input, when the shim has
-// taken all of it: some throw away what they have not read.
+// closeStdin passes the end of the container's input on once the shim has read all of it:
+// some shims drop unread input.
 func closeStdin(ctx context.Context, r shim.Record, p shim.Program) {
 	const longest = time.Second
 	_, _ = io.Copy(io.Discard, os.Stdin)
@@ -152,11 +153,11 @@ func closeStdin(ctx context.Context, r shim.Record, p shim.Program) {
 		return
 	}
 	defer client.Close()
-	_ = client.CloseStdin(ctx, shim.Process{ID: p.ID}) // one that has ended has no use for it
+	_ = client.CloseStdin(ctx, shim.Process{ID: p.ID}) // a container that has ended needs no input
 }
 
-// trimLog keeps the shim's log from filling the file system. The shim goes on
-// where it was, and what was before takes no room.
+// trimLog keeps the shim's log from filling the file system. The shim continues at its
+// offset, and the part before that takes no room.
 func trimLog(ctx context.Context, file string) {
 	const period, most = time.Minute, 1 << 20
 	for poll.Pause(ctx, period) {

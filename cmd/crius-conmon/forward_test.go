@@ -14,7 +14,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// echo answers on a port of the loopback once all has been sent.
+// echo listens on the loopback interface and answers when the client has sent everything.
 func echo(t *testing.T, host string) (port string) {
 	t.Helper()
 	l := refusing.Listen(t, host)
@@ -32,8 +32,8 @@ func echo(t *testing.T, host string) (port string) {
 	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
 }
 
-// In a sandbox the program is the far end of a forwarded port: ends pass through in
-// both directions, and why there is no connection is said.
+// In a sandbox the program is the far end of a forwarded port: each direction can end by
+// itself, and a failed connection is reported with its reason.
 func TestForward(t *testing.T) {
 	t.Parallel()
 	program := filepath.Join(t.TempDir(), "crius-conmon")

@@ -8,9 +8,8 @@ import (
 	"testing"
 )
 
-// Every package in the import graph costs private memory in a process that runs
-// once per container (see package wire): what is not on this list has to be
-// worth it.
+// Every package in the import graph costs private memory in a process that runs once per
+// container (see package wire): an addition to this list must be worth its cost.
 func TestImports(t *testing.T) {
 	t.Parallel()
 	allowed := []string{
@@ -35,7 +34,7 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// Started by hand it says what it is, and exits.
+// A program started by hand says what it is for and exits.
 func TestByHand(t *testing.T) {
 	t.Parallel()
 	program := filepath.Join(t.TempDir(), "crius-conmon")

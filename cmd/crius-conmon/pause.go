@@ -5,10 +5,9 @@ import (
 	"unsafe"
 )
 
-// pause is the other life of this program: as the first process of a PID
-// namespace that the containers of a pod share. It does nothing but be there.
-// Orphans become its children; with SIGCHLD ignored the kernel buries them by
-// itself (wait(2), NOTES), at no cost to anyone.
+// pause is the program's second mode: the first process of a PID namespace that the
+// containers of a pod share. It only exists. Orphans become its children; since SIGCHLD is
+// ignored, the kernel reaps them itself (wait(2), NOTES).
 func pause() {
 	const ignore = 1             // SIG_IGN
 	action := [5]uintptr{ignore} // handler, flags, restorer, and a mask of 64 bits
