@@ -13,13 +13,13 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Server is a server's API of CRI.
+// Server is the CRI API of a server.
 type Server struct {
 	cri.RuntimeServiceClient
 	cri.ImageServiceClient
 }
 
-// Ask calls f with the server at a socket.
+// Ask connects to the server at a socket and calls f with it.
 func Ask(ctx context.Context, socket string, f func(context.Context, Server) error) error {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
@@ -40,7 +40,7 @@ func Ask(ctx context.Context, socket string, f func(context.Context, Server) err
 	return fmt.Errorf("server at %s: %w", socket, err)
 }
 
-// Unserved says what to do if no server can be reached at the socket.
+// Unserved returns an error with advice if no server can be reached at the socket.
 func Unserved(ctx context.Context, socket string) error {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 	switch {

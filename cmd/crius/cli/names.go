@@ -9,11 +9,11 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// PodNames says how a pod is named on a command line, for help texts.
+// PodNames explains in help texts how a command line names a pod.
 const PodNames = "POD is a pod's name, with or without its namespace (NAMESPACE/NAME), or the beginning of its id"
 
-// FindContainer is the id of the newest container of a pod by its name; an empty one
-// means the only container.
+// FindContainer returns the id of the newest container with this name in a pod. An empty
+// name means the only container.
 func FindContainer(ctx context.Context, server Server, pod, container string) (string, error) {
 	pods, err := server.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 	if err != nil {
@@ -52,7 +52,7 @@ func FindContainer(ctx context.Context, server Server, pod, container string) (s
 	return newest.Id, nil
 }
 
-// choice says that a name means none of the objects, or more than one.
+// choice is the error for a name that matches no object, or more than one.
 func choice(kind, name string, found map[string]bool) error {
 	if len(found) == 0 && name == "" {
 		return fmt.Errorf("the pod has no %s", kind)

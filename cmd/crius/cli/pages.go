@@ -11,15 +11,15 @@ import (
 	"golang.org/x/term"
 )
 
-// Pages shows each page that is written to it: on a terminal in the place of the last
-// one, without what does not fit, and elsewhere below it.
+// Pages shows each page that is written to it. On a terminal a page replaces the one
+// before, and lines that do not fit are left out; elsewhere it follows the one before.
 type Pages struct {
 	out    io.Writer
-	height func() int // of the terminal, in lines; nil: it is none
-	lines  int        // of the page that is there
+	height func() int // of the terminal, in lines; nil: not a terminal
+	lines  int        // of the page on the screen
 }
 
-// NewPages shows pages on out.
+// NewPages returns Pages that writes to out.
 func NewPages(out io.Writer) *Pages {
 	p := &Pages{out: out}
 	if terminal, ok := out.(*os.File); ok && IsTerminal(out) {
@@ -34,10 +34,10 @@ func NewPages(out io.Writer) *Pages {
 	return p
 }
 
-// Terminal reports whether pages take each other's place.
+// Terminal reports whether pages replace each other.
 func (p *Pages) Terminal() bool { return p.height != nil }
 
-// Write takes a whole page, of whole lines.
+// Write shows a page. The page must be whole and end with a newline.
 func (p *Pages) Write(page []byte) (int, error) {
 	if p.height == nil {
 		return p.out.Write(page)
@@ -63,7 +63,7 @@ func (p *Pages) Write(page []byte) (int, error) {
 	return len(page), nil
 }
 
-// Pause waits, and reports whether ctx has lasted.
+// Pause waits for d and reports whether ctx is still alive.
 func Pause(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):

@@ -9,7 +9,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// On a terminal a page takes the place of the last one, and never more lines than fit.
+// On a terminal a page replaces the one before and has no more lines than fit.
 func TestPages(t *testing.T) {
 	t.Parallel()
 	term := terminal.Open(t)

@@ -18,15 +18,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Printable is text that is safe to show on one line of a terminal, whoever wrote
-// it: control characters, bidirectional marks and broken UTF-8 appear escaped
-// (CVE-2021-25743). Lines, as those of joined errors, are separated by semicolons.
+// Printable makes any text safe to show on one line of a terminal: it escapes control
+// characters, bidirectional marks and broken UTF-8 (CVE-2021-25743), and separates lines,
+// such as those of joined errors, by semicolons.
 func Printable(text string) string {
 	return escape(strings.ReplaceAll(text, "\n", "; "), "")
 }
 
-// escape is Printable for texts in which some control characters, those in kept, have
-// their place.
+// escape is Printable for texts that may contain the control characters in kept.
 func escape(text, kept string) string {
 	var b strings.Builder
 	for i, r := range text {
@@ -41,8 +40,8 @@ func escape(text, kept string) string {
 	return b.String()
 }
 
-// Shown is a writer for what containers write: to a terminal only as text, elsewhere as
-// it is.
+// Shown returns a writer for the output of containers: it escapes control characters if w
+// is a terminal, and changes nothing otherwise.
 func Shown(w io.Writer) io.Writer {
 	if IsTerminal(w) {
 		return &screen{terminal: w}
@@ -50,25 +49,25 @@ func Shown(w io.Writer) io.Writer {
 	return w
 }
 
-// screen escapes what is written to a terminal, except tabs and ends of lines.
+// screen escapes text for a terminal, except tabs and ends of lines.
 type screen struct {
 	terminal io.Writer
-	rest     []byte // of the last Write: what follows says what it is
+	rest     []byte // of the last Write, incomplete until more follows
 }
 
 func (s *screen) Write(p []byte) (int, error) {
 	text := append(s.rest, p...)
 	whole := len(text) - incomplete(text)
 	s.rest = slices.Clone(text[whole:])
-	lines := strings.ReplaceAll(string(text[:whole]), "\r\n", "\n") // as a container's own terminal ends them
+	lines := strings.ReplaceAll(string(text[:whole]), "\r\n", "\n") // a container's own terminal ends lines with \r\n
 	if _, err := io.WriteString(s.terminal, escape(lines, "\t\n")); err != nil {
 		return 0, err
 	}
 	return len(p), nil
 }
 
-// incomplete is how many bytes at the end of text are the beginning of a character, or
-// of the end of a line. Long lines are logged in records that may end anywhere.
+// incomplete returns how many bytes at the end of text begin a character, or an end of
+// line, that is not complete. Long lines are logged in records that may end anywhere.
 func incomplete(text []byte) int {
 	if bytes.HasSuffix(text, []byte("\r")) {
 		return 1
@@ -94,7 +93,7 @@ func IsTerminal(stream any) bool {
 	return err == nil
 }
 
-// Format is the flag -o of commands that people and programs read.
+// Format is the flag -o: output for people or for programs.
 type Format string
 
 // FormatFlag adds the flag to a command.
@@ -107,13 +106,13 @@ func FormatFlag(cmd *cobra.Command) *Format {
 
 func (Format) values() []string { return []string{"text", "json"} }
 
-// String is the pflag.Value's, as Type and Set are.
+// String implements pflag.Value, as do Type and Set.
 func (f Format) String() string { return string(f) }
 
-// Type names the values.
+// Type describes the values in help texts.
 func (f Format) Type() string { return "string" }
 
-// Set refuses other values.
+// Set refuses unknown formats.
 func (f *Format) Set(s string) error {
 	if !slices.Contains(f.values(), s) {
 		return fmt.Errorf("must be %s", strings.Join(f.values(), " or "))
@@ -122,7 +121,7 @@ func (f *Format) Set(s string) error {
 	return nil
 }
 
-// Print writes a document: as JSON, or the way that text does it.
+// Print writes the document as JSON, or calls text to write it for people.
 func (f Format) Print(w io.Writer, document any, text func(io.Writer)) error {
 	if f == "text" {
 		var page bytes.Buffer
@@ -136,15 +135,15 @@ func (f Format) Print(w io.Writer, document any, text func(io.Writer)) error {
 	return e.Encode(document)
 }
 
-// Table writes what is separated by tabs in columns. Errors of out get lost: it is a
-// buffer, as Print has one.
+// Table aligns the tab-separated text of write in columns. It ignores errors of out, which
+// is a buffer, such as that of Print.
 func Table(out io.Writer, write func(io.Writer)) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	write(w)
 	_ = w.Flush()
 }
 
-// Brief is a duration as people say it.
+// Brief formats a duration for people.
 func Brief(d time.Duration) string {
 	if d < 10*time.Second {
 		return d.Round(time.Millisecond).String()
@@ -152,5 +151,5 @@ func Brief(d time.Duration) string {
 	return d.Round(time.Second).String()
 }
 
-// MiB is a number of bytes as people read it.
+// MiB formats a number of bytes for people.
 func MiB(bytes uint64) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }

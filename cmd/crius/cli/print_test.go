@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// However a text is cut into writes, a screen shows the same.
+// A screen shows the same text however it is split into writes.
 func TestScreenOfTextInParts(t *testing.T) {
 	t.Parallel()
 	const text, want = "a\r\nü\r€😀\xf0\x9f\xe2\x82x\r\r\n\x1b", "a\nü" + `\r€😀\xf0\x9f\xe2\x82x\r` + "\n" + `\x1b`

@@ -1,37 +1,37 @@
-// Package diagnosis is what the checks of a node have to say.
+// Package diagnosis defines the findings of checks of a node.
 package diagnosis
 
 import "fmt"
 
-// Finding is what a check has to say about one object.
+// Finding is the result of a check for one object.
 type Finding struct {
 	Check  string `json:"check"`
 	Status Status `json:"status"`
-	Text   string `json:"text"`         // what is the case
+	Text   string `json:"text"`         // what was found
 	Do     string `json:"do,omitempty"` // what to do about it
 }
 
-// Status is how bad it is.
+// Status is the severity of a finding.
 type Status string
 
 // The statuses.
 const (
 	StatusOK   Status = "ok"
-	StatusWarn Status = "warn" // crius works, something that pods may want does not
-	StatusFail Status = "FAIL" // crius does not start, no pod does, or something is not as recorded
+	StatusWarn Status = "warn" // crius works, but a feature that pods may need does not
+	StatusFail Status = "FAIL" // crius or all pods would not start, or the node differs from the records
 )
 
-// OK is a finding with which nothing is wrong.
+// OK returns a finding for something that is as it should be.
 func OK(format string, args ...any) Finding {
 	return Finding{Status: StatusOK, Text: fmt.Sprintf(format, args...)}
 }
 
-// Warn is a finding with which crius works.
+// Warn returns a finding that does not keep crius from working.
 func Warn(do, format string, args ...any) Finding {
 	return Finding{Status: StatusWarn, Text: fmt.Sprintf(format, args...), Do: do}
 }
 
-// Fail is a finding with which crius or pods do not work.
+// Fail returns a finding that keeps crius or pods from working.
 func Fail(do, format string, args ...any) Finding {
 	return Finding{Status: StatusFail, Text: fmt.Sprintf(format, args...), Do: do}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/crius-run/crius/cmd/crius/cli"
 )
 
-// options are the flags.
+// options are the flags of crius exec.
 type options struct {
 	container  string
 	stdin, tty bool
@@ -62,7 +62,7 @@ func Command(load cli.Load) *cobra.Command {
 	return cmd
 }
 
-// checkArgs wants the two dashes: without them flags of the command would be taken for
+// checkArgs requires the two dashes: without them flags of the command would be parsed as
 // flags of crius exec.
 func checkArgs(cmd *cobra.Command, args []string) error {
 	switch {

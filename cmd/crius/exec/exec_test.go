@@ -38,8 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// server has a container in which every command is a function, behind the server of
-// sessions that crius has.
+// server is crius's stream server with one container, in which every command is a function.
 type server struct {
 	criserver.OnePod
 	sessions *stream.Server
@@ -51,7 +50,7 @@ func (s *server) Exec(ctx context.Context, r *cri.ExecRequest) (*cri.ExecRespons
 	return &cri.ExecResponse{Url: url}, err
 }
 
-// engine is the part of the server that sessions are given to.
+// engine is the part of the server that runs sessions.
 type engine struct{ *server }
 
 func (e engine) Exec(ctx context.Context, id string, cmd oci.Command, client pod.Client) (int32, error) {
@@ -67,7 +66,7 @@ func (engine) PortForward(context.Context, string, uint16, io.ReadWriteCloser) e
 	return errors.ErrUnsupported
 }
 
-// start serves a command, and returns what the configuration has to say of the server.
+// start serves a command and returns a configuration that names the server.
 func start(t *testing.T, cfg stream.Config, command func(context.Context, oci.Command, pod.Client) (int32, error)) config.Config {
 	t.Helper()
 	s := &server{command: command}
@@ -90,7 +89,7 @@ func start(t *testing.T, cfg stream.Config, command func(context.Context, oci.Co
 	return ours
 }
 
-// run is crius exec.
+// run runs crius exec.
 func run(ctx context.Context, cfg config.Config, s streams, args ...string) error {
 	cmd := Command(func(*cobra.Command) (*config.Loaded, error) { return &config.Loaded{Config: cfg}, nil })
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
@@ -101,7 +100,7 @@ func run(ctx context.Context, cfg config.Config, s streams, args ...string) erro
 	return cmd.ExecuteContext(ctx)
 }
 
-// upper is a command that says in capitals what it hears, and a warning.
+// upper is a command that repeats its input in capitals and writes a warning.
 func upper(_ context.Context, cmd oci.Command, client pod.Client) (int32, error) {
 	if client.Stderr != nil {
 		fmt.Fprint(client.Stderr, "\x1b[31mwarning\n")
@@ -158,7 +157,7 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// A terminal shows what a command writes as text, unless the command was given that
+// A terminal shows the output of a command as text, unless the command was given that
 // terminal.
 func TestExecDoesNotControlTheTerminal_CVE_2021_25743(t *testing.T) {
 	t.Parallel()
@@ -186,8 +185,8 @@ func TestExecDoesNotControlTheTerminal_CVE_2021_25743(t *testing.T) {
 	}
 }
 
-// With -it the command has the terminal: what is typed reaches it as it is, it learns
-// the size, and afterwards the terminal is as before.
+// With -it the command has the terminal: it receives input unchanged and learns the size,
+// and afterwards the terminal is as before.
 func TestExecOnTerminal(t *testing.T) {
 	t.Parallel()
 	typed, sizes := make(chan string), make(chan stdio.Size)
@@ -224,7 +223,7 @@ func TestExecOnTerminal(t *testing.T) {
 	if got, want := <-sizes, (stdio.Size{Width: 80, Height: 24}); got != want {
 		t.Errorf("then size %v, want %v", got, want)
 	}
-	term.Type(t, "\x03") // which would be an interrupt
+	term.Type(t, "\x03") // an interrupt, if the terminal were not raw
 	if got := <-typed; got != "\x03" {
 		t.Errorf("typed %q", got)
 	}
@@ -253,7 +252,7 @@ func TestExecInterrupted(t *testing.T) {
 	}
 }
 
-// A session that ends without a result is no success.
+// A session that ends without a result is a failure.
 func TestExecWithoutResult(t *testing.T) {
 	t.Parallel()
 	cfg := start(t, stream.Config{}, func(_ context.Context, _ oci.Command, client pod.Client) (int32, error) {
@@ -266,8 +265,8 @@ func TestExecWithoutResult(t *testing.T) {
 	}
 }
 
-// The server's certificate must be the one in the configuration, whatever names are in
-// it; where the server wants one of clients, the flags name it.
+// The server's certificate must be the one in the configuration, whatever names it
+// contains. If the server requires a certificate of clients, the flags name it.
 func TestExecOverTLS(t *testing.T) {
 	t.Parallel()
 	cert, key := selfSigned(t)

@@ -9,13 +9,13 @@ import (
 	"os"
 )
 
-// identity is whom crius is to the server, if that asks: paths of PEM files.
+// identity has the paths of the PEM files by which crius authenticates to the server.
 type identity struct{ cert, key string }
 
-// config is how to speak with a server that has the certificate in serverCert and, unless
-// clientCA is empty, wants one of clients. It trusts that certificate and no other: its
-// names and its authority are for those whom the kubelet sends, and need not hold on the
-// node itself.
+// config returns the TLS configuration for a server that has the certificate in serverCert
+// and, unless clientCA is empty, requires one of clients. It trusts only that certificate:
+// its names and its authority are meant for clients that the kubelet redirects, and may not
+// be valid on the node itself.
 func (i identity) config(serverCert, clientCA string) (*tls.Config, error) {
 	config := &tls.Config{
 		InsecureSkipVerify: true, // VerifyConnection is stricter

@@ -22,10 +22,10 @@ import (
 	"github.com/crius-run/crius/oci/stdio"
 )
 
-// protocol is Kubernetes' subprotocol of WebSockets for exec: each message is of the
-// channel that its first byte names, and the last one is the result, a status of the
-// Kubernetes API. client-go has a client as well (tools/remotecommand), with much of
-// client-go behind it; this one is short, and the server is linked with its WebSockets.
+// protocol is Kubernetes' WebSocket subprotocol for exec: the first byte of each message
+// names its channel, and the last message is the result, a status of the Kubernetes API.
+// client-go has a client as well (tools/remotecommand), but it depends on much of
+// client-go; this one is short, and the server already links the WebSocket library.
 const protocol = "v5.channel.k8s.io"
 
 // The channels of the protocol.
@@ -35,23 +35,23 @@ const (
 	stderr = 2
 	result = 3
 	resize = 4
-	ending = 255 // of the channel in the next byte
+	ending = 255 // ends the channel named by the next byte
 )
 
-// streams are our ends of a session.
+// streams are the local ends of a session.
 type streams struct {
 	in       io.Reader // nil: none
 	out, err io.Writer
-	terminal *os.File // whose size the command gets; nil: it has no terminal
+	terminal *os.File // its size is passed to the command; nil: no terminal
 }
 
-// session is a connection with a command.
+// session is a connection to a command.
 type session struct {
 	conn net.Conn
 	ws   *websocket.Conn
 }
 
-// converse connects the streams with a command until that ends.
+// converse connects the streams to a command until the command ends.
 func converse(ctx context.Context, address string, secure *tls.Config, to streams) error {
 	s, err := dial(ctx, address, secure)
 	if err != nil {
@@ -74,12 +74,12 @@ func converse(ctx context.Context, address string, secure *tls.Config, to stream
 		sizes.Go(func() { s.passSizes(ctx, to.terminal) })
 	}
 	if to.in != nil {
-		go s.passInput(to.in) // ends with the program at the latest: nothing calls off a read
+		go s.passInput(to.in) // a read cannot be cancelled, so it ends with the program at the latest
 	}
 	return s.receive(to)
 }
 
-// dial opens the session that the server has prepared at an address.
+// dial opens the session that the server has prepared at the address.
 func dial(ctx context.Context, address string, secure *tls.Config) (*session, error) {
 	location, err := url.Parse(address)
 	if err != nil {
@@ -107,7 +107,7 @@ func dial(ctx context.Context, address string, secure *tls.Config) (*session, er
 	return &session{conn, ws}, nil
 }
 
-// send may be called by several goroutines.
+// send sends a message. Several goroutines may call it.
 func (s *session) send(channel byte, data []byte) error {
 	return websocket.Message.Send(s.ws, append([]byte{channel}, data...))
 }
@@ -128,15 +128,15 @@ func (i input) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// passSizes tells the command the terminal's size whenever it changes.
+// passSizes sends the terminal's size to the command whenever it changes.
 func (s *session) passSizes(ctx context.Context, terminal *os.File) {
 	changes := make(chan os.Signal, 1)
 	signal.Notify(changes, unix.SIGWINCH)
 	defer signal.Stop(changes)
 	for {
 		if width, height, err := term.GetSize(int(terminal.Fd())); err == nil {
-			size, _ := json.Marshal(stdio.Size{Width: uint16(width), Height: uint16(height)}) // of two numbers
-			_ = s.send(resize, size)                                                          // or the session is over
+			size, _ := json.Marshal(stdio.Size{Width: uint16(width), Height: uint16(height)}) // two numbers cannot fail
+			_ = s.send(resize, size)                                                          // fails only if the session is over
 		}
 		select {
 		case <-changes:
@@ -146,7 +146,7 @@ func (s *session) passSizes(ctx context.Context, terminal *os.File) {
 	}
 }
 
-// receive writes what the command does until its result comes.
+// receive writes the command's output to the streams until the result comes.
 func (s *session) receive(to streams) error {
 	for {
 		var message []byte
@@ -171,7 +171,7 @@ func (s *session) receive(to streams) error {
 	}
 }
 
-// outcome reads a result. How a command failed is a cli.Exit.
+// outcome parses a result. A command that failed is a cli.Exit.
 func outcome(document []byte) error {
 	var status struct {
 		Status, Message string

@@ -46,17 +46,17 @@ func Command(load cli.Load) *cobra.Command {
 	return cmd
 }
 
-// image is one of them.
+// image is an image in the list.
 type image struct {
 	Names      []string `json:"names"`
 	Digests    []string `json:"digests"`
 	ID         string   `json:"id"`
 	Size       uint64   `json:"sizeBytes"`
-	Containers int      `json:"containers"` // that use it
+	Containers int      `json:"containers"` // number of containers that use it
 	Pinned     bool     `json:"pinned"`
 }
 
-// used sorts the images by name.
+// used joins the images with the containers that use them, sorted by name.
 func used(images []*cri.Image, containers []*cri.Container) []image {
 	users := map[string]int{}
 	for _, c := range containers {
@@ -72,7 +72,7 @@ func used(images []*cri.Image, containers []*cri.Container) []image {
 	return list
 }
 
-// titles are the names that it is listed by, at least one.
+// titles returns the names under which the image is listed, at least one.
 func (i image) titles() []string {
 	switch {
 	case len(i.Names) > 0:

@@ -1,5 +1,5 @@
-// Package kubelet reads from a node's files what its kubelet and its runtime have to
-// agree on. It reads what the kubelet's next start will use, and not how one runs.
+// Package kubelet reads the settings that a node's kubelet and its runtime must agree on
+// from the kubelet's files. A running kubelet may still use older settings.
 package kubelet
 
 import (
@@ -12,19 +12,19 @@ import (
 	"github.com/crius-run/crius/cmd/crius/diagnosis"
 )
 
-// Setting is a value and the file that it is from. Both are empty if no file has it.
+// Setting is a value and the file that sets it. Both are empty if no file does.
 type Setting struct{ Value, File string }
 
-// Files that kubeadm and distributions have. Flags override the configuration: a file, and
-// over it those of a directory (--config-dir), if a flag names one.
+// Files of kubeadm and of distributions. Flags override the configuration, which is a file
+// and, if a flag names a directory (--config-dir), the files in that.
 var (
 	flagFiles = []string{"/var/lib/kubelet/kubeadm-flags.env", "/etc/default/kubelet", "/etc/sysconfig/kubelet"}
 
 	configFile = "/var/lib/kubelet/config.yaml"
 )
 
-// The keys of KubeletConfiguration are at the top of the file, those of feature gates below
-// one, and their values here are plain words.
+// Keys of KubeletConfiguration. Feature gates are below a key, all others at the top of the
+// file; the values needed here are plain words.
 var (
 	endpointFlag = regexp.MustCompile(`--container-runtime-endpoint[= ]["']?([^\s"']+)`)
 	endpointKey  = regexp.MustCompile(`(?m)^containerRuntimeEndpoint:\s*["']?([^\s"'#]+)`)
@@ -37,21 +37,21 @@ var (
 // CrioSocket is where a kubelet's cAdvisor looks for CRI-O.
 const CrioSocket = "/run/crio/crio.sock"
 
-// NoPodNames is the finding on a node where the kubelet's cAdvisor is left to itself.
+// NoPodNames is the finding for a node whose kubelet's cAdvisor finds no runtime to ask.
 func NoPodNames() diagnosis.Finding {
 	return diagnosis.Warn(fmt.Sprintf("set api.crio_socket = %q and restart crius, then the kubelet; or enable its feature gate PodAndContainerStatsFromCRI", CrioSocket),
 		"the kubelet's container metrics lack pod names and pod network metrics: its cAdvisor does not support crius")
 }
 
-// Endpoint is where the kubelet finds its runtime, such as
-// unix:///run/crius/crius.sock. The root of the node's files is root.
+// Endpoint returns the kubelet's runtime endpoint, such as unix:///run/crius/crius.sock.
+// The node's files are below root.
 func Endpoint(root string) Setting { return find(root, endpointFlag, endpointKey) }
 
-// CgroupDriver is systemd or cgroupfs. Newer kubelets ask their runtime first.
+// CgroupDriver returns systemd or cgroupfs. Newer kubelets ask their runtime first.
 func CgroupDriver(root string) Setting { return find(root, driverFlag, driverKey) }
 
-// StatsFromCRI tells whether the kubelet asks its runtime for the metrics of
-// containers, and not its own cAdvisor.
+// StatsFromCRI reports whether the kubelet gets metrics of containers from its runtime
+// instead of its own cAdvisor.
 func StatsFromCRI(root string) bool { return findKey(root, statsKey).Value == "true" }
 
 func find(root string, flag, key *regexp.Regexp) Setting {
@@ -80,8 +80,8 @@ func findKey(root string, key *regexp.Regexp) (found Setting) {
 	return found
 }
 
-// configFiles are the kubelet's in the order in which it reads them: of the directory those
-// that end in .conf, below it as well, by the order of their paths.
+// configFiles returns the kubelet's configuration files in the order in which it reads
+// them. In the directory and below it, those are files that end in .conf, sorted by path.
 func configFiles(root string) []string {
 	files := []string{configFile}
 	dir := findFlag(root, configDir).Value
@@ -94,12 +94,12 @@ func configFiles(root string) []string {
 				files = append(files, filepath.Join("/", inside))
 			}
 		}
-		return nil // what cannot be read has nothing
+		return nil // unreadable: counts as empty
 	})
 	return files
 }
 
-// read is the content of a file, empty if it cannot be read.
+// read returns the content of a file, "" if it cannot be read.
 func read(root, path string) string {
 	text, _ := os.ReadFile(filepath.Join(root, path))
 	return string(text)

@@ -41,7 +41,7 @@ func TestSettings(t *testing.T) {
 	write(configFile, "featureGates:\n  PodAndContainerStatsFromCRI: false\n")
 	check(Setting{"unix:///run/b.sock", flagFiles[0]}, Setting{"cgroupfs", flagFiles[2]}, false)
 
-	// Files of a directory are laid over the configuration file, the last one wins.
+	// Files of the directory override the configuration file; the last one wins.
 	write(flagFiles[2], "KUBELET_EXTRA_ARGS=\"--config-dir=/etc/kubelet.d --v=2\"\n")
 	write("/etc/kubelet.d/10-a.conf", "kind: KubeletConfiguration\ncgroupDriver: cgroupfs\nfeatureGates:\n  PodAndContainerStatsFromCRI: true\n")
 	check(Setting{"unix:///run/b.sock", flagFiles[0]}, Setting{"cgroupfs", "/etc/kubelet.d/10-a.conf"}, true)

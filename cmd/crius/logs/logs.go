@@ -1,4 +1,4 @@
-// Package logs shows the log of a container by the name of its pod.
+// Package logs shows the log of a container, which the name of its pod selects.
 package logs
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/crius-run/crius/internal/regular"
 )
 
-// logPeriod is how often a log that is followed is looked at.
+// logPeriod is the interval at which a followed log is read.
 const logPeriod = 200 * time.Millisecond
 
 // Command is crius logs.
@@ -56,19 +56,19 @@ func Command(load cli.Load) *cobra.Command {
 	return cmd
 }
 
-// logView shows a log in the format of CRI: a line of the file has time, stream, F or, if
-// the container's line goes on in the next one, P, and text.
+// logView shows a log in CRI's format: each line of the file has time, stream, tag and
+// text. The tag is F, or P if the container's line continues in the next one.
 type logView struct {
 	follow, timestamps bool
 	tail               int // lines; negative: all
 	out, err           io.Writer
 
-	within map[string]bool // a line that is not complete, by stream
-	torn   bool            // the last line of the file was shown in part
+	within map[string]bool // by stream: the line is not complete
+	torn   bool            // only part of the file's last line was shown
 }
 
-// longestLine is more than a line of a log has. Pods that mount the directory of logs
-// may write others, of which no more is kept in memory.
+// longestLine is more bytes than a line of a log has. Pods that mount the log directory may
+// write longer ones; no more than this is kept in memory.
 const longestLine = 1 << 20
 
 func (v *logView) show(ctx context.Context, server cri.RuntimeServiceClient, id string) error {
@@ -89,9 +89,9 @@ func (v *logView) show(ctx context.Context, server cri.RuntimeServiceClient, id 
 		return err
 	}
 	lines := bufio.NewReader(file)
-	var rest []byte // of a line that is being written
+	var rest []byte // the beginning of a line that is being written
 	for {
-		exited := !v.follow || hasExited(ctx, server, id) // before the last look at the log
+		exited := !v.follow || hasExited(ctx, server, id) // ask before the log is read for the last time
 		if rest, err = v.copy(lines, rest); err != nil {
 			return err
 		}
@@ -99,7 +99,7 @@ func (v *logView) show(ctx context.Context, server cri.RuntimeServiceClient, id 
 		case err != nil:
 			return err
 		case v.follow && next != nil:
-			_, err := v.copy(lines, rest) // what came between the two looks
+			_, err := v.copy(lines, rest) // lines that were written in between
 			_ = file.Close()
 			file, rest, v.torn = next, nil, false
 			lines.Reset(file)
@@ -121,8 +121,8 @@ func (v *logView) show(ctx context.Context, server cri.RuntimeServiceClient, id 
 	}
 }
 
-// hasExited reports whether nothing will be added to the container's log. A server that
-// does not answer, as while it is restarted, is no sign of that.
+// hasExited reports whether the container has exited, so that its log is complete. It is
+// false while the server does not answer, for example because it is being restarted.
 func hasExited(ctx context.Context, server cri.RuntimeServiceClient, id string) bool {
 	status, err := server.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id})
 	if err != nil {
@@ -131,8 +131,8 @@ func hasExited(ctx context.Context, server cri.RuntimeServiceClient, id string) 
 	return status.Status.GetState() == cri.ContainerState_CONTAINER_EXITED
 }
 
-// reopened is the file that has taken the place of a rotated one; nil: it is the same, or
-// there is none yet.
+// reopened returns the file that has replaced a rotated one, nil if path is still the same
+// file or does not exist yet.
 func reopened(file *os.File, path string) (*os.File, error) {
 	before, err := file.Stat()
 	if err != nil {
@@ -153,12 +153,12 @@ func reopened(file *os.File, path string) (*os.File, error) {
 	return nil, err
 }
 
-// seek goes to where the last tail lines begin.
+// seek moves to the beginning of the last tail lines.
 func (v *logView) seek(file *os.File) error {
 	if v.tail < 0 {
 		return nil
 	}
-	starts := make([]int64, 0, v.tail+1) // of the last lines, in turn
+	starts := make([]int64, 0, v.tail+1) // of the last lines; reused in turn
 	var at int64
 	whole := true
 	lines := bufio.NewReaderSize(file, longestLine)
@@ -188,8 +188,8 @@ func (v *logView) seek(file *os.File) error {
 	}
 }
 
-// copy shows all complete lines, and of one that is too long all there is, and returns
-// what there is of another one.
+// copy shows all complete lines, and the available part of a line that is too long. It
+// returns the available part of any other incomplete line.
 func (v *logView) copy(lines *bufio.Reader, rest []byte) ([]byte, error) {
 	for {
 		part, err := lines.ReadSlice('\n')
@@ -214,7 +214,7 @@ func (v *logView) line(raw []byte) error {
 	v.torn = !ends
 	r, ok := parseRecord(raw)
 	if !whole || !ok {
-		_, err := v.out.Write(raw) // somebody else's
+		_, err := v.out.Write(raw) // not a line of a monitor
 		return err
 	}
 	to := v.out

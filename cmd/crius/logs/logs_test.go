@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// largest keeps what is written to it, and how much at a time.
+// largest keeps everything written to it and the size of the largest write.
 type largest struct {
 	strings.Builder
 	size int
@@ -18,7 +18,7 @@ func (l *largest) Write(p []byte) (int, error) {
 	return l.Builder.Write(p)
 }
 
-// A line that does not end is shown as it comes, and not kept.
+// A line that does not end is shown as it arrives and not kept in memory.
 func TestEndlessLogLine(t *testing.T) {
 	t.Parallel()
 	var out largest
