@@ -10,28 +10,27 @@ import (
 	"github.com/crius-run/crius/storage/pull/progress"
 )
 
-// bars draws pulls as a terminal shows them, again and again. (The library that draws
-// those of podman pull wants to see every byte, where here are samples of another
-// process.)
+// bars draws pulls for a terminal, again and again. (The library behind podman's bars must
+// see every byte, but here the counts are samples from another process.)
 type bars struct {
 	rates map[pull]rate
 }
 
-// pull is what tells a pull from others.
+// pull identifies a pull.
 type pull struct {
 	image string
 	since int64
 }
 
-// rate is how fast a pull has been of late.
+// rate is the recent speed of a pull.
 type rate struct {
 	at        time.Time
 	bytes     int64
 	perSecond float64
 }
 
-// next is the rate at now. What has come since the last sample counts as much as all
-// that came before.
+// next returns the rate at now. The bytes since the last sample count as much as all bytes
+// before.
 func (r rate) next(now time.Time, bytes int64) rate {
 	took := now.Sub(r.at).Seconds()
 	if took <= 0 {
@@ -58,7 +57,7 @@ func (b *bars) write(w io.Writer, list []progress.Pull, now time.Time) {
 	b.rates = rates
 }
 
-// bar is full when all that is counted has come.
+// bar draws the bar of a pull. It is full when all known bytes have arrived.
 func bar(p progress.Pull) string {
 	const width = 24
 	full := 0
@@ -68,7 +67,7 @@ func bar(p progress.Pull) string {
 	return "[" + strings.Repeat("#", full) + strings.Repeat("-", width-full) + "]"
 }
 
-// phase is what a pull does.
+// phase describes what a pull is doing.
 func phase(p progress.Pull, perSec float64) string {
 	left := max(p.Total-p.Bytes, 0)
 	switch {

@@ -18,10 +18,11 @@ import (
 	"github.com/crius-run/crius/cmd/crius/cli"
 )
 
-// longestPassword is in bytes, and more than tokens of registries have.
+// longestPassword is more bytes than tokens of registries have.
 const longestPassword = 64 << 10
 
-// credentials says where those for one pull come from. Without any the server uses its own.
+// credentials says where the credentials of one pull come from. Without any the server uses
+// its own.
 type credentials struct {
 	user          string // with or without a password behind a colon
 	passwordStdin bool
@@ -35,11 +36,11 @@ func (c *credentials) flags(cmd *cobra.Command) {
 	cmd.MarkFlagsMutuallyExclusive("creds", "auth-file")
 }
 
-// read gets the credentials for an image. They are for its registry alone, which its name
-// must have: a short one may mean several.
+// read returns the credentials for an image. They are only for its registry, which the name
+// must include: a short name may mean several.
 func (c *credentials) read(cmd *cobra.Command, image string) (*cri.AuthConfig, error) {
 	flags := cmd.Flags()
-	switch { // an empty variable of a script must not have the node's credentials used
+	switch { // an empty variable in a script must not select the node's credentials
 	case flags.Changed("creds") && c.user == "":
 		return nil, errors.New("--creds is empty: give USER, or leave it out to use the node's credentials")
 	case flags.Changed("auth-file") && c.authFile == "":
@@ -81,7 +82,7 @@ func (c *credentials) read(cmd *cobra.Command, image string) (*cri.AuthConfig, e
 }
 
 func (c *credentials) fromFile(name reference.Named, auth *cri.AuthConfig) error {
-	if _, err := os.Stat(c.authFile); err != nil { // which the library takes for an empty one
+	if _, err := os.Stat(c.authFile); err != nil { // the library treats a missing file as empty
 		return fmt.Errorf("--auth-file: %w", err)
 	}
 	found, err := config.GetCredentialsForRef(&types.SystemContext{AuthFilePath: c.authFile}, name)
@@ -95,7 +96,7 @@ func (c *credentials) fromFile(name reference.Named, auth *cri.AuthConfig) error
 	return nil
 }
 
-// readPassword reads all that there is, without the end of its line.
+// readPassword reads in to its end and drops the final newline.
 func readPassword(in io.Reader) (string, error) {
 	text, err := io.ReadAll(io.LimitReader(in, longestPassword+1))
 	if err != nil {
@@ -107,7 +108,7 @@ func readPassword(in io.Reader) (string, error) {
 	return strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r"), nil
 }
 
-// askPassword has the password typed without showing it.
+// askPassword prompts for the password and does not echo it.
 func askPassword(cmd *cobra.Command, user, registry string) (string, error) {
 	terminal, ok := cmd.InOrStdin().(*os.File)
 	if !ok || !term.IsTerminal(int(terminal.Fd())) {
@@ -118,8 +119,8 @@ func askPassword(cmd *cobra.Command, user, registry string) (string, error) {
 	return typed(cmd.Context(), int(terminal.Fd()))
 }
 
-// typed reads a line with the echo off, which is on again when it returns. If ctx ends
-// first the reader is left behind: the program ends then.
+// typed reads a line with echo off, and turns echo on again before it returns. If ctx ends
+// first, the reading goroutine stays behind, since the program ends then.
 func typed(ctx context.Context, fd int) (string, error) {
 	before, err := term.GetState(fd)
 	if err != nil {

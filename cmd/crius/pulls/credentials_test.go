@@ -16,7 +16,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// pullWith is what the server is given by a pull with flags and standard input.
+// pullWith runs a pull with these flags and input and returns the credentials that the
+// server receives.
 func pullWith(t *testing.T, stdin string, args ...string) (*cri.AuthConfig, error) {
 	t.Helper()
 	s := &server{end: make(chan error, 1)}
@@ -92,7 +93,8 @@ func echoes(t *testing.T, term *terminal.Terminal) bool {
 	return state.Lflag&unix.ECHO != 0
 }
 
-// The password is not shown, and the terminal is as before, also if somebody gives up.
+// The password is not shown, and the terminal is restored even if the prompt is
+// interrupted.
 func TestPasswordIsAskedFor(t *testing.T) {
 	t.Parallel()
 	s := &server{end: make(chan error, 1)}

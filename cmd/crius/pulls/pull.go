@@ -16,7 +16,7 @@ import (
 	"github.com/crius-run/crius/storage/pull/progress"
 )
 
-// linePeriod is how often a line is written where there is no terminal.
+// linePeriod is the interval between lines if the output is not a terminal.
 const linePeriod = 10 * time.Second
 
 // PullCommand is crius pull.
@@ -76,7 +76,7 @@ func watch(ctx context.Context, server cli.Server, image string, out io.Writer) 
 	if cli.IsTerminal(out) {
 		every, write = period, new(bars).write
 		pages := cli.NewPages(out)
-		defer func() { _, _ = pages.Write(nil) }() // what comes next takes the bar's place
+		defer func() { _, _ = pages.Write(nil) }() // further output replaces the bar
 		out = pages
 	}
 	for cli.Pause(ctx, every) {
@@ -90,7 +90,7 @@ func watch(ctx context.Context, server cli.Server, image string, out io.Writer) 
 	}
 }
 
-// isNamed reports whether the full name of an image is what a short one may stand for.
+// isNamed reports whether a short name may stand for the full name of an image.
 func isNamed(full, name string) bool {
 	if !strings.ContainsAny(name[strings.LastIndex(name, "/")+1:], ":@") {
 		name += ":latest"

@@ -1,4 +1,4 @@
-// Package pulls pulls images and shows how far the pulls of a server have come.
+// Package pulls pulls images and shows the progress of a server's pulls.
 package pulls
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/crius-run/crius/storage/pull/progress"
 )
 
-// period is how often a list that is watched is shown.
+// period is the interval at which a watched list is refreshed.
 const period = time.Second
 
 // Command is crius pulls.
@@ -43,7 +43,7 @@ func Command(load cli.Load) *cobra.Command {
 			for {
 				list, err := active(ctx, server)
 				if watch && ctx.Err() != nil {
-					return nil //nolint:nilerr // interrupted: that is how it ends
+					return nil //nolint:nilerr // an interrupt ends it normally
 				}
 				if err != nil {
 					return err
@@ -59,7 +59,7 @@ func Command(load cli.Load) *cobra.Command {
 	return cmd
 }
 
-// active are the pulls that a server tells in its verbose status.
+// active returns the pulls in the server's verbose status.
 func active(ctx context.Context, server cli.Server) ([]progress.Pull, error) {
 	status, err := server.Status(ctx, &cri.StatusRequest{Verbose: true})
 	if err != nil {
@@ -72,7 +72,7 @@ func active(ctx context.Context, server cli.Server) ([]progress.Pull, error) {
 	return vitals.Pulls, nil
 }
 
-// writeLines has a line for each pull, with its rate from its beginning.
+// writeLines writes a line for each pull, with its average rate since it began.
 func writeLines(w io.Writer, list []progress.Pull, now time.Time) {
 	for _, p := range list {
 		took := now.Sub(p.Since)

@@ -22,7 +22,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// server has pulls under way, and one more that waits until it is told to end.
+// server has active pulls, and one more that waits until the test ends it.
 type server struct {
 	cri.UnimplementedRuntimeServiceServer
 	cri.UnimplementedImageServiceServer
@@ -62,7 +62,7 @@ func run(ctx context.Context, cmd *cobra.Command, out, errs io.Writer, args ...s
 
 var loading = progress.Pull{Image: "r.test/app:latest", Since: time.Now(), Bytes: 4 << 20, Total: 8 << 20, Blobs: 4, Done: 1, Unpacking: 2}
 
-// A terminal has bars in the place of the last ones, a pipe has lines.
+// On a terminal bars replace the ones before; a pipe gets lines.
 func TestWatchPulls(t *testing.T) {
 	t.Parallel()
 	s := &server{pulls: []progress.Pull{loading}}
@@ -114,7 +114,7 @@ func TestBars(t *testing.T) {
 	}
 }
 
-// The rate follows what happens now, and time that is left follows the rate.
+// The rate follows the current speed, and the remaining time follows the rate.
 func TestRateOfPull(t *testing.T) {
 	t.Parallel()
 	since := time.Now()

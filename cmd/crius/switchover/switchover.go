@@ -1,5 +1,5 @@
-// Package switchover says what would change on a node if crius replaced the runtime that
-// serves it.
+// Package switchover reports what would change on a node if crius replaced its current
+// runtime.
 package switchover
 
 import (
@@ -21,21 +21,21 @@ import (
 	"github.com/crius-run/crius/oci"
 )
 
-// Check looks at one part of what would change.
+// Check looks at one part of the change.
 type Check struct {
 	Name string
 	Run  func(context.Context) []diagnosis.Finding
 }
 
-// comparison is a node that runs another runtime and is to run crius.
+// comparison is a node on which crius is to replace another runtime.
 type comparison struct {
 	*config.Comparison
 	now  *config.Loaded // of crius
-	root string         // of the node's files
+	root string         // directory of the node's files
 }
 
-// Checks are those of a node on which crius, configured like now, would replace the
-// runtime whose configuration imp is. The kubelet's files are below root.
+// Checks returns the checks for a node on which crius, with the configuration now, would
+// replace the runtime whose configuration imp is. The kubelet's files are below root.
 func Checks(imp *foreign.Import, now *config.Loaded, root string) ([]Check, error) {
 	compared, err := config.Compare(imp, now)
 	if err != nil {
@@ -64,7 +64,7 @@ func (c *comparison) files(context.Context) []diagnosis.Finding {
 	return []diagnosis.Finding{diagnosis.OK("%s: %s", c.Import.Of, list(c.Import.Files)), diagnosis.OK("crius: %s", list(c.now.Files))}
 }
 
-// unsupported lists what has no counterpart.
+// unsupported lists settings that have no counterpart.
 func (c *comparison) unsupported(context.Context) []diagnosis.Finding {
 	var findings []diagnosis.Finding
 	for _, r := range c.Import.Remarks {
@@ -92,7 +92,7 @@ func isHandlerKey(key string) bool {
 	return key == "runtime.default_handler" || strings.HasPrefix(key, "runtime.handlers.")
 }
 
-// differences has a finding for each option of those wanted that differs.
+// differences returns a finding for each wanted option that differs.
 func (c *comparison) differences(wanted func(key string) bool) []diagnosis.Finding {
 	var findings []diagnosis.Finding
 	for _, d := range c.Differences {
@@ -111,7 +111,8 @@ func (c *comparison) differences(wanted func(key string) bool) []diagnosis.Findi
 	return findings
 }
 
-// handlers are those of the other runtime: pods whose RuntimeClass names one run now.
+// handlers looks at the other runtime's handlers, which RuntimeClasses of running pods may
+// name.
 func (c *comparison) handlers(ctx context.Context) []diagnosis.Finding {
 	var findings []diagnosis.Finding
 	for _, name := range c.Missing {
@@ -138,7 +139,7 @@ func (c *comparison) handlers(ctx context.Context) []diagnosis.Finding {
 	return append(findings, c.differences(isHandlerKey)...)
 }
 
-// lost is a handler that crius does not offer.
+// lost returns the finding for a handler that crius does not offer.
 func (c *comparison) lost(name, do, why string) diagnosis.Finding {
 	if _, err := exec.LookPath(c.Theirs.Runtime.Handlers[name].Path); err != nil {
 		return diagnosis.Warn(do, "%s: %s; %s cannot run its pods either: %v", name, why, c.Import.Of, err)
@@ -146,8 +147,8 @@ func (c *comparison) lost(name, do, why string) diagnosis.Finding {
 	return diagnosis.Fail(do, "%s: %s: its pods, which %s can run, do not start", name, why, c.Import.Of)
 }
 
-// cgroups compares the drivers of the three: pods' cgroups are made by the kubelet, in
-// the form that its driver has.
+// cgroups compares the cgroup drivers of both runtimes and of the kubelet, which creates
+// the cgroups of pods in the form of its own driver.
 func (c *comparison) cgroups(context.Context) []diagnosis.Finding {
 	ours, theirs, kubelets := c.now.Config.Runtime.CgroupDriver, c.Theirs.Runtime.CgroupDriver, kubelet.CgroupDriver(c.root)
 	switch {
@@ -160,7 +161,7 @@ func (c *comparison) cgroups(context.Context) []diagnosis.Finding {
 	return []diagnosis.Finding{diagnosis.OK("%s driver, as for %s", ours, c.Import.Of)}
 }
 
-// network asks both configurations which network pods are in.
+// network compares the pod networks that both configurations select.
 func (c *comparison) network(ctx context.Context) []diagnosis.Finding {
 	findings := c.differences(isNetworkKey)
 	ours, theirs := network.New(network.Options{Config: c.now.Config.Network}), network.New(network.Options{Config: c.Theirs.Network})
@@ -184,8 +185,8 @@ func networkOf(n *network.Network) string {
 	return fmt.Sprintf("network %q of %v", info["network"], info["file"])
 }
 
-// kubelet compares the endpoint that it has with the sockets of crius, and says what
-// becomes of its metrics.
+// kubelet compares the kubelet's endpoint with the sockets of crius, and reports the effect
+// on its metrics.
 func (c *comparison) kubelet(context.Context) []diagnosis.Finding {
 	api := c.now.Config.API
 	endpoint := kubelet.Endpoint(c.root)
@@ -210,7 +211,7 @@ func (c *comparison) kubelet(context.Context) []diagnosis.Finding {
 	return findings
 }
 
-// sameSocket takes /var/run for /run, which it is a link to.
+// sameSocket compares paths of sockets. It treats /var/run, a link to /run, as /run.
 func sameSocket(a, b string) bool {
 	plain := func(path string) string {
 		if rest, found := strings.CutPrefix(filepath.Clean(path), "/var/run/"); found {
@@ -221,14 +222,15 @@ func sameSocket(a, b string) bool {
 	return plain(a) == plain(b)
 }
 
-// isCrios tells whether a file is where CRI-O's packages have theirs: it goes with them.
+// isCrios reports whether a file is in a directory of CRI-O's packages, which their removal
+// deletes.
 func isCrios(path string) bool {
 	return slices.ContainsFunc([]string{"/etc/crio/", "/usr/libexec/crio/", "/usr/lib/crio/"},
 		func(place string) bool { return strings.HasPrefix(path, place) })
 }
 
-// paths lists the files that crius is told to read and that are not there, or not for
-// long. A directory that is missing is as good as an empty one, but for that of CNI.
+// paths lists the files that crius is configured to read but that are missing or will be
+// removed with CRI-O. A missing directory counts as empty, except that of CNI.
 func (c *comparison) paths(context.Context) []diagnosis.Finding {
 	var findings []diagnosis.Finding
 	for _, s := range c.now.Inputs() {

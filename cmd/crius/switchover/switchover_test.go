@@ -14,9 +14,9 @@ import (
 	testprogram "github.com/crius-run/crius/test/kit/program"
 )
 
-// switched is what is found if crius, configured like this, replaced CRI-O, configured
-// like that. DIR stands for a directory with two runtimes, a monitor and the network
-// "net", whose plugin is there as well.
+// switched returns the findings if crius, with this configuration, replaced CRI-O, with
+// that one. DIR stands for a directory with two runtimes, a monitor and the network "net"
+// with its plugin.
 func switched(t *testing.T, crio, crius string, files map[string]string) []diagnosis.Finding {
 	t.Helper()
 	dir := t.TempDir()
@@ -90,11 +90,11 @@ var kubeletHere = map[string]string{
 	"var/lib/kubelet/config.yaml": "cgroupDriver: systemd\ncontainerRuntimeEndpoint: unix:///run/crius/crius.sock\n",
 }
 
-// On a node that is ready for it nothing is left to do.
+// On a prepared node nothing is left to do.
 func TestSwitchOfPreparedNode(t *testing.T) {
 	findings := switched(t, crioHere, criusHere, kubeletHere)
 	for _, f := range findings {
-		if f.Status != diagnosis.StatusOK && f.Check != "settings" { // which has the defaults that differ
+		if f.Status != diagnosis.StatusOK && f.Check != "settings" { // lists defaults that differ
 			t.Errorf("%+v", f)
 		}
 	}
@@ -107,7 +107,7 @@ func TestSwitchOfPreparedNode(t *testing.T) {
 
 func TestSwitchFindsDifferences(t *testing.T) {
 	for name, c := range map[string]struct {
-		crio, crius string // beside the above
+		crio, crius string // in addition to the above
 		files       map[string]string
 		word        string
 		want        diagnosis.Status
@@ -145,7 +145,7 @@ func TestSwitchFindsDifferences(t *testing.T) {
 	}
 }
 
-// merged lays lines over those with the same key.
+// merged replaces lines by those in over that have the same key.
 func merged(lines, over string) string {
 	var b strings.Builder
 	for line := range strings.Lines(lines) {
@@ -156,7 +156,7 @@ func merged(lines, over string) string {
 	return b.String() + over
 }
 
-// Files of CRI-O's packages go with them.
+// Files of CRI-O's packages are removed with them.
 func TestSwitchNamesWhatIsCrios(t *testing.T) {
 	for path, want := range map[string]bool{"/etc/crio/policy.json": true, "/usr/libexec/crio/crun": true, "/usr/bin/crun": false, "/etc/crios": false} {
 		if isCrios(path) != want {

@@ -1,4 +1,4 @@
-// Package top shows which pods use the most.
+// Package top shows the pods that use the most CPU or memory.
 package top
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/crius-run/crius/cmd/crius/cli"
 )
 
-// period is the time over which the use of CPUs is averaged.
+// period is the time over which CPU use is averaged.
 const period = time.Second
 
 // Command is crius top.
@@ -59,7 +59,7 @@ func Command(load cli.Load) *cobra.Command {
 				before = now
 			}
 			if ctx.Err() != nil {
-				return nil //nolint:nilerr // interrupted: that is how it ends
+				return nil //nolint:nilerr // an interrupt ends it normally
 			}
 			return err
 		})
@@ -67,7 +67,7 @@ func Command(load cli.Load) *cobra.Command {
 	return cmd
 }
 
-// use is what a pod uses; nil: not known.
+// use is the resource use of a pod; nil: unknown.
 type use struct {
 	Pod       string   `json:"pod"`
 	ID        string   `json:"id"`
@@ -81,8 +81,8 @@ func measure(ctx context.Context, server cli.Server) ([]*cri.PodSandboxStats, er
 	return answer.GetStats(), err
 }
 
-// compare is what the pods use that run now. CPU time is compared with that of before:
-// how old a server's own rate is depends on who has asked it last.
+// compare returns the use of all running pods. It computes CPU rates from both samples,
+// since the age of the server's own rate depends on its last client.
 func compare(before, now []*cri.PodSandboxStats) []use {
 	earlier := map[string]*cri.CpuUsage{}
 	for _, p := range before {
@@ -91,7 +91,7 @@ func compare(before, now []*cri.PodSandboxStats) []use {
 	list := []use{}
 	for _, p := range now {
 		linux := p.GetLinux()
-		if linux.GetCpu() == nil && linux.GetMemory() == nil { // it does not run
+		if linux.GetCpu() == nil && linux.GetMemory() == nil { // not running
 			continue
 		}
 		u := use{
@@ -104,8 +104,8 @@ func compare(before, now []*cri.PodSandboxStats) []use {
 	return list
 }
 
-// rate is nil if there is nothing to compare with: the pod is new, or so is a container
-// whose time counts from its start.
+// rate returns nil if the samples cannot be compared: the pod is new, or one of its
+// containers is, whose CPU time counts from its start.
 func rate(before, now *cri.CpuUsage) *float64 {
 	total := func(u *cri.CpuUsage) uint64 { return u.GetUsageCoreNanoSeconds().GetValue() }
 	if before == nil || now == nil || now.Timestamp <= before.Timestamp || total(now) < total(before) {
@@ -139,18 +139,18 @@ func known[T any](v *T, text func(T) string) string {
 	return text(*v)
 }
 
-// orderFlag is what pods are sorted by, the largest first.
+// orderFlag is the column by which pods are sorted, the largest first.
 type orderFlag string
 
 func (orderFlag) values() []string { return []string{"cpu", "memory", "name"} }
 
-// String is the pflag.Value's, as Type and Set are.
+// String implements pflag.Value, as do Type and Set.
 func (o orderFlag) String() string { return string(o) }
 
-// Type names the values.
+// Type describes the values in help texts.
 func (o orderFlag) Type() string { return "string" }
 
-// Set refuses other values.
+// Set refuses unknown columns.
 func (o *orderFlag) Set(s string) error {
 	if !slices.Contains(o.values(), s) {
 		return fmt.Errorf("must be one of %s", strings.Join(o.values(), ", "))
@@ -159,7 +159,7 @@ func (o *orderFlag) Set(s string) error {
 	return nil
 }
 
-// compare has what is equal in one follow in the order of the others.
+// compare orders pods by this column, and equal ones by the others.
 func (o orderFlag) compare(a, b use) int {
 	cpu, memory := largest(a.CPUs, b.CPUs), largest(a.Memory, b.Memory)
 	name := cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.ID, b.ID))
@@ -172,7 +172,7 @@ func (o orderFlag) compare(a, b use) int {
 	return cmp.Or(cpu, memory, name)
 }
 
-// largest puts what is not known last.
+// largest orders the largest first and unknown values last.
 func largest[T cmp.Ordered](a, b *T) int {
 	switch {
 	case a == nil && b == nil:

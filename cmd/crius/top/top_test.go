@@ -18,7 +18,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// server measures once a second, as its clock has it.
+// server measures once a second by its own clock.
 type server struct {
 	cri.UnimplementedRuntimeServiceServer
 	asked atomic.Int64
@@ -99,7 +99,8 @@ func TestTopAsJSON(t *testing.T) {
 	}
 }
 
-// It is refreshed until it is interrupted, on a terminal in the same place.
+// The list is refreshed until it is interrupted; on a terminal each replaces the one
+// before.
 func TestWatchTop(t *testing.T) {
 	t.Parallel()
 	s := new(server)
@@ -119,7 +120,7 @@ func TestWatchTop(t *testing.T) {
 	}
 }
 
-// CPU time that has not grown is none, and what began anew is not known.
+// CPU time that has not grown is zero, and a restarted counter is unknown.
 func TestRate(t *testing.T) {
 	t.Parallel()
 	at := func(time int64, total uint64) *cri.CpuUsage {
