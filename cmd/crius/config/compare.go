@@ -13,26 +13,26 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// Comparison says how a configuration of crius differs from that of another runtime.
+// Comparison lists how a configuration of crius differs from that of another runtime.
 type Comparison struct {
 	Import      *foreign.Import // what the other runtime's configuration means for crius
-	Theirs      Config          // what crius would have with it
-	Handlers    []string        // of the other runtime, sorted; its default one is among them
+	Theirs      Config          // crius's configuration with Import
+	Handlers    []string        // of the other runtime, sorted; includes its default handler
 	Missing     []string        // handlers of the other runtime that crius does not have
 	Differences []Difference
 }
 
-// Difference is an option whose effective value is not the same.
+// Difference is an option with different effective values.
 type Difference struct {
 	Key          string
-	Theirs       string // as crius.toml would have it; empty: the other runtime has its default
+	Theirs       string // in the syntax of crius.toml; empty: the other runtime uses its default
 	TheirsOrigin string
 	Ours         string
 	OursOrigin   string
 }
 
-// Compare compares what is in force now with what imp would mean for this node. Values
-// that come to the same here, such as two names of one file, are not different.
+// Compare compares the configuration now with the one that imp means for this node. Values
+// with the same effect, such as two names of one file, are not different.
 func Compare(imp *foreign.Import, now *Loaded) (*Comparison, error) {
 	accepted, err := accept(imp)
 	if err != nil {
@@ -55,8 +55,8 @@ func Compare(imp *foreign.Import, now *Loaded) (*Comparison, error) {
 		if from, set := theirs.origin[key.Path]; set {
 			d.Theirs, d.TheirsOrigin = their.key.TOML(), from.place
 		}
-		// Where neither side sets a key, the defaults are taken for the same; those
-		// that are not are in imp.Differ.
+		// If neither side sets a key, the defaults are treated as equal; imp.Differ lists
+		// those that are not.
 		if key.effective(&now.Config) != their.text {
 			c.Differences = append(c.Differences, d)
 		}
@@ -64,8 +64,8 @@ func Compare(imp *foreign.Import, now *Loaded) (*Comparison, error) {
 	return c, nil
 }
 
-// has tells whether the other runtime has the handler whose table a key is in. Handlers
-// that only crius has change nothing.
+// has reports whether a key concerns the other runtime: a key of a handler does if the
+// runtime has that handler. Handlers that only crius has change nothing.
 func (c *Comparison) has(key Key) bool {
 	if key.Path == key.model {
 		return true
@@ -75,7 +75,7 @@ func (c *Comparison) has(key Key) bool {
 	})
 }
 
-// handlersSet are the handlers that are configured or the default.
+// handlersSet returns the configured handlers and the default handler.
 func (l *Loaded) handlersSet() []string {
 	var set []string
 	for _, name := range names(reflect.ValueOf(l.Config.Runtime.Handlers)) {
@@ -91,7 +91,7 @@ func (l *Loaded) handlersSet() []string {
 	return set
 }
 
-// effect is what a key comes to.
+// effect is a key with its effective value.
 type effect struct {
 	key  Key
 	text string
@@ -105,8 +105,8 @@ func (l *Loaded) effective() map[string]effect {
 	return all
 }
 
-// effective is what the value of k, an option of c, comes to on this node, to be compared
-// with another one.
+// effective returns the effective value of k, an option of c, on this node, in a form that
+// can be compared.
 func (k Key) effective(c *Config) string {
 	switch option := k.value.Addr().Interface(); option {
 	case &c.Image.Root, &c.Image.RunRoot, &c.Image.ImageStore:
@@ -120,7 +120,7 @@ func (k Key) effective(c *Config) string {
 	case &c.Image.NamespacedAuthDir, &c.Image.SignaturePolicyDir, &c.Image.DecryptionKeysPath:
 		return strings.Join(present(k.value.String()), "") // a missing directory is as good as none
 	case &c.Pod.SELinux:
-		if len(present("/sys/fs/selinux/enforce")) == 0 { // the kernel has no SELinux to use
+		if len(present("/sys/fs/selinux/enforce")) == 0 { // SELinux is not enabled
 			return ""
 		}
 	}
@@ -135,7 +135,7 @@ func (k Key) effective(c *Config) string {
 			return realPath(value)
 		}
 	case []string:
-		if k.formName() == pathForm { // directories, in the order of a search
+		if k.formName() == pathForm { // directories in search order
 			return format(present(value...))
 		}
 		return format(slices.Sorted(slices.Values(value)))
@@ -143,7 +143,7 @@ func (k Key) effective(c *Config) string {
 	return k.TOML()
 }
 
-// realPath is a path without links, as far as it exists.
+// realPath resolves symbolic links in the existing part of a path.
 func realPath(path string) string {
 	path = filepath.Clean(path)
 	real, err := filepath.EvalSymlinks(path)
@@ -156,7 +156,7 @@ func realPath(path string) string {
 	return filepath.Join(realPath(filepath.Dir(path)), filepath.Base(path))
 }
 
-// present are those of the paths that exist.
+// present returns the paths that exist, without links.
 func present(paths ...string) []string {
 	found := []string{}
 	for _, path := range paths {
@@ -167,8 +167,8 @@ func present(paths ...string) []string {
 	return found
 }
 
-// Inputs lists the files and directories that somebody has told crius to read. The
-// setting of a list comes once for each of its items.
+// Inputs lists the files and directories that crius is configured to read. A list yields a
+// setting for each of its items.
 func (l *Loaded) Inputs() []Setting {
 	var all []Setting
 	for key := range l.Config.keys() {

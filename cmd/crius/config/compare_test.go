@@ -33,7 +33,7 @@ func compared(t *testing.T, crio, crius string) *Comparison {
 	return c
 }
 
-// keysOf are the keys that differ, without those that do on every stock node.
+// keysOf returns the keys that differ, without those that differ on every stock node.
 func keysOf(c *Comparison) []string {
 	keys := []string{}
 	for _, d := range c.Differences {
@@ -59,14 +59,14 @@ func TestCompareNamesBothOrigins(t *testing.T) {
 	}
 	limit.TheirsOrigin = ""
 	equal(t, "limit", limit, Difference{Key: "pod.pids_limit", Theirs: "100", Ours: "0", OursOrigin: "default"})
-	// What only crius is told is compared with CRI-O's default.
+	// An option that only crius sets is compared with CRI-O's default.
 	equal(t, "read-only", found["pod.read_only"].Theirs, "")
 	equal(t, "read-only", found["pod.read_only"].Ours, "true")
-	// What CRI-O has no key for is none of its settings.
+	// Options without a key of CRI-O are not compared.
 	equal(t, "others", keysOf(compared(t, "", "[image]\nparallel_layers = 7\n")), []string{})
 }
 
-// Values that come to the same are not different.
+// Values with the same effect are not different.
 func TestCompareEffectiveValues(t *testing.T) {
 	dir := t.TempDir()
 	link := filepath.Join(dir, "link")
@@ -92,7 +92,7 @@ func TestCompareEffectiveValues(t *testing.T) {
 			equal(t, "missing", len(compared.Missing), 0)
 		})
 	}
-	// A search path is not the same in another order.
+	// A search path in another order is different.
 	c := compared(t, fmt.Sprintf("[crio.network]\nplugin_dirs = [%q, '/']", dir), fmt.Sprintf("[network]\nplugin_dirs = ['/', %q]", dir))
 	equal(t, "differences", keysOf(c), []string{"network.plugin_dirs"})
 }
@@ -104,7 +104,7 @@ func TestCompareHandlers(t *testing.T) {
 	equal(t, "handlers", c.Handlers, []string{"kata", "runc"})
 	equal(t, "missing", c.Missing, []string{"kata"})
 	equal(t, "differences", keysOf(c), []string{"runtime.handlers.runc.path"})
-	// CRI-O has its default handler without a table as well.
+	// CRI-O has its default handler even without a table.
 	equal(t, "handlers", compared(t, "", "").Handlers, []string{"crun"})
 }
 

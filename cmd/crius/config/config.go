@@ -1,28 +1,25 @@
-// Package config is the configuration of crius: one tree of structs whose tags
-// are the only place that says anything of an option: its name, its help, what
-// its value must be, and whether a reload applies it. The TOML file,
-// its template, the command line flags, `crius config`, the manual page and
-// the completions are all read off that tree, so that none of them can lag
-// behind.
+// Package config is the configuration of crius: one tree of structs. The tags of an option
+// are the only place that describes it: its name, its help, its allowed values, and whether
+// a reload applies it. The TOML file, its template, the command line flags, `crius config`,
+// the manual page and the completions are all derived from the tree, so that they cannot
+// become outdated.
 //
 // Every package has a Config with the options that an operator can set for it
-// (server.Config, pod.Config, oci.Config, storage.Config, network.Config, tuning.Config, nri.Config) and
-// their defaults (its DefaultConfig); this package only composes them. What a package
-// needs beyond that is in its Options, which the program fills in.
+// (server.Config, pod.Config, oci.Config, storage.Config, network.Config, tuning.Config,
+// nri.Config) and their defaults (its DefaultConfig); this package only composes them.
+// Values that a package needs beyond that are in its Options, which the program fills in.
 //
 // # Where values come from
 //
-// Later wins: the defaults, the configuration file, the drop-ins of its
-// drop-in directory in the order of their names, the command line flags.
-// Tables merge key by key, also the ones of a runtime handler; lists replace
-// the list from before.
+// Later sources override earlier ones: the defaults, the configuration file, the drop-ins
+// in the order of their names, the command line flags. Tables, including those of runtime
+// handlers, merge key by key; a list replaces the earlier list.
 //
 // # What is refused
 //
-// An unknown key is an error and not a remark: a misspelt security option must
-// not pass for one that is in force. It is answered with the key that was
-// probably meant. All problems of all sources are reported at once, each with
-// file, line and key.
+// An unknown key is an error, not a warning: nobody must believe that a misspelt security
+// option is in force. The error suggests the key that was probably meant. All problems of
+// all sources are reported at once, each with file, line and key.
 package config
 
 import (
@@ -40,7 +37,7 @@ import (
 // DefaultFile is read when no other file is named. It need not exist.
 const DefaultFile = "/etc/crius/crius.toml"
 
-// Config is everything that an operator can set.
+// Config has all options that an operator can set.
 type Config struct {
 	Root      string `toml:"root" apply:"restart" form:"path" help:"directory for state that must survive a reboot: records of pods and containers, writable layers"`
 	RunRoot   string `toml:"run_root" apply:"restart" form:"path" help:"directory for state that a reboot may discard: bundles, mounts, sockets"`

@@ -13,14 +13,14 @@ import (
 	"github.com/crius-run/crius/server/otlp"
 )
 
-// field is an option, or a table of options, as the field of a struct. Its tags are
-// the only place that says anything of an option:
+// field is an option or a table of options. The tags of its struct field are the only place
+// that describes an option:
 //
 //	toml     the name of the key
 //	help     one sentence for people, without its full stop
 //	apply    when a changed value takes effect: reload or restart; required
 //	choices  the values that are allowed, separated by commas; absent: any
-//	form     what a value must be, one of forms; absent: anything of its type
+//	form     the rule for its values, one of forms; absent: none beyond the type
 //	input    yes: names files or directories that crius only reads
 type field struct {
 	name  string
@@ -29,7 +29,7 @@ type field struct {
 	index int
 }
 
-// fields yields the fields of the struct v that the configuration can set.
+// fields yields the options and tables of the struct v.
 func fields(v reflect.Value) iter.Seq[field] {
 	return func(yield func(field) bool) {
 		for i := range v.NumField() {
@@ -71,12 +71,12 @@ func allLive(table reflect.Value) bool {
 
 // form is a rule for the values of an option.
 type form struct {
-	words string            // completes "must be", in an error
-	ok    func(string) bool // for each text; nil: any
-	above bool              // numbers are above 0
+	words string            // completes "must be" in an error
+	ok    func(string) bool // checks a text; nil: any is fine
+	above bool              // a number must be above 0
 }
 
-// Forms that say how values are compared as well.
+// Forms that also decide how values are compared.
 const (
 	pathForm    = "path"
 	programForm = "program"
@@ -84,7 +84,7 @@ const (
 
 var cveNumber = regexp.MustCompile(`^CVE-\d{4}-\d{4,}$`)
 
-// forms are the rules by the names that the tag form has for them.
+// forms are the rules, by their names in the tag form.
 var forms = map[string]form{
 	pathForm: {words: "an absolute path", ok: filepath.IsAbs},
 	"path or empty": {words: "an absolute path or an empty string", ok: func(text string) bool {

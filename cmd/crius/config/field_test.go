@@ -10,7 +10,7 @@ import (
 	"github.com/crius-run/crius/server"
 )
 
-// An option says when a changed value takes effect, and its other tags mean something.
+// Every option says when a changed value takes effect, and all its tags are known.
 func TestTagsOfOptions(t *testing.T) {
 	known := []string{"toml", "help", "apply", "choices", "form", "input"}
 	used := map[string]bool{}
@@ -44,7 +44,7 @@ func TestTagsOfOptions(t *testing.T) {
 	}
 }
 
-// withoutValues is a tag whose values are empty.
+// withoutValues replaces the values in a tag by empty ones.
 func withoutValues(tag string) string {
 	return regexp.MustCompile(`"(\\.|[^"\\])*"`).ReplaceAllString(tag, `""`)
 }
@@ -54,7 +54,7 @@ func TestPodMetricChoicesAreThoseOfTheServer(t *testing.T) {
 	equal(t, "choices", c.flagged()["metrics.included_pod_metrics"].Choices(), append(server.PodMetricKinds(), server.AllPodMetrics))
 }
 
-// The tables of a map come and go as a whole, and so are live as a whole.
+// The tables of a map are replaced as a whole, and so are live only as a whole.
 func TestTablesOfAMapAreLiveAsAWhole(t *testing.T) {
 	type mixed struct {
 		A string `toml:"a" apply:"reload"`

@@ -9,13 +9,13 @@ import (
 
 // Flags are the command line flags of a configuration.
 type Flags struct {
-	set    *pflag.FlagSet // of the command line, with other flags
-	own    *pflag.FlagSet // those of the configuration alone
+	set    *pflag.FlagSet // all flags of the command line
+	own    *pflag.FlagSet // only those of the configuration
 	parsed Config
 }
 
-// AddFlags gives set one flag for each option but those of single runtime
-// handlers. A flag's value is checked while the command line is parsed.
+// AddFlags adds a flag for each option to set, except for options of handlers and
+// workloads. The type of a value is checked while the command line is parsed.
 func AddFlags(set *pflag.FlagSet) *Flags {
 	f := &Flags{set: set, own: pflag.NewFlagSet("configuration", pflag.ContinueOnError), parsed: Default()}
 	options := f.parsed.flagged()
@@ -30,14 +30,14 @@ func AddFlags(set *pflag.FlagSet) *Flags {
 	return f
 }
 
-// Set are the flags of the configuration, without others of the command line.
+// Set returns only the flags of the configuration.
 func (f *Flags) Set() *pflag.FlagSet { return f.own }
 
-// Has tells whether name is a flag of the configuration.
+// Has reports whether name is a flag of the configuration.
 func (f *Flags) Has(name string) bool { return f.own.Lookup(name) != nil }
 
-// Choices are the values that flags allow, by the name of the flag, for those
-// that allow only some.
+// Choices returns the allowed values of flags that allow only some, by the name of the
+// flag.
 func (f *Flags) Choices() map[string][]string {
 	all := map[string][]string{}
 	for _, key := range f.parsed.flagged() {
@@ -48,7 +48,7 @@ func (f *Flags) Choices() map[string][]string {
 	return all
 }
 
-// apply lays the flags that were used over a configuration.
+// apply sets the options whose flags were used.
 func (f *Flags) apply(l *Loaded) {
 	given, options := f.parsed.flagged(), l.Config.flagged()
 	for path, key := range options {
@@ -71,9 +71,9 @@ func (v *flagValue) Set(text string) error {
 	return err
 }
 
-// String is the value without TOML's quotes, as the command line takes it.
+// String returns the value as the command line accepts it, without TOML's quotes.
 func (v *flagValue) String() string {
-	if !v.key.value.IsValid() { // pflag asks a zero flagValue
+	if !v.key.value.IsValid() { // pflag calls it on a zero flagValue
 		return ""
 	}
 	return plain(v.key.value.Interface())

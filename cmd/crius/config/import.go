@@ -10,9 +10,9 @@ import (
 	"github.com/crius-run/crius/cmd/crius/config/foreign"
 )
 
-// WriteImport writes the configuration file that imp makes, with a comment for each
-// foreign key that has no counterpart. Values that crius refuses become such
-// comments, so that the file is always one that crius takes.
+// WriteImport writes imp as a configuration file, with a comment for each foreign key that
+// has no counterpart. Values that crius refuses become such comments too, so that crius
+// always accepts the file.
 func WriteImport(w io.Writer, imp *foreign.Import) error {
 	accepted, err := accept(imp)
 	if err != nil {
@@ -28,7 +28,7 @@ type accepted struct {
 	loaded *Loaded
 }
 
-// accept drops values that crius refuses until it takes all that are left.
+// accept drops the values that crius refuses.
 func accept(imp *foreign.Import) (*accepted, error) {
 	left := *imp
 	for {
@@ -44,8 +44,9 @@ func accept(imp *foreign.Import) (*accepted, error) {
 	}
 }
 
-// crioHandlers are the handlers that installers have left for CRI-O in dir, and what of
-// it is ignored: what others write there must not keep the node from running pods.
+// crioHandlers reads the handlers that installers have configured for CRI-O in dir. It
+// reports errors there as ignored: files of other programs must not keep the node from
+// running pods.
 func crioHandlers(dir string) (imp *foreign.Import, ignored []string) {
 	imp, err := foreign.CRIOHandlers(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -64,10 +65,10 @@ func crioHandlers(dir string) (imp *foreign.Import, ignored []string) {
 	return taken.Import, ignored
 }
 
-// lay lays settings of another program over the configuration.
+// lay applies settings of another program to the configuration.
 func (l *Loaded) lay(settings []foreign.Setting, kind string) []error {
 	var b strings.Builder
-	for _, s := range settings { // dotted keys: each is a line of its own
+	for _, s := range settings { // dotted keys, one per line
 		fmt.Fprintf(&b, "%s = %s\n", s.Key, tomlOf(s.Value))
 	}
 	problems := l.merge(file{kind, kind, b.String()})
@@ -82,7 +83,7 @@ func (l *Loaded) lay(settings []foreign.Setting, kind string) []error {
 	return problems
 }
 
-// tomlOf is a value as TOML.
+// tomlOf formats a value as TOML.
 func tomlOf(value any) string {
 	if items, ok := value.([]any); ok {
 		list := make([]string, len(items))
@@ -94,8 +95,7 @@ func tomlOf(value any) string {
 	return format(value)
 }
 
-// drop turns the settings that have problems into remarks. It reports whether there
-// were any.
+// drop turns settings that have problems into remarks. It reports whether there were any.
 func drop(imp *foreign.Import, problems []error) bool {
 	wrong := map[string]string{}
 	for _, err := range problems {
@@ -117,7 +117,7 @@ func drop(imp *foreign.Import, problems []error) bool {
 	return dropped
 }
 
-// problemOf is the problem of a key or of a table above it.
+// problemOf returns the problem of a key or of a table above it.
 func problemOf(wrong map[string]string, key string) string {
 	for at := key; ; {
 		if text, found := wrong[at]; found {
@@ -131,7 +131,7 @@ func problemOf(wrong map[string]string, key string) string {
 	}
 }
 
-// file is the whole text.
+// file returns the text of the file.
 func (a *accepted) file() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Configuration of crius, converted from that of %s:\n", a.Of)
@@ -168,7 +168,7 @@ func (a *accepted) remarks(b *strings.Builder) {
 	}
 }
 
-// Short cuts values that are tables of tables.
+// Short abbreviates values that are tables of tables.
 func Short(value string) string {
 	const most = 100
 	if len(value) <= most {
@@ -204,12 +204,12 @@ func (a *accepted) settings(b *strings.Builder) {
 	}
 }
 
-// indented writes a text as a comment below a heading.
+// indented formats a text as a comment below a heading.
 func indented(text string) string {
 	return strings.ReplaceAll(comment(visible(text)), "# ", "#   ")
 }
 
-// visible is a text without anything that could end a comment or reach a terminal.
+// visible removes everything from a text that could end a comment or control a terminal.
 func visible(text string) string {
 	quoted := quote(text)
 	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)

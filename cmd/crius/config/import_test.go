@@ -43,7 +43,7 @@ func fromContainerd(t *testing.T, file string) (*Loaded, string) {
 	return converted(t, imp, err)
 }
 
-// handler is one with changes.
+// handler returns the default handler with changes.
 func handler(name string, change func(*oci.Handler)) oci.Handler {
 	h := oci.DefaultHandlerConfig(name)
 	change(&h)
@@ -154,7 +154,7 @@ func TestImportOfContainerdWithInstallers(t *testing.T) {
 	equal(t, "remarks", strings.Count(text, "\n#\n"), 1) // enable_criu
 }
 
-// Values that crius refuses become remarks, and what depends on them goes with them.
+// Values that crius refuses become remarks, and so do settings that depend on them.
 func TestImportDropsWhatCriusRefuses(t *testing.T) {
 	dir := t.TempDir()
 	err := os.WriteFile(filepath.Join(dir, "crio.conf"), []byte("[crio.network]\nnetwork_dir = 'net.d'\n[crio.runtime]\ndefault_runtime = 'not_a_label'\n[crio.runtime.runtimes.not_a_label]\nruntime_path = \"/x\\u007f\"\n"), 0o600)
@@ -177,7 +177,7 @@ func TestImportDropsWhatCriusRefuses(t *testing.T) {
 	}
 }
 
-// Every key that rules name for crius is one.
+// Every key of crius in the rules exists.
 func TestImportRulesNameOptionsThatExist(t *testing.T) {
 	known := map[string]bool{}
 	for _, s := range Schema() {
@@ -203,7 +203,7 @@ func TestImportRulesNameOptionsThatExist(t *testing.T) {
 	}
 }
 
-// Whatever CRI-O's file says, either its error is told or crius takes what is made of it.
+// For any file of CRI-O, either an error is reported or crius accepts the result.
 func FuzzImport(f *testing.F) {
 	for _, seed := range []string{
 		"[crio.runtime]\ndefault_runtime = 'a.b'\n[crio.runtime.runtimes.'a.b']\nruntime_type = 'vm'\nruntime_config_path = ''",
@@ -227,8 +227,8 @@ func FuzzImport(f *testing.F) {
 	})
 }
 
-// Installers' drop-ins for CRI-O are read as they are. What crius's own files say comes
-// after them, and what is wrong with them is told and no more.
+// Installers' drop-ins for CRI-O are read unchanged. crius's own files override them, and
+// errors in them are only reported.
 func TestCrioHandlersDir(t *testing.T) {
 	installers, err := filepath.Abs("testdata/crio-installers/crio.conf.d")
 	if err != nil {

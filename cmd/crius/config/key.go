@@ -23,27 +23,27 @@ type Section struct {
 type Key struct {
 	Path  string // "runtime.handlers.runc.path"
 	Help  string // one sentence without its full stop
-	model string // Path as in Schema: "runtime.handlers.NAME.path"
+	model string // Path in Schema: "runtime.handlers.NAME.path"
 	field
 }
 
-// Name is the key inside its section.
+// Name returns the key within its section.
 func (k Key) Name() string { return k.Path[strings.LastIndexByte(k.Path, '.')+1:] }
 
-// Flag is the name of the command line flag that sets the key.
+// Flag returns the name of the command line flag that sets the key.
 func (k Key) Flag() string { return strings.NewReplacer(".", "-", "_", "-").Replace(k.Path) }
 
-// TOML is the key's value as the configuration file would have it.
+// TOML returns the value in the syntax of the configuration file.
 func (k Key) TOML() string { return format(k.value.Interface()) }
 
-// Type names the key's type for people.
+// Type returns the name of the key's type for people.
 func (k Key) Type() string { return typeName(k.value) }
 
 // Live reports whether a reload applies a changed value; any other needs a restart of the
 // server.
 func (k Key) Live() bool { return k.live() }
 
-// Choices are the values that the key allows; nil: any.
+// Choices returns the allowed values; nil: any.
 func (k Key) Choices() []string {
 	if list := k.tag.Get("choices"); list != "" {
 		return strings.Split(list, ",")
@@ -56,11 +56,11 @@ func (k Key) isInput() bool { return k.tag.Get("input") == "yes" }
 
 func (k Key) formName() string { return k.tag.Get("form") }
 
-// form is what the key's value must be beyond its type and choices.
+// form returns the rule for the key's values beyond its type and choices.
 func (k Key) form() form { return forms[k.formName()] }
 
-// Schema is the default configuration as sections and keys, in the order of
-// the template. The tables of runtime handlers and workloads stand in it once, under NAME.
+// Schema returns the default configuration as sections and keys, in the order of the
+// template. It has the tables of runtime handlers and workloads once, under NAME.
 func Schema() []Section {
 	c := Default()
 	c.Runtime.Workloads = anyWorkload()
@@ -75,14 +75,14 @@ func anyWorkload() map[string]annotation.Workload {
 	return map[string]annotation.Workload{anyName: {}}
 }
 
-// sections lists the tables of the configuration. Their keys can set it, except
-// for those below a map of tables.
+// sections lists the tables of the configuration. Setting the value of a key changes the
+// configuration, except below a map of tables.
 func (c *Config) sections() []Section {
 	return tables(reflect.ValueOf(c).Elem(), Section{}, "")
 }
 
-// tables lists the table v with the tables inside it. own says what is known of
-// it, model is its path as in Schema.
+// tables lists the table v and the tables inside it. own has the path and the help of v,
+// model is its path in Schema.
 func tables(v reflect.Value, own Section, model string) []Section {
 	var inner []Section
 	for f := range fields(v) {
@@ -118,8 +118,8 @@ func (c *Config) keys() iter.Seq[Key] {
 	}
 }
 
-// flagged returns the options that exist exactly once, and so have a flag, by their paths:
-// all but those of runtime handlers and workloads.
+// flagged returns the options that have a flag, by their paths: all except those of runtime
+// handlers and workloads, which may exist several times.
 func (c *Config) flagged() map[string]Key {
 	all := map[string]Key{}
 	for k := range c.keys() {
@@ -130,7 +130,7 @@ func (c *Config) flagged() map[string]Key {
 	return all
 }
 
-// names are the sorted names of the tables in the map m.
+// names returns the sorted names of the tables in the map m.
 func names(m reflect.Value) []string {
 	var all []string
 	for _, k := range m.MapKeys() {
@@ -140,7 +140,7 @@ func names(m reflect.Value) []string {
 	return all
 }
 
-// element is a settable copy of the table called name in m, or a new one.
+// element returns a settable copy of the table called name in m, or a new table.
 func element(m reflect.Value, name string) reflect.Value {
 	copied := reflect.New(m.Type().Elem()).Elem()
 	if old := m.MapIndex(reflect.ValueOf(name)); old.IsValid() {
@@ -151,7 +151,7 @@ func element(m reflect.Value, name string) reflect.Value {
 	return copied
 }
 
-// join extends a path by one name, which is quoted where TOML wants it.
+// join extends a path by one name, quoted if TOML requires it.
 func join(path, name string) string {
 	name = toml.Key{name}.String()
 	if path == "" {

@@ -13,14 +13,12 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Sources says where a configuration comes from. The zero value means the
-// defaults alone.
+// Sources says where a configuration comes from. The zero value means only the defaults.
 type Sources struct {
 	File string // configuration file; empty: none
 	Dir  string // directory of drop-ins (*.toml); empty: none
 
-	// A file or directory that somebody named must exist; one that is only
-	// looked for need not.
+	// A file or directory that was named explicitly must exist; a default one need not.
 	FileNamed, DirNamed bool
 
 	Flags *Flags // nil: none
@@ -29,19 +27,18 @@ type Sources struct {
 // Loaded is a configuration in force.
 type Loaded struct {
 	Config  Config
-	Files   []string          // what was read, in the order in which it applies
-	Ignored []string          // what runtime.crio_handlers_dir has that has no effect, and why
+	Files   []string          // that were read, later ones override earlier ones
+	Ignored []string          // parts of runtime.crio_handlers_dir without effect, with the reason
 	origin  map[string]origin // by key; absent: the default
 }
 
-// origin is where a value comes from.
+// origin is the source of a value.
 type origin struct {
 	kind  string // file, drop-in or flag
 	place string // FILE:LINE or --flag
 }
 
-// Origin says where the value of a key comes from: "default", a file with its
-// line, or a flag.
+// Origin names the source of a key's value: "default", a file with its line, or a flag.
 func (l *Loaded) Origin(path string) string {
 	if from, ok := l.origin[path]; ok {
 		return from.kind + " " + from.place
@@ -49,10 +46,10 @@ func (l *Loaded) Origin(path string) string {
 	return "default"
 }
 
-// Problem is one thing wrong with a configuration. It is a fault.Invalid.
+// Problem is an error in a configuration. It is a fault.Invalid.
 type Problem struct {
-	Where string // file and line, or flag; empty: nowhere in particular
-	Key   string // empty for an error of TOML's syntax
+	Where string // file and line, or flag; may be empty
+	Key   string // empty for a syntax error
 	Text  string // what is wrong and what to do
 
 	line int
@@ -63,7 +60,7 @@ func (p *Problem) Error() string {
 	return strings.Join(parts, ": ")
 }
 
-// Unwrap classifies every problem.
+// Unwrap returns fault.Invalid.
 func (*Problem) Unwrap() error { return fault.Invalid }
 
 // Load reads and validates a configuration. The error joins all problems found.
@@ -75,9 +72,9 @@ func Load(s Sources) (*Loaded, error) {
 	return l, nil
 }
 
-// LoadPart is Load for clients of a server that runs already. With an error that
-// joins problems it also returns the configuration without unknown keys, values of a
-// wrong type and files that are no TOML. No server may be started with that.
+// LoadPart is Load for clients of a running server. With an error that joins problems it
+// also returns the valid part of the configuration, without unknown keys, values of a wrong
+// type and files that are not TOML. No server may be started with that.
 func LoadPart(s Sources) (*Loaded, error) {
 	files, err := s.files()
 	if err != nil {
@@ -94,7 +91,7 @@ func LoadPart(s Sources) (*Loaded, error) {
 	return l, errors.Join(problems...)
 }
 
-// layered lays the files, and flags over them, over what is imported.
+// layered applies the import, then the files, then the flags to the defaults.
 func (s Sources) layered(files []file, imp *foreign.Import) (l *Loaded, problems []error) {
 	l = &Loaded{Config: Default(), Files: slices.Clone(imp.Files), origin: map[string]origin{}}
 	problems = l.lay(imp.Settings, imp.Of)
@@ -108,7 +105,7 @@ func (s Sources) layered(files []file, imp *foreign.Import) (l *Loaded, problems
 	return l, append(problems, l.validate()...)
 }
 
-// file is a TOML document and what it is called in messages.
+// file is a TOML document with its name in messages.
 type file struct {
 	kind, path string
 	data       string

@@ -158,8 +158,7 @@ runtime.handlers.fast = { path = "crun", privileged_without_host_devices = true 
 	equal(t, "origin of a default", loaded.Origin("runtime.handlers.fast.type"), "default")
 }
 
-// TestUnknownKeys answers containerd#11918, where an old configuration was
-// silently not in force.
+// TestUnknownKeys covers containerd#11918, where an old configuration was silently ignored.
 func TestUnknownKeys(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"lisen = 1", "FILE:1: lisen: unknown key; did you mean api.listen?"},
@@ -301,8 +300,8 @@ func TestDefaultsAreNotShared(t *testing.T) {
 	equal(t, "default handler", Default().Runtime.Handlers["runc"].Path, "runc")
 }
 
-// FuzzLoad: whatever a file says, it is either refused with a fault.Invalid or
-// gives a configuration that is written and read back unchanged.
+// FuzzLoad checks that any file is either refused with a fault.Invalid or gives a
+// configuration that can be written and read back unchanged.
 func FuzzLoad(f *testing.F) {
 	for _, seed := range []string{
 		"", "root = '/x'", "[api]\nlisten = \"/a\\u0007\"", "a.b.c = 1", "[runtime.handlers.'x y']\npath = 'z'",
@@ -336,7 +335,7 @@ func FuzzLoad(f *testing.F) {
 	})
 }
 
-// normal forgets the difference between an empty list and none.
+// normal formats a configuration so that an empty list equals none.
 func normal(c Config) string {
 	var b strings.Builder
 	for k := range c.keys() {

@@ -11,8 +11,8 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// merge lays one file over the configuration and returns what is wrong with it,
-// in the order of its lines.
+// merge applies one file to the configuration and returns its problems in the order of its
+// lines.
 func (l *Loaded) merge(f file) []error {
 	var top map[string]toml.Primitive
 	md, err := toml.Decode(f.data, &top)
@@ -31,7 +31,7 @@ func (l *Loaded) merge(f file) []error {
 	return problems
 }
 
-// merger lays one decoded file over a configuration.
+// merger applies one decoded file to a configuration.
 type merger struct {
 	file     file
 	md       toml.MetaData
@@ -39,7 +39,7 @@ type merger struct {
 	problems []*Problem
 }
 
-// table lays a TOML table over the struct dst, whose path it has.
+// table applies a TOML table to the struct dst, which has this path.
 func (m *merger) table(dst reflect.Value, path string, src map[string]toml.Primitive) {
 	known := map[string]reflect.Value{}
 	for f := range fields(dst) {
@@ -61,7 +61,7 @@ func (m *merger) table(dst reflect.Value, path string, src map[string]toml.Primi
 	}
 }
 
-// leaf gives one option its value.
+// leaf sets one option.
 func (m *merger) leaf(dst reflect.Value, path string, src toml.Primitive) {
 	var decoded any
 	err := m.md.PrimitiveDecode(src, &decoded)
@@ -75,8 +75,8 @@ func (m *merger) leaf(dst reflect.Value, path string, src toml.Primitive) {
 	m.origin[path] = origin{m.file.kind, place(m.file.path, m.line(src))}
 }
 
-// tables lays TOML tables over the elements of the map dst: over the one from
-// before, or else over what a table without keys means.
+// tables applies TOML tables to the elements of the map dst. A new element begins with the
+// defaults of its table.
 func (m *merger) tables(dst reflect.Value, path string, src map[string]toml.Primitive) {
 	for _, name := range slices.Sorted(maps.Keys(src)) {
 		at := join(path, name)
@@ -86,7 +86,8 @@ func (m *merger) tables(dst reflect.Value, path string, src map[string]toml.Prim
 	}
 }
 
-// inner takes a value as a table; anything else is a problem and an empty one.
+// inner returns a value as a table. For any other value it notes a problem and returns an
+// empty table.
 func (m *merger) inner(value toml.Primitive, at string) map[string]toml.Primitive {
 	var decoded any
 	var table map[string]toml.Primitive
@@ -105,8 +106,8 @@ func (m *merger) problem(value toml.Primitive, at, text string) {
 	m.problems = append(m.problems, &Problem{Where: place(m.file.path, line), Key: at, Text: text, line: line})
 }
 
-// line is the line on which a value stands, or 0. The decoder tells it only to
-// those who fail.
+// line returns the line of a value, or 0. The decoder reports it only in errors, so
+// decoding must fail.
 func (m *merger) line(value toml.Primitive) int {
 	var parse toml.ParseError
 	_ = errors.As(m.md.PrimitiveDecode(value, new(refusal)), &parse)
@@ -117,7 +118,7 @@ type refusal struct{}
 
 func (*refusal) UnmarshalTOML(any) error { return errors.New("refused") }
 
-// place is FILE:LINE as editors and compilers write it.
+// place formats FILE:LINE as editors and compilers do.
 func place(path string, line int) string {
 	if line == 0 {
 		return path

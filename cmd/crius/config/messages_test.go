@@ -12,10 +12,10 @@ import (
 	"testing"
 )
 
-// files are names in texts that look like keys and are those of files.
+// files are names of files in texts that look like keys.
 var files = []string{"storage.conf", "metrics.sock", "runtime.log", "runtime.json", "pod.json", "image.json", "network.json"}
 
-// A message that tells an operator to set an option names one that exists.
+// Options that messages name exist.
 func TestMessagesNameOptionsThatExist(t *testing.T) {
 	known := map[string]bool{}
 	var tops []string
@@ -32,8 +32,8 @@ func TestMessagesNameOptionsThatExist(t *testing.T) {
 	for _, name := range files {
 		known[name] = true
 	}
-	// These tables are long gone, or have never been: options of images and of the
-	// endpoint were looked for in them.
+	// These tables no longer exist, or never did: messages named options of images and of
+	// the endpoint in them.
 	tops = append(tops, "storage", "server", "handlers")
 	key := regexp.MustCompile(`(?:^|[^\w./"\]-])((?:` + strings.Join(tops, "|") + `)\.[a-z_]+(?:\.(?:NAME|%s|%q)(?:\.[a-z_]+)?)?)`)
 	section := regexp.MustCompile(`\[((?:` + strings.Join(tops, "|") + `)(?:\.[\w%]+)*)\]`)
@@ -62,8 +62,7 @@ func TestMessagesNameOptionsThatExist(t *testing.T) {
 
 type literal struct{ where, text string }
 
-// literals are the strings with a blank, as messages have one, in the programs of
-// the product.
+// literals returns the strings in the product's code that contain a blank, as messages do.
 func literals(t *testing.T, root string) (all []literal) {
 	t.Helper()
 	for _, dir := range []string{"cmd", "conmon", "internal", "network", "nri", "oci", "pod", "server", "storage"} {

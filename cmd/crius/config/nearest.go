@@ -5,13 +5,13 @@ import (
 	"strings"
 )
 
-// removed are keys of earlier versions, and what to do about them.
+// removed has advice for keys of earlier versions.
 var removed = map[string]string{
 	"image.default_transport": "it was removed and never had an effect: delete the line",
 }
 
-// hint names the key that was probably meant by name in the table at path: a
-// key of that table, or else one of a like name elsewhere.
+// hint suggests the key that name in the table at path probably means: a key of that table
+// or, failing that, a similar one elsewhere.
 func hint(path, name string, siblings []string) string {
 	if advice := removed[join(path, name)]; advice != "" {
 		return "; " + advice
@@ -20,7 +20,7 @@ func hint(path, name string, siblings []string) string {
 	consider := func(candidate, last string, detour int) {
 		d := distance(name, last)
 		if strings.HasPrefix(name, last+"_") {
-			d = 1 // listen_address for listen
+			d = 1 // listen_address instead of listen
 		}
 		if d <= max(1, len(name)/3) && d+detour < bestDistance {
 			best, bestDistance = candidate, d+detour
@@ -40,8 +40,8 @@ func hint(path, name string, siblings []string) string {
 	return fmt.Sprintf("; did you mean %s?", best)
 }
 
-// distance is Levenshtein's: how many letters to add, drop or change. Dashes
-// and capitals are none of them.
+// distance returns the Levenshtein distance: the number of letters to add, drop or change.
+// It ignores dashes and capitals.
 func distance(a, b string) int {
 	a = strings.ToLower(strings.ReplaceAll(a, "-", "_"))
 	row := make([]int, len(b)+1)

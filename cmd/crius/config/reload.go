@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Live lists the options and tables of tables that a reload applies, in the order of the
-// template.
+// Live lists the options that a reload applies, in the order of the template. A map of
+// tables appears as one entry.
 func Live() []string {
 	c := Default()
 	return liveIn(reflect.ValueOf(c), "")
@@ -27,7 +27,7 @@ func liveIn(table reflect.Value, path string) (live []string) {
 	return live
 }
 
-// Reloaded returns the configuration l with those values of wanted that a reload applies.
+// Reloaded returns l with the values of wanted that a reload applies.
 func (l *Loaded) Reloaded(wanted *Loaded) *Loaded {
 	next := &Loaded{Config: l.Config, Files: wanted.Files, Ignored: wanted.Ignored, origin: map[string]origin{}}
 	copyLive(reflect.ValueOf(&next.Config).Elem(), reflect.ValueOf(&wanted.Config).Elem())
@@ -43,8 +43,8 @@ func (l *Loaded) Reloaded(wanted *Loaded) *Loaded {
 	return next
 }
 
-// copyLive gives the table dst the values of src that a reload applies. The tables of a
-// map come and go as a whole.
+// copyLive copies the values that a reload applies from the table src to dst. A map of
+// tables is copied as a whole.
 func copyLive(dst, src reflect.Value) {
 	for f := range fields(dst) {
 		switch {
@@ -56,8 +56,8 @@ func copyLive(dst, src reflect.Value) {
 	}
 }
 
-// Differences are the keys whose values are not the same in two configurations. A
-// table that only one of them has, such as that of a handler, counts as one.
+// Differences lists the keys whose values differ. A table that only one of the
+// configurations has, such as a handler's, counts as one key.
 func Differences(a, b *Loaded) []string {
 	before, after := a.values(), b.values()
 	different := map[string]bool{}
@@ -71,7 +71,7 @@ func Differences(a, b *Loaded) []string {
 			different[table] = true
 		}
 	}
-	keys := slices.AppendSeq([]string{}, maps.Keys(different)) // not nil, which JSON calls null
+	keys := slices.AppendSeq([]string{}, maps.Keys(different)) // not nil, which is null in JSON
 	slices.Sort(keys)
 	return keys
 }
@@ -82,7 +82,7 @@ func merged(a, b map[string]string) map[string]string {
 	return all
 }
 
-// has tells whether there is a key in the table; there always is at the top.
+// has reports whether a table has a key. The top level always does.
 func has(values map[string]string, table string) bool {
 	for path := range values {
 		if strings.HasPrefix(path, table+".") || table == "" {

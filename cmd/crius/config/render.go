@@ -16,11 +16,11 @@ const templateHead = `# Configuration of crius, see crius.toml(5).
 # (systemctl reload crius), and logs which changes need a restart.
 `
 
-// WriteTemplate writes a configuration file that says nothing and names
-// everything: each key as a comment, with its help and its default.
+// WriteTemplate writes a configuration file that sets nothing but shows each key in a
+// comment, with its help and its default.
 //
-// The values are comments so that a copy of the file does not freeze today's
-// defaults on a node that is upgraded tomorrow.
+// The values are comments so that a copy of the file does not keep today's defaults on a
+// node that is upgraded later.
 func WriteTemplate(w io.Writer) error {
 	c := Default()
 	c.Runtime.Workloads = anyWorkload()
@@ -28,7 +28,7 @@ func WriteTemplate(w io.Writer) error {
 	b.WriteString(templateHead)
 	for _, s := range c.sections() {
 		mark := ""
-		if slices.Contains(strings.Split(s.Path, "."), anyName) { // there is no such table by default
+		if slices.Contains(strings.Split(s.Path, "."), anyName) { // no such table exists by default
 			mark = "#"
 		}
 		if s.Path != "" {
@@ -42,8 +42,8 @@ func WriteTemplate(w io.Writer) error {
 	return err
 }
 
-// Write writes the configuration in force as a configuration file, with the
-// origin of every value beside it.
+// Write writes the configuration in force as a configuration file, with the origin of each
+// value in a comment.
 func (l *Loaded) Write(w io.Writer) error {
 	var b strings.Builder
 	for i, s := range l.Config.sections() {
@@ -58,10 +58,10 @@ func (l *Loaded) Write(w io.Writer) error {
 	return err
 }
 
-// Setting is a value that somebody has chosen.
+// Setting is a value that is not a default.
 type Setting struct {
 	Key    string `json:"key"`
-	Value  string `json:"value"` // as the configuration file would have it
+	Value  string `json:"value"` // in the syntax of the configuration file
 	Origin string `json:"origin"`
 }
 
@@ -76,7 +76,7 @@ func (l *Loaded) Settings() []Setting {
 	return settings
 }
 
-// comment writes a text as lines of at most 79 columns that begin with "# ".
+// comment formats a text as lines of at most 79 columns that begin with "# ".
 func comment(text string) string {
 	var b strings.Builder
 	column := 0

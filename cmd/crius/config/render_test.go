@@ -33,7 +33,7 @@ func TestTemplateIsTheSampleFile(t *testing.T) {
 
 func TestTemplateRoundTrips(t *testing.T) {
 	asItIs := template(t)
-	// Keys begin right after the #, prose one space later.
+	// Keys follow the # immediately, prose after a space.
 	inForce := regexp.MustCompile(`(?m)^#(\S)`).ReplaceAllString(asItIs, "$1")
 	for what, text := range map[string]string{"as it is": asItIs, "with its comments in force": inForce} {
 		n := newNode(t)
@@ -43,7 +43,7 @@ func TestTemplateRoundTrips(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 			continue
 		}
-		delete(loaded.Config.Runtime.Workloads, anyName) // an example, which says nothing
+		delete(loaded.Config.Runtime.Workloads, anyName) // only an example
 		equal(t, what, normal(loaded.Config), normal(Default()))
 		said := loaded.Origin("network.timeout") != "default"
 		equal(t, what+" says something", said, text == inForce)
@@ -58,8 +58,8 @@ func TestTemplateFitsTheScreen(t *testing.T) {
 	}
 }
 
-// TestEveryOption walks all options of all rooms: each is explained, has a
-// type that can be read and written, and a name that is a name.
+// TestEveryOption checks all options of all packages: each has a help text, a supported
+// type and a valid name.
 func TestEveryOption(t *testing.T) {
 	name := regexp.MustCompile(`^[a-z][a-z0-9_]*$`)
 	text := template(t)
@@ -144,7 +144,7 @@ func TestFlagValues(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		key  string
-		want string // TOML, or the error's end
+		want string // TOML, or the end of the error
 	}{
 		{[]string{"--pod-read-only"}, "pod.read_only", "true"},
 		{[]string{"--pod-read-only=false"}, "pod.read_only", "false"},

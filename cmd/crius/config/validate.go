@@ -21,17 +21,17 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// maxSocketPath is what fits into sockaddr_un beside its final NUL: unix(7).
+// maxSocketPath is the longest path in a sockaddr_un, without the final NUL: unix(7).
 const maxSocketPath = 107
 
-// validator collects what is wrong with the values of a configuration.
+// validator collects problems of the values in a configuration.
 type validator struct {
 	origin   map[string]origin
 	paths    map[any]string // of the options, by pointers to them
 	problems []error
 }
 
-// validate checks what the type of an option cannot say.
+// validate checks all values beyond their types.
 func (l *Loaded) validate() []error {
 	v := &validator{origin: l.origin, paths: map[any]string{}}
 	for k := range l.Config.keys() {
@@ -75,7 +75,7 @@ func (v *validator) text(k Key, text string) {
 	v.require(!strings.ContainsRune(text, 0), k.Path, "must not contain NUL bytes, got %s", quote(text))
 }
 
-// together checks values that depend on each other, and names.
+// together checks values that depend on each other, and the names of tables.
 func (v *validator) together(c *Config) {
 	v.require(filepath.Clean(c.Root) != filepath.Clean(c.RunRoot), &c.RunRoot,
 		"must differ from root: a reboot may empty run_root, but root must survive it")
@@ -116,7 +116,8 @@ func (v *validator) together(c *Config) {
 		"unknown handler %s: add [%s] or choose one of %s", quote(name), join("runtime.handlers", name), strings.Join(handlers, ", "))
 }
 
-// logLimit checks what a monitor can compute with. A burst without a rate has no effect.
+// logLimit checks that a monitor can compute with the limits. A burst without a rate has no
+// effect.
 func (v *validator) logLimit(c *oci.Config) {
 	const least, most int64 = conmon.LeastLogBytes, conmon.MostLogBytes
 	v.require(c.LogRate <= most, &c.LogRate, "must be at most %d, got %d", most, c.LogRate)
@@ -126,8 +127,8 @@ func (v *validator) logLimit(c *oci.Config) {
 		"must be 0, for no limit, or from %d, so that a long line fits, to %d, got %d", least, most, c.LogMaxSize)
 }
 
-// workloads checks the tables of workloads. Two that one annotation activates would
-// leave it open in which of them a pod is.
+// workloads checks the tables of workloads. An annotation must not activate two, since a
+// pod can be in only one.
 func (v *validator) workloads(workloads map[string]annotation.Workload) {
 	activates := map[string]string{}
 	for _, name := range names(reflect.ValueOf(workloads)) {
@@ -144,12 +145,12 @@ func (v *validator) workloads(workloads map[string]annotation.Workload) {
 	}
 }
 
-// readable notes why a value could not be parsed.
+// readable notes the error of parsing an option.
 func (v *validator) readable(option any, err error) {
 	v.require(err == nil, option, "%s", strings.TrimSuffix(fmt.Sprint(err), ": "+fault.Invalid.Error()))
 }
 
-// parsed checks the values that have a grammar, by those who read them.
+// parsed checks values that have a grammar with the parsers of their packages.
 func (v *validator) parsed(c *Config) {
 	_, err := spec.ParseCapabilities(c.Pod.DefaultCapabilities)
 	v.readable(&c.Pod.DefaultCapabilities, err)
@@ -171,17 +172,17 @@ func (v *validator) parsed(c *Config) {
 	}
 }
 
-// apart keeps what outlives pods and containers out of the directories of
-// pods, containers and runtimes: an unknown name there is taken for debris, and
-// a wipe removes them whole.
+// apart keeps images and other lasting files out of the directories of pods, containers and
+// runtimes: crius treats unknown names there as leftovers, and a wipe removes these
+// directories as a whole.
 func (v *validator) apart(c *Config) {
 	type place struct {
 		option *string
 		dir    string
 	}
 	imagestore := c.Image.ImageStore
-	if roots, err := storage.Roots(c.Image); err == nil { // else the store says what is wrong when it is opened
-		imagestore = roots.Images // from storage.conf, perhaps
+	if roots, err := storage.Roots(c.Image); err == nil { // otherwise opening the store reports the error
+		imagestore = roots.Images // may come from storage.conf
 	}
 	for _, p := range []place{
 		{&c.Image.Root, c.Image.Root}, {&c.Image.RunRoot, c.Image.RunRoot}, {&c.Image.ImageStore, imagestore},
@@ -205,8 +206,8 @@ func (v *validator) require(ok bool, option any, message string, args ...any) {
 	}
 }
 
-// path returns the path of an option, given by a pointer to it. Any other path, such as
-// that of a table of a map, is given as it is.
+// path returns the path of an option to which it is given a pointer. It returns a string,
+// such as the path of a table in a map, unchanged.
 func (v *validator) path(option any) string {
 	if path, ok := option.(string); ok {
 		return path

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// An imagestore of storage.conf has to be apart like one of crius's own.
+// An imagestore from storage.conf must be outside of crius's directories, like one from
+// crius.toml.
 func TestImagestoreOfStorageConf(t *testing.T) {
 	conf := filepath.Join(t.TempDir(), "storage.conf")
 	if err := os.WriteFile(conf, []byte("[storage]\ndriver = 'overlay'\nimagestore = '/var/lib/crius/containers/images'\n"), 0o600); err != nil {
@@ -19,7 +20,7 @@ func TestImagestoreOfStorageConf(t *testing.T) {
 	if _, err := n.load(); err == nil || !strings.Contains(err.Error(), "image.imagestore: must be outside /var/lib/crius/containers") {
 		t.Errorf("of storage.conf: %v", err)
 	}
-	n.write(n.file, "image.root = '/srv/images'") // which leaves storage.conf's out
+	n.write(n.file, "image.root = '/srv/images'") // overrides storage.conf
 	if _, err := n.load(); err != nil {
 		t.Error(err)
 	}

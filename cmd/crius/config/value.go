@@ -13,8 +13,8 @@ import (
 	"unicode/utf8"
 )
 
-// assign gives the option dst a value as the TOML decoder delivers it, or says
-// what was wanted instead and leaves dst alone.
+// assign sets the option dst to a value from the TOML decoder. If the value does not fit,
+// it returns an error that says what is expected, and does not change dst.
 func assign(dst reflect.Value, src any) error {
 	switch p := dst.Addr().Interface().(type) {
 	case *string:
@@ -28,7 +28,7 @@ func assign(dst reflect.Value, src any) error {
 		if err := assignAs(&number, src); err != nil {
 			return err
 		}
-		if dst.OverflowInt(number) { // it has 32 bits on some architectures
+		if dst.OverflowInt(number) { // int has 32 bits on some architectures
 			return fmt.Errorf("must be from %d to %d, got %d", math.MinInt, math.MaxInt, number)
 		}
 		*p = int(number)
@@ -66,8 +66,8 @@ func assignDuration(dst *time.Duration, src any) error {
 	return nil
 }
 
-// assignMode takes 0o660, "0660" and "660". The bound refuses most numbers that
-// were meant octal and written decimal: 660 is 0o1224.
+// assignMode accepts 0o660, "0660" and "660". The bound refuses most numbers that were
+// meant as octal but written as decimal: 660 is 0o1224.
 func assignMode(dst *fs.FileMode, src any) error {
 	var mode uint64
 	switch src := src.(type) {
@@ -105,8 +105,8 @@ func assignList(dst *[]string, src any) error {
 	return nil
 }
 
-// assignText gives dst a value from the command line. Each use of a list's
-// flag adds one item; an empty text adds none, so that a list can be emptied.
+// assignText sets dst to a value from the command line. Each use of a list's flag adds one
+// item; an empty text adds none, so that a list can be emptied.
 func assignText(dst reflect.Value, text string, first bool) error {
 	if !utf8.ValidString(text) {
 		return errors.New("must be valid UTF-8")
@@ -136,7 +136,7 @@ func assignText(dst reflect.Value, text string, first bool) error {
 	return assign(dst, text)
 }
 
-// typeName is the type of an option as people call it.
+// typeName returns the name of an option's type for people.
 func typeName(v reflect.Value) string {
 	switch v.Interface().(type) {
 	case string:
@@ -155,7 +155,7 @@ func typeName(v reflect.Value) string {
 	panic(unsupported(v))
 }
 
-// describe names a decoded TOML value in an error text.
+// describe formats a decoded TOML value for an error.
 func describe(v any) string {
 	switch v := v.(type) {
 	case string:
@@ -172,13 +172,13 @@ func describe(v any) string {
 	return "a date or time"
 }
 
-// unsupported is a mistake in a room's Config struct, found by any test that
-// walks the options.
+// unsupported is the panic for an option of an unsupported type. Any test that walks the
+// options finds it.
 func unsupported(v reflect.Value) string {
 	return fmt.Sprintf("config: options of type %s are not supported", v.Type())
 }
 
-// format writes an option's value in TOML.
+// format formats an option's value in TOML.
 func format(v any) string {
 	switch v := v.(type) {
 	case string:
@@ -197,7 +197,7 @@ func format(v any) string {
 	return fmt.Sprint(v)
 }
 
-// formatDuration is Duration.String without its idle tail: 5m, not 5m0s.
+// formatDuration is Duration.String without trailing zeros: 5m, not 5m0s.
 func formatDuration(d time.Duration) string {
 	text := d.String()
 	if strings.HasSuffix(text, "m0s") {
@@ -209,8 +209,8 @@ func formatDuration(d time.Duration) string {
 	return text
 }
 
-// quote writes a TOML basic string in which nothing can reach a terminal as a
-// control sequence (CVE-2021-25743).
+// quote formats a TOML basic string without control sequences that could reach a terminal
+// (CVE-2021-25743).
 func quote(s string) string {
 	var b strings.Builder
 	b.WriteByte('"')
@@ -229,7 +229,7 @@ func quote(s string) string {
 	return b.String()
 }
 
-// plain writes an option's value as the command line's help shows it.
+// plain formats an option's value for the command line's help.
 func plain(v any) string {
 	switch v := v.(type) {
 	case string:

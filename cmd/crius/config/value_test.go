@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// A number that an option cannot hold is refused, not cut off: int has 32 bits on
-// some architectures, and int64 has 64 on all.
+// A number that does not fit an option is refused, not truncated: int has 32 bits on some
+// architectures, int64 has 64 bits on all.
 func TestNumbersThatDoNotFit(t *testing.T) {
 	t.Parallel()
 	for _, large := range []int64{math.MaxInt64, math.MinInt64, 1<<40 + 1} {
