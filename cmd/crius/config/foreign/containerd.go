@@ -13,12 +13,11 @@ import (
 
 const containerd = "containerd"
 
-// Versions of containerd's configuration that are understood.
+// Supported versions of containerd's configuration.
 const oldest, newest = 2, 4
 
-// Containerd reads the configuration of containerd in file, which is
-// /etc/containerd/config.toml on a node, and the files that it imports. Tables merge,
-// later files win.
+// Containerd reads the configuration of containerd from file, /etc/containerd/config.toml
+// on a node, and the files that it imports. Tables merge, and later files win.
 func Containerd(file string) (*Import, error) {
 	top, files, version, err := containerdFiles(file)
 	if err != nil {
@@ -64,7 +63,7 @@ func containerdFiles(file string) (top *table, files []string, version int64, er
 	return top, r.files, version, nil
 }
 
-// versionOf refuses formats with other names of plugins.
+// versionOf returns the version of a file. It refuses versions with other plugin names.
 func versionOf(path string, top *table) (int64, error) {
 	l, set := top.leaf("version")
 	version, ok := l.value.(int64)
@@ -79,7 +78,7 @@ func versionOf(path string, top *table) (int64, error) {
 	return version, nil
 }
 
-// imports are the files that a file names, by themselves or with a star.
+// imports returns the files that a file imports, by name or by pattern.
 func imports(path string, top *table) ([]string, error) {
 	l, set := top.leaf("imports")
 	if !set {
@@ -110,8 +109,7 @@ func imports(path string, top *table) ([]string, error) {
 // containerdKeys visits every key that is set.
 func (c *conversion) containerdKeys(visit func(found)) { c.keys(generalContainerd, visit) }
 
-// generalContainerd is the key of a path in the rules, and the name that stands for
-// NAME.
+// generalContainerd returns the key of a path in the rules, and the name in place of NAME.
 func generalContainerd(path []string) (general, name string) {
 	if len(path) < 2 || path[0] != "plugins" {
 		return strings.Join(path, "."), ""
@@ -128,13 +126,13 @@ func generalContainerd(path []string) (general, name string) {
 	return strings.Join(path, "."), name
 }
 
-// containerdConversion has the rules that look at several keys.
+// containerdConversion has the rules that depend on several keys.
 type containerdConversion struct {
 	*conversion
 	version int64
 }
 
-// cri is the value of a key in any of CRI's plugins, with its path.
+// cri returns the value of a key in any of the CRI plugins, with its path.
 func (c containerdConversion) cri(path ...string) (leaf, []string) {
 	for _, id := range slices.Sorted(maps.Keys(plugin)) {
 		at := append([]string{"plugins", id}, path...)
@@ -161,7 +159,7 @@ func (c containerdConversion) criText(path ...string) (string, []string) {
 	return c.text(at...), at
 }
 
-// socket has cAdvisor find crius, which it finds containerd without.
+// socket lets cAdvisor find crius. For containerd it needs no such setting.
 func (c containerdConversion) socket() {
 	c.set("api.crio_socket", crioSocket, "chosen by crius",
 		"so that the kubelet's container metrics have pod names; set its --container-runtime-endpoint to unix:///run/crius/crius.sock")
@@ -207,7 +205,7 @@ func (c containerdConversion) streams() {
 	c.set("api.stream_tls_key_file", key, c.from(keyFrom), "")
 }
 
-// pinned takes all pinned images but that of the pause container.
+// pinned imports all pinned images except that of the pause container.
 func (c containerdConversion) pinned() {
 	at := []string{"plugins", "io.containerd.cri.v1.images", "pinned_images"}
 	images := c.top.table(at...)
@@ -231,8 +229,8 @@ func (c containerdConversion) apparmor() {
 	}
 }
 
-// unprivileged lets pods use low ports and ping without privileges where containerd does:
-// version 2 of the configuration has that off by default, later ones on.
+// unprivileged lets pods use low ports and ping without privileges if containerd does. The
+// default is off in version 2 of the configuration, and on in later ones.
 func (c containerdConversion) unprivileged() {
 	for _, key := range []string{"ports", "icmp"} {
 		on, at := c.criFlag(c.version > 2, "enable_unprivileged_"+key)
@@ -279,7 +277,7 @@ func (c containerdConversion) tracing() {
 	c.set("tracing.endpoint", endpoint, c.from(at), "")
 }
 
-// old tells of two tables of runtimes that have no name.
+// old remarks on two old tables of runtimes without a name.
 func (c containerdConversion) old() {
 	for _, key := range []string{"default_runtime", "untrusted_workload_runtime"} {
 		at := []string{"plugins", "io.containerd.grpc.v1.cri", "containerd", key, "runtime_type"}

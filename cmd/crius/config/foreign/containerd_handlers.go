@@ -12,14 +12,14 @@ import (
 
 // The tables of containerd's runtimes.
 
-// cgroupDriver is what the runtimes of runc's shim say about the cgroup driver.
+// cgroupDriver is the cgroup driver that a runtime of runc's shim selects.
 type cgroupDriver struct {
 	systemd bool
 	from    string
 }
 
-// runtimes writes a handler for each table. The cgroup driver is one for all: that
-// of the default runtime.
+// runtimes writes a handler for each table. All handlers have one cgroup driver, that of
+// the default runtime.
 func (c containerdConversion) runtimes() {
 	var tables *table
 	var at []string
@@ -64,7 +64,7 @@ func (c containerdConversion) cgroups(drivers map[string]cgroupDriver) {
 	c.set("runtime.cgroup_driver", value, chosen.from, "must match the kubelet's cgroupDriver")
 }
 
-// containerdRuntime is one of the tables.
+// containerdRuntime is the table of a runtime.
 type containerdRuntime struct {
 	containerdConversion
 	name string
@@ -96,7 +96,8 @@ func (r containerdRuntime) handler(drivers map[string]cgroupDriver) {
 	}
 }
 
-// runc is for containerd's shim of runc: crius runs the binary behind it.
+// runc imports a runtime with containerd's shim for runc: crius runs the shim's binary
+// directly.
 func (r containerdRuntime) runc(from string, drivers map[string]cgroupDriver) {
 	r.put("type", "oci", from, "")
 	binary, where := r.text(r.path("options", "BinaryName")...), r.path("options", "BinaryName")
@@ -110,7 +111,7 @@ func (r containerdRuntime) runc(from string, drivers map[string]cgroupDriver) {
 	r.others("no counterpart for OCI runtimes", "BinaryName", "SystemdCgroup", "Root", "IoUid", "IoGid", "CriuImagePath", "CriuPath", "CriuWorkPath")
 }
 
-// others remarks on options that are set and are none of those named.
+// others remarks on all options that are set, except some.
 func (r containerdRuntime) others(why string, except ...string) {
 	options := r.own.table("options")
 	if options == nil {
@@ -124,7 +125,7 @@ func (r containerdRuntime) others(why string, except ...string) {
 	}
 }
 
-// shim is for all other shims.
+// shim imports a runtime with any other shim.
 func (r containerdRuntime) shim(kind, from string) {
 	program := r.text(r.path("runtime_path")...)
 	if program == "" {

@@ -1,6 +1,6 @@
 package foreign
 
-// What several rules say.
+// Texts of several rules.
 const (
 	ownStore      = "crius has its own image store: images pulled by containerd are not visible and are pulled again"
 	ownSocket     = "crius serves only CRI, at api.listen, and not containerd's API: nerdctl and ctr do not work with it"
@@ -12,8 +12,8 @@ const (
 	notEncrypted  = "crius decrypts images by itself: set image.decryption_keys_path to the --decryption-keys-path of the stream processors"
 )
 
-// containerdRules has the keys of containerd's configuration, versions 2 to 4. The
-// three plugins of CRI are plugins.cri here: version 2 has one for all.
+// containerdRules has the keys of containerd's configuration, versions 2 to 4. The three
+// CRI plugins are plugins.cri here, since version 2 has only one.
 var containerdRules = []rule{
 	{key: "version", verdict: builtin, why: "the version of the format"},
 	{key: "root", verdict: builtin, why: ownStore},
@@ -165,7 +165,7 @@ var containerdRules = []rule{
 	{key: "plugins.OTHER", verdict: builtin, why: noPluginOfIts},
 }
 
-// plugin names, in the rules, the plugins with a rule of their own.
+// plugin has the names of plugins in the rules.
 var plugin = map[string]string{
 	"io.containerd.grpc.v1.cri":               "cri",
 	"io.containerd.cri.v1.images":             "cri",
@@ -178,7 +178,7 @@ var plugin = map[string]string{
 	"io.containerd.internal.v1.tracing":       "tracing",
 }
 
-// fourteenCapabilities are containerd's default.
+// fourteenCapabilities are containerd's default capabilities.
 var fourteenCapabilities = []string{
 	"CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID",
 	"SETFCAP", "SETPCAP", "NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE",

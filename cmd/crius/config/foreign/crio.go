@@ -16,10 +16,10 @@ const (
 	anyName = "NAME" // in the keys of rules
 )
 
-// CRIO reads the configuration of CRI-O in dir, which is /etc/crio on a node:
-// crio.conf, then crio.conf.d. Like CRI-O it reads every file of that directory,
-// whatever its name is; later ones win, and the table of a runtime or workload
-// replaces one from before as a whole.
+// CRIO reads the configuration of CRI-O from dir, /etc/crio on a node: crio.conf, then
+// crio.conf.d. Like CRI-O it reads every file of that directory, whatever its name is.
+// Later files win, and the table of a runtime or workload replaces an earlier one as a
+// whole.
 func CRIO(dir string) (*Import, error) {
 	if _, err := os.Stat(dir); err != nil {
 		return nil, fmt.Errorf("read the configuration of CRI-O: %w", err)
@@ -48,8 +48,7 @@ func CRIO(dir string) (*Import, error) {
 	return c.out, errors.Join(c.problems...)
 }
 
-// CRIOHandlers reads the runtimes alone, and which is the default, from the drop-ins
-// in dir.
+// CRIOHandlers reads only the runtimes and the default runtime from the drop-ins in dir.
 func CRIOHandlers(dir string) (*Import, error) {
 	if _, err := os.Stat(dir); err != nil {
 		return nil, err
@@ -84,7 +83,7 @@ func exists(path string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// crioFiles lays files over each other as CRI-O does.
+// crioFiles merges files as CRI-O does.
 func crioFiles(files []string) (*table, []string, error) {
 	top := newTable()
 	var r reader
@@ -99,13 +98,13 @@ func crioFiles(files []string) (*table, []string, error) {
 	return top, r.files, nil
 }
 
-// isNamedTable tells the tables that replace one with their name from before.
+// isNamedTable reports whether a table replaces an earlier one of the same name.
 func isNamedTable(path []string) bool {
 	return len(path) == 4 && path[0] == "crio" && path[1] == "runtime" && (path[2] == "runtimes" || path[2] == "workloads")
 }
 
-// joinStorageOptions adds the storage options from before to those of a file: the
-// only list that grows.
+// joinStorageOptions adds the earlier storage options to those of a file. No other list is
+// appended to.
 func joinStorageOptions(before, file *table) {
 	old, had := before.leaf("crio", "storage_option")
 	added, has := file.leaf("crio", "storage_option")
@@ -124,7 +123,7 @@ func joinStorageOptions(before, file *table) {
 // crioKeys visits every key that is set.
 func (c *conversion) crioKeys(visit func(found)) { c.keys(generalCRIO, visit) }
 
-// generalCRIO is the key of a path in the rules, and the name that stands for NAME.
+// generalCRIO returns the key of a path in the rules, and the name in place of NAME.
 func generalCRIO(path []string) (general, name string) {
 	if len(path) > 4 && isNamedTable(path[:4]) {
 		name = path[3]
@@ -134,11 +133,12 @@ func generalCRIO(path []string) (general, name string) {
 	return strings.Join(path, "."), name
 }
 
-// crioSocket is where CRI-O listens, and the only place where cAdvisor looks for it.
+// crioSocket is CRI-O's default socket, and the only path at which cAdvisor looks for
+// CRI-O.
 const crioSocket = "/var/run/crio/crio.sock"
 
-// socket has the kubelet find crius where it found CRI-O. At CRI-O's own socket crius
-// also answers what cAdvisor asks of CRI-O.
+// socket lets the kubelet find crius at the path of CRI-O's socket. At CRI-O's default path
+// crius also answers cAdvisor's requests to CRI-O.
 func (c *conversion) socket() {
 	path := c.text("crio", "api", "listen")
 	from := c.from([]string{"crio", "api", "listen"})
@@ -154,7 +154,7 @@ func plainRun(path string) string {
 	return strings.TrimPrefix(filepath.Clean(path), "/var")
 }
 
-// streams puts the address together, and takes certificates only if TLS is on.
+// streams joins address and port, and imports certificates only if TLS is on.
 func (c *conversion) streams() {
 	address, port := c.text("crio", "api", "stream_address"), c.text("crio", "api", "stream_port")
 	if address != "" || port != "" {
@@ -182,28 +182,28 @@ func (c *conversion) streams() {
 	c.files("api.stream_tls_client_ca_file", "crio", "api", "stream_tls_ca")
 }
 
-// files takes the path of a file if one is set.
+// files imports the path of a file if it is set.
 func (c *conversion) files(to string, path ...string) {
 	if file := c.text(path...); file != "" {
 		c.set(to, file, c.from(path), "")
 	}
 }
 
-// messages takes the larger of the two sizes: crius has one bound.
+// messages imports the larger of the two sizes, since crius has one bound.
 func (c *conversion) messages() {
 	send, receive := []string{"crio", "api", "grpc_max_send_msg_size"}, []string{"crio", "api", "grpc_max_recv_msg_size"}
 	size := int64(0)
 	for _, path := range [][]string{send, receive} {
 		n, _ := typed[int64](c, path)
 		if n <= 0 {
-			n = 80 << 20 // what CRI-O means by none
+			n = 80 << 20 // CRI-O's default
 		}
 		size = max(size, n)
 	}
 	c.set("api.max_message_size", size, c.from(send, receive), "")
 }
 
-// apparmor takes the name of a profile; CRI-O's default is its own.
+// apparmor imports the name of a profile, except that of CRI-O's own profile.
 func (c *conversion) apparmor() {
 	path := []string{"crio", "runtime", "apparmor_profile"}
 	switch name := c.text(path...); name {

@@ -40,7 +40,8 @@ func (c *conversion) runtimes() {
 	}
 }
 
-// inherited is the table of a runtime with what it takes from the default one.
+// inherited returns the table of a runtime with the keys that it inherits from the default
+// runtime.
 func (c *conversion) inherited(tables *table, name string) *table {
 	own := tables.table(name)
 	inherits, set := own.leaves["inherit_default_runtime"]
@@ -69,14 +70,14 @@ func runtimeKey(name, key string) string {
 	return keyOf([]string{"crio", "runtime", "runtimes", name, key})
 }
 
-// crioRuntime is one of the tables.
+// crioRuntime is the table of a runtime.
 type crioRuntime struct {
 	*conversion
 	name string
 	own  *table
 }
 
-// text is a key of the table, "" if it is not set.
+// text returns the string value of a key of the table, "" if it is not set.
 func (r *crioRuntime) text(key string) (string, leaf) {
 	l, set := r.own.leaves[key]
 	if !set {
@@ -123,8 +124,8 @@ func (r *crioRuntime) handler() {
 	r.annotations(kind)
 }
 
-// annotations allows what CRI-O allows. Kata's own annotations reach Kata in any case
-// with CRI-O.
+// annotations allows the annotations that CRI-O allows. CRI-O always passes Kata's own
+// annotations to Kata.
 func (r *crioRuntime) annotations(kind string) {
 	var patterns []string
 	from, set := r.own.leaves["allowed_annotations"]

@@ -1,6 +1,6 @@
 package foreign
 
-// What several rules say.
+// Texts of several rules.
 const (
 	ownState     = "crius keeps records of all that it makes and recovers from them after a crash or a reboot"
 	noInfra      = "crius pins the namespaces of a pod by itself and needs no pause container or image"
@@ -191,5 +191,5 @@ var crioRules = []rule{
 	{key: "crio.nri.default_validator.tolerate_missing_plugins_annotation", verdict: mapped, to: "nri.validator.tolerate_missing_plugins_annotation", as: as[string]},
 }
 
-// nineCapabilities are CRI-O's default.
+// nineCapabilities are CRI-O's default capabilities.
 var nineCapabilities = []string{"CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "SETGID", "SETUID", "SETPCAP", "NET_BIND_SERVICE", "KILL"}

@@ -1,11 +1,11 @@
-// Package foreign reads the configurations of CRI-O and containerd and says what
-// each of their keys means for crius.
+// Package foreign reads the configurations of CRI-O and containerd and converts them for
+// crius.
 //
-// Every key that these programs know has one rule, in the tables of crio_rules.go
-// and containerd_rules.go: it is mapped to a key of crius, crius always does what
-// it asks for, or there is no counterpart and the rule says what that means for the
-// node. The package knows the keys of crius by name only; cmd/crius/config writes
-// and checks the file that is made of them.
+// Every key of these programs has one rule, in the tables of crio_rules.go and
+// containerd_rules.go: it is mapped to a key of crius, or it asks for behaviour that crius
+// always has, or it has no counterpart and the rule says what that means for the node. The
+// package knows the keys of crius only by name; cmd/crius/config writes and checks the
+// resulting file.
 package foreign
 
 import (
@@ -19,27 +19,27 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Import is what the configuration of another runtime means for crius.
+// Import is the configuration of another runtime, converted for crius.
 type Import struct {
 	Of       string   // the program: CRI-O or containerd
-	Files    []string // what was read, in the order in which it applies
+	Files    []string // that were read, later ones override earlier ones
 	Settings []Setting
 	Remarks  []Remark // keys that are set and have no counterpart
-	Builtin  []string // keys that are set and ask for what crius always does
-	Unused   []string // keys that are set to what switches a feature off
-	Differ   []string // defaults of the two programs that are not the same
-	Targets  []string // keys of crius for which the program has one; NAME stands for that of a handler
+	Builtin  []string // keys that are set and ask for behaviour that crius always has
+	Unused   []string // keys that are set to a value that disables a feature
+	Differ   []string // defaults that differ between the two programs
+	Targets  []string // keys of crius with a counterpart in the program; NAME stands for the name of a handler
 }
 
 // Setting is a value for a key of crius.
 type Setting struct {
 	Key   string
-	Value any    // as a TOML decoder delivers it, or []string
-	From  string // FILE:LINE and foreign key, or whose default it is
+	Value any    // from a TOML decoder, or []string
+	From  string // FILE:LINE and foreign key, or the program with this default
 	Note  string // what an operator should know; may be empty
 }
 
-// Remark is a key, or a part of its value, that crius does not follow.
+// Remark is a key, or a part of its value, that crius does not support.
 type Remark struct {
 	Key   string
 	Value string // as TOML; may be empty
@@ -59,35 +59,35 @@ func (p *Problem) Error() string {
 	return strings.Join(parts, ": ")
 }
 
-// Unwrap classifies every problem.
+// Unwrap returns fault.Invalid.
 func (*Problem) Unwrap() error { return fault.Invalid }
 
-// verdict is what becomes of a foreign key.
+// verdict is the treatment of a foreign key.
 type verdict int
 
 const (
 	mapped  verdict = iota + 1 // crius has a key for it
-	builtin                    // crius always does so
-	refused                    // crius has nothing for it
+	builtin                    // crius always behaves so
+	refused                    // crius does not support it
 )
 
-// rule says what becomes of one foreign key.
+// rule is the treatment of one foreign key.
 type rule struct {
 	key     string // NAME stands for the name that an operator gives to a table
 	verdict verdict
 
-	// Of a mapped key.
+	// For a mapped key.
 	to    string                 // crius's key
-	as    func(any) (any, error) // how its value is converted
+	as    func(any) (any, error) // converts the value
 	joint bool                   // its value depends on other keys: see joint functions
-	unset any                    // foreign default that crius must be told if the key is not set
+	unset any                    // foreign default to set explicitly if the key is not set
 	note  string                 // written beside the value
 
-	// Of one that is refused or built in.
-	off []any  // values with which nothing is lost; of a boolean, a number, a text or a list the empty one
-	why string // what it means for the node that crius has nothing for it, or how crius does it
+	// For a key that is refused or built in.
+	off []any  // values that need no support; nil: the empty one, or any if built in
+	why string // what the lack of support means for the node, or how crius behaves instead
 
-	differs string // how the foreign default differs from crius's, which is kept if the key is not set
+	differs string // how the foreign default differs from crius's, which applies if the key is not set
 }
 
 // conversion turns one foreign configuration into an Import.
@@ -109,12 +109,12 @@ func newConversion(of string, top *table, rules []rule) *conversion {
 // found is a key that is set.
 type found struct {
 	leaf
-	key     string // as the file has it
-	general string // as the rules have it
-	name    string // of the table whose name the operator chose, if it is in one
+	key     string // in the file
+	general string // in the rules
+	name    string // of the table, if it is in one that the operator named
 }
 
-// plain follows the rules that look at one key alone.
+// plain applies the rules that depend on a single key.
 func (c *conversion) plain(rules []rule, visit func(func(found))) {
 	set := map[string]bool{}
 	visit(func(f found) {
@@ -150,7 +150,7 @@ func (c *conversion) follow(r rule, f found) {
 		}
 		to := r.to
 		if f.name != "" {
-			if empty(value) { // what a handler without the key has
+			if empty(value) { // same as without the key
 				return
 			}
 			to = strings.Replace(to, anyName, toml.Key{f.name}.String(), 1)
@@ -174,7 +174,7 @@ func (r rule) convert(value any) (any, error) {
 	return r.as(value)
 }
 
-// isOff reports whether nothing is lost with a value.
+// isOff reports whether a value needs no support.
 func (r rule) isOff(value any) bool {
 	if r.verdict == builtin && r.off == nil {
 		return true
@@ -186,12 +186,12 @@ func (r rule) isOff(value any) bool {
 	return slices.ContainsFunc(r.off, func(off any) bool { return Format(off) == text })
 }
 
-// empty reports whether a value is what the key has that is not set, in most cases.
+// empty reports whether a value is the usual one of a key that is not set.
 func empty(value any) bool {
 	return slices.Contains([]string{`""`, "false", "0", "[]", "{}"}, Format(value))
 }
 
-// set has the last word on a key.
+// set sets a key of crius. It replaces an earlier value.
 func (c *conversion) set(key string, value any, from, note string) {
 	c.out.Settings = slices.DeleteFunc(c.out.Settings, func(s Setting) bool { return s.Key == key })
 	c.out.Settings = append(c.out.Settings, Setting{Key: key, Value: value, From: from, Note: note})
@@ -205,8 +205,8 @@ func (c *conversion) remark(key string, l leaf, text string) {
 	c.out.Remarks = append(c.out.Remarks, Remark{Key: key, Value: value, Place: l.place, Text: text})
 }
 
-// secret reports whether the value of a key may be or hold a credential, which does
-// not belong into a file that everybody may read.
+// secret reports whether the value of a key may contain a credential, which must not appear
+// in a file that everybody may read.
 func secret(key string) bool {
 	return slices.ContainsFunc([]string{"password", "username", "token", ".auth", ".headers", ".registry.configs"},
 		func(part string) bool { return strings.Contains(strings.ToLower(key), part) })
@@ -224,7 +224,7 @@ func (c *conversion) finish() {
 	slices.Sort(c.out.Differ)
 }
 
-// text is a key of the foreign configuration as a string, "" if it is not set. One
+// text returns a key of the foreign configuration as a string, "" if it is not set. A value
 // of another type is a problem.
 func (c *conversion) text(path ...string) string {
 	value, _ := typed[string](c, path)
@@ -248,8 +248,8 @@ func typed[T any](c *conversion, path []string) (value T, set bool) {
 	return value, ok
 }
 
-// from says where a setting comes from that several keys make: from the first of
-// them that is set.
+// from returns the origin of a setting that several keys determine: the first of them that
+// is set.
 func (c *conversion) from(paths ...[]string) string {
 	for _, path := range paths {
 		if l, ok := c.top.leaf(path...); ok {
@@ -259,7 +259,7 @@ func (c *conversion) from(paths ...[]string) string {
 	return "default of " + c.out.Of
 }
 
-// targets are the keys of crius that rules map to.
+// targets returns the keys of crius to which rules map.
 func targets(rules []rule) []string {
 	var all []string
 	for _, r := range rules {

@@ -47,7 +47,7 @@ func containerdOf(t *testing.T, text string) *Import {
 	return imp
 }
 
-// setting is what crius is told for a key, as TOML; "" if nothing.
+// setting returns the imported value of a key, as TOML, "" if there is none.
 func setting(imp *Import, key string) string {
 	for _, s := range imp.Settings {
 		if s.Key == key {
@@ -70,8 +70,8 @@ func remarked(imp *Import, key string) bool {
 	return slices.ContainsFunc(imp.Remarks, func(r Remark) bool { return r.Key == key })
 }
 
-// CRI-O reads every file of crio.conf.d and below it, in lexical order, and a table of
-// a runtime replaces the one from before.
+// CRI-O reads every file in and below crio.conf.d in lexical order, and a table of a
+// runtime replaces an earlier one.
 func TestCrioMergesAsCrioDoes(t *testing.T) {
 	imp := crioOf(t, map[string]string{
 		"crio.conf": "[crio]\nstorage_option = ['a', 'b']\n[crio.runtime]\nread_only = true\npids_limit = 5\ndefault_env = ['A=1']\n" +
@@ -231,8 +231,7 @@ runtime_config_path = "/ignored"
 	}
 }
 
-// What is set and has no counterpart is told with its place, what is switched off is
-// not.
+// A key without a counterpart is reported with its place, unless it is switched off.
 func TestCrioRemarks(t *testing.T) {
 	imp := crioOf(t, map[string]string{"crio.conf": "[crio.runtime]\nno_pivot = true\nadd_inheritable_capabilities = false\nconmon = '/c'\ninvented = 'x'\n" +
 		"[crio.runtime.workloads.w]\nactivation_annotation = 'a'\n[crio.runtime.workloads.w.resources]\nmemory = 5\n"})

@@ -10,7 +10,7 @@ import (
 	"github.com/crius-run/crius/internal/regular"
 )
 
-// Bounds of a foreign configuration, far above those that are real.
+// Bounds of a foreign configuration, far above real ones.
 const (
 	maxFile  = 1 << 20 // bytes of one file
 	maxFiles = 256
@@ -19,7 +19,7 @@ const (
 // reader reads the files of one configuration.
 type reader struct{ files []string }
 
-// read reads one file, and notes it.
+// read reads one file and adds it to files.
 func (r *reader) read(path string) (*table, error) {
 	if len(r.files) == maxFiles {
 		return nil, fmt.Errorf("more than %d files: %w", maxFiles, fault.Invalid)
@@ -32,8 +32,8 @@ func (r *reader) read(path string) (*table, error) {
 	return parse(path, data)
 }
 
-// below lists the files in dir and all directories below it, in lexical order, as
-// CRI-O does: whatever their names are. A directory that is missing has none.
+// below lists the files in dir and below it in lexical order, as CRI-O does, whatever their
+// names are. A missing directory has none.
 func below(dir string) ([]string, error) {
 	var files []string
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {

@@ -41,8 +41,8 @@ var crioKeyNames = map[string]string{
 		"reject_sysctl_adjustment required_plugins tolerate_missing_plugins_annotation",
 }
 
-// crioOtherNames are keys that the manual page does not have: of older versions, of
-// the code alone, and of installers.
+// crioOtherNames are keys that are missing in the manual page: those of older versions, of
+// installers, and undocumented ones.
 var crioOtherNames = map[string]string{
 	"crio":     "file_locking file_locking_path",
 	"crio.api": "host_ip",
@@ -91,7 +91,7 @@ func TestEveryKeyOfCrioHasOneRule(t *testing.T) {
 			}
 		}
 	}
-	// The file with all defaults has each of them.
+	// The file with all defaults contains each of them.
 	files, err := below("../testdata/crio-defaults")
 	if err != nil {
 		t.Fatal(err)
@@ -110,7 +110,7 @@ func TestEveryKeyOfCrioHasOneRule(t *testing.T) {
 	}
 }
 
-// A rule says where its key goes, or what it means that it goes nowhere.
+// Every rule has a target, or says what the lack of one means.
 func TestRulesAreWhole(t *testing.T) {
 	seen := map[string]bool{}
 	for _, r := range slices.Concat(crioRules, containerdRules) {

@@ -10,13 +10,13 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// leaf is a value with the place where it stands.
+// leaf is a value with its place in a file.
 type leaf struct {
-	value any // as the decoder delivers it
+	value any // from the decoder
 	place string
 }
 
-// table is a TOML table whose values know where they stand.
+// table is a TOML table whose values know their places.
 type table struct {
 	leaves map[string]leaf
 	tables map[string]*table
@@ -24,7 +24,7 @@ type table struct {
 
 func newTable() *table { return &table{leaves: map[string]leaf{}, tables: map[string]*table{}} }
 
-// parse reads the TOML document called path in messages.
+// parse parses a TOML document. Messages call it path.
 func parse(path string, data []byte) (*table, error) {
 	var top map[string]toml.Primitive
 	md, err := toml.Decode(string(data), &top)
@@ -65,7 +65,8 @@ func (p *parser) table(from map[string]toml.Primitive) (*table, error) {
 	return t, nil
 }
 
-// place is FILE:LINE of a value. The decoder tells the line only to those who fail.
+// place returns FILE:LINE of a value. The decoder reports the line only in errors, so
+// decoding must fail.
 func (p *parser) place(value toml.Primitive) string {
 	var wrong toml.ParseError
 	if !errors.As(p.md.PrimitiveDecode(value, new(refusal)), &wrong) || wrong.Position.Line == 0 {
@@ -100,8 +101,8 @@ func (t *table) table(path ...string) *table {
 	return t
 }
 
-// overlay lays another table over this one. Tables merge, but those that whole names
-// replace the one from before.
+// overlay merges another table into this one. A table for which whole returns true replaces
+// the earlier one.
 func (t *table) overlay(over *table, whole func(path []string) bool, at ...string) {
 	for name, l := range over.leaves {
 		t.leaves[name] = l
@@ -119,8 +120,8 @@ func (t *table) overlay(over *table, whole func(path []string) bool, at ...strin
 	}
 }
 
-// walk calls visit for each value, by the order of their keys. Where atom says so, a
-// table is one value.
+// walk calls visit for each value, in the order of the keys. A table for which atom returns
+// true is one value.
 func (t *table) walk(atom func(path []string) bool, visit func(path []string, l leaf), at ...string) {
 	for _, name := range slices.Sorted(maps.Keys(t.leaves)) {
 		visit(append(slices.Clone(at), name), t.leaves[name])
@@ -147,7 +148,7 @@ func (c *conversion) keys(general func(path []string) (key, name string), visit 
 	})
 }
 
-// asLeaf is a table as one value, which stands where its first key does.
+// asLeaf returns a table as one value, with the place of its first key.
 func (t *table) asLeaf() leaf {
 	all := leaf{value: t.asMap()}
 	t.walk(func([]string) bool { return false }, func(_ []string, l leaf) {
@@ -169,11 +170,10 @@ func (t *table) asMap() map[string]any {
 	return all
 }
 
-// keyOf writes a path as TOML does.
+// keyOf formats a path as a TOML key.
 func keyOf(path []string) string { return toml.Key(path).String() }
 
-// Format writes a decoded value in TOML, as far as it matters for people: it is for
-// comments and comparisons.
+// Format formats a decoded value as TOML for comments and comparisons.
 func Format(value any) string {
 	switch v := value.(type) {
 	case string:

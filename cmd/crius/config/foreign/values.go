@@ -14,7 +14,7 @@ import (
 	"github.com/crius-run/crius/server/tlsfile"
 )
 
-// The conversions of single values. Their errors say what was wanted.
+// The conversions of single values. Their errors say what is expected.
 
 func typeName[T any]() string {
 	switch any(*new(T)).(type) {
@@ -35,7 +35,7 @@ func as[T any](value any) (any, error) {
 	return value, nil
 }
 
-// not is for switches that are the other way round in crius.
+// not converts a switch that has the opposite meaning in crius.
 func not(value any) (any, error) {
 	b, ok := value.(bool)
 	if !ok {
@@ -44,7 +44,7 @@ func not(value any) (any, error) {
 	return !b, nil
 }
 
-// pullCgroup takes pod or a slice, of whose path only the last part counts.
+// pullCgroup accepts pod or the path of a slice, of which only the last part is used.
 func pullCgroup(value any) (any, error) {
 	text, ok := value.(string)
 	if !ok {
@@ -56,7 +56,7 @@ func pullCgroup(value any) (any, error) {
 	return text, nil
 }
 
-// texts takes a list of strings.
+// texts accepts a list of strings.
 func texts(value any) (any, error) {
 	list, err := textsOf(value)
 	if err != nil {
@@ -83,7 +83,7 @@ func textsOf(value any) ([]string, error) {
 	return list, nil
 }
 
-// searchPath takes directories with colons between them.
+// searchPath accepts directories separated by colons.
 func searchPath(value any) (any, error) {
 	text, ok := value.(string)
 	if !ok {
@@ -92,7 +92,7 @@ func searchPath(value any) (any, error) {
 	return slices.DeleteFunc(filepath.SplitList(text), func(dir string) bool { return dir == "" }), nil
 }
 
-// sysctls takes "key = value" as well as "key=value".
+// sysctls accepts "key = value" as well as "key=value".
 func sysctls(value any) (any, error) {
 	list, err := textsOf(value)
 	for i, text := range list {
@@ -102,7 +102,7 @@ func sysctls(value any) (any, error) {
 	return list, err
 }
 
-// tlsVersion takes one as Go names it.
+// tlsVersion accepts a TLS version by Go's name.
 func tlsVersion(value any) (any, error) {
 	switch value {
 	case "", "VersionTLS12":
@@ -113,7 +113,7 @@ func tlsVersion(value any) (any, error) {
 	return nil, fmt.Errorf("must be VersionTLS12 or VersionTLS13, got %s: crius supports no older version", Format(value))
 }
 
-// atMostUnlimited takes a number for which a negative one means no limit.
+// atMostUnlimited accepts a number. A negative one means no limit.
 func atMostUnlimited(value any) (any, error) {
 	n, ok := value.(int64)
 	if !ok {
@@ -122,7 +122,7 @@ func atMostUnlimited(value any) (any, error) {
 	return max(n, 0), nil
 }
 
-// duration takes "5m" and, as Go programs read TOML, a number of nanoseconds.
+// duration accepts "5m" and, like Go programs that read TOML, a number of nanoseconds.
 func duration(value any) (any, error) {
 	switch v := value.(type) {
 	case string:
@@ -136,7 +136,7 @@ func duration(value any) (any, error) {
 	return nil, fmt.Errorf(`must be a duration such as "5m", got %s`, Format(value))
 }
 
-// seconds takes a number of seconds.
+// seconds accepts a number of seconds.
 func seconds(value any) (any, error) {
 	n, ok := value.(int64)
 	if !ok || n < 0 || n > math.MaxInt64/int64(time.Second) {
@@ -145,7 +145,7 @@ func seconds(value any) (any, error) {
 	return (time.Duration(n) * time.Second).String(), nil
 }
 
-// logLevel takes the levels of logrus.
+// logLevel accepts the levels of logrus.
 func logLevel(value any) (any, error) {
 	text, ok := value.(string)
 	if !ok {
@@ -164,7 +164,7 @@ func logLevel(value any) (any, error) {
 	return nil, fmt.Errorf("must be a log level, got %q", text)
 }
 
-// bytes takes "12MiB", "500k" and the like; k is 1024.
+// bytes accepts numbers with units such as "12MiB" and "500k"; k is 1024.
 func bytes(text string) (int64, error) {
 	wrong := fmt.Errorf(`must be a number of bytes such as "12MiB", got %q`, text)
 	digits := strings.TrimLeft(text, "0123456789.")
@@ -187,7 +187,7 @@ func bytes(text string) (int64, error) {
 	return int64(number), nil
 }
 
-// pairs writes a table of strings as a list of key=value.
+// pairs converts a table of strings to a list of key=value.
 func pairs(value any) (any, error) {
 	entries, ok := value.(map[string]any)
 	if !ok {
@@ -204,7 +204,7 @@ func pairs(value any) (any, error) {
 	return list, nil
 }
 
-// byteText is bytes as a conversion. An empty text sets nothing.
+// byteText is bytes as a conversion. For an empty text it sets nothing.
 func byteText(value any) (any, error) {
 	text, ok := value.(string)
 	if !ok {
@@ -216,7 +216,7 @@ func byteText(value any) (any, error) {
 	return bytes(text)
 }
 
-// capabilities writes their names without prefix and in capitals.
+// capabilities converts names of capabilities to capitals without prefix.
 func capabilities(value any) (any, error) {
 	list, err := textsOf(value)
 	for i, name := range list {
@@ -225,7 +225,7 @@ func capabilities(value any) (any, error) {
 	return list, err
 }
 
-// journal takes CRI-O's switch for the journal beside the logs.
+// journal converts CRI-O's switch for writing to the journal in addition to the logs.
 func journal(value any) (any, error) {
 	on, ok := value.(bool)
 	if !ok {
@@ -237,7 +237,7 @@ func journal(value any) (any, error) {
 	return "", nil
 }
 
-// hostPorts takes CRI-O's switch that leaves host ports to CNI plugins.
+// hostPorts converts CRI-O's switch that leaves host ports to CNI plugins.
 func hostPorts(value any) (any, error) {
 	off, ok := value.(bool)
 	if !ok {
@@ -249,8 +249,8 @@ func hostPorts(value any) (any, error) {
 	return "auto", nil
 }
 
-// mountsFile takes the only mounts.conf that counts. An empty text means those that crius
-// reads by default as well.
+// mountsFile accepts the path of mounts.conf, the only one that is read. An empty text
+// means the files that crius reads by default.
 func mountsFile(value any) (any, error) {
 	file, ok := value.(string)
 	if !ok {
@@ -262,8 +262,8 @@ func mountsFile(value any) (any, error) {
 	return []string{file}, nil
 }
 
-// irqbalanceFile takes the only configuration of irqbalance. CRI-O's default, which not all
-// distributions have, means those in which crius looks for one by default.
+// irqbalanceFile accepts the path of irqbalance's configuration. CRI-O's default, which not
+// all distributions have, means the files in which crius looks by default.
 func irqbalanceFile(value any) (any, error) {
 	file, ok := value.(string)
 	if !ok {
@@ -278,14 +278,14 @@ func irqbalanceFile(value any) (any, error) {
 	return []string{file}, nil
 }
 
-// prefixes takes annotations that CRI-O allows.
+// prefixes converts the annotations that CRI-O allows.
 func prefixes(value any) (any, error) {
 	list, err := patternsOf(value)
 	return list, err
 }
 
-// patternsOf are the keys and patterns that allow what CRI-O's list does, whose entries
-// are beginnings of keys.
+// patternsOf converts CRI-O's list, whose entries are prefixes of keys, to keys and
+// patterns that allow the same.
 func patternsOf(value any) ([]string, error) {
 	list, err := textsOf(value)
 	patterns := []string{}
@@ -295,12 +295,12 @@ func patternsOf(value any) ([]string, error) {
 	return patterns, err
 }
 
-// literally writes a text as a pattern that matches nothing else.
+// literally returns a pattern that matches only the text.
 func literally(text string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(text)
 }
 
-// logFormat takes containerd's.
+// logFormat converts containerd's log format.
 func logFormat(value any) (any, error) {
 	switch value {
 	case "", "text":
@@ -311,8 +311,8 @@ func logFormat(value any) (any, error) {
 	return nil, fmt.Errorf(`must be "text" or "json", got %s`, Format(value))
 }
 
-// imageVolumes takes containerd's switch. What it makes of volumes by default is
-// writable even where the root file system is not.
+// imageVolumes converts containerd's switch. By default, containerd's volumes are writable
+// even if the root file system is not.
 func imageVolumes(value any) (any, error) {
 	ignore, ok := value.(bool)
 	if !ok {
@@ -324,7 +324,7 @@ func imageVolumes(value any) (any, error) {
 	return "bind", nil
 }
 
-// firstFamily takes containerd's preference of addresses.
+// firstFamily converts containerd's preferred address family.
 func firstFamily(value any) (any, error) {
 	if value == "" {
 		return "ipv4", nil
@@ -332,7 +332,7 @@ func firstFamily(value any) (any, error) {
 	return as[string](value)
 }
 
-// perMillion takes a ratio.
+// perMillion converts a ratio.
 func perMillion(value any) (any, error) {
 	switch v := value.(type) {
 	case float64:
