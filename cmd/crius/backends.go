@@ -19,8 +19,8 @@ import (
 	"github.com/crius-run/crius/storage/unpack"
 )
 
-// backends are what an engine stands on. Who opens them has locked the state, for
-// that also tidies up.
+// backends are the parts that an engine needs. Opening them also cleans up, so the caller
+// must have locked the state.
 type backends struct {
 	cfg      config.Config
 	store    *storage.Store
@@ -30,8 +30,8 @@ type backends struct {
 	pulling  *pullcgroup.Groups
 }
 
-// openServing opens the backends of a server, which pulls images. It calls progress during the
-// post-crash check (storage.Options).
+// openServing opens the backends of a server, which also pulls images. It calls progress
+// during the post-crash check (storage.Options).
 func openServing(ctx context.Context, cfg config.Config, progress func(), tracer *trace.Tracer) (*backends, error) {
 	if err := pullCgroupOf(cfg).Ready(); err != nil {
 		slog.WarnContext(ctx, "image.pull_cgroup: images cannot be pulled", "err", err)
@@ -51,7 +51,7 @@ func openServing(ctx context.Context, cfg config.Config, progress func(), tracer
 	return opened, nil
 }
 
-// openBackends opens the image store as image says (imageOptions).
+// openBackends opens the backends, the image store with the options image (imageOptions).
 func openBackends(ctx context.Context, cfg config.Config, image storage.Options, tracer *trace.Tracer) (*backends, error) {
 	store, err := openStore(ctx, tracer, image)
 	if err != nil {
@@ -65,7 +65,7 @@ func openBackends(ctx context.Context, cfg config.Config, image storage.Options,
 	return &backends{cfg: cfg, store: store, runtimes: runtimes, tracer: tracer}, nil
 }
 
-// openStore opens the image store, which ends what a dead server had begun.
+// openStore opens the image store, which also finishes the work of a dead server.
 func openStore(ctx context.Context, tracer *trace.Tracer, options storage.Options) (store *storage.Store, err error) {
 	err = tracer.Do(ctx, "open image store", options.StateDir, func(ctx context.Context) (err error) {
 		store, err = storage.Open(ctx, options)
@@ -74,8 +74,8 @@ func openStore(ctx context.Context, tracer *trace.Tracer, options storage.Option
 	return store, err
 }
 
-// engine makes one that has not recovered. A second one has a network of its
-// own, since that knows the pods of the first.
+// engine returns an engine that has not recovered yet, with a network of its own, since a
+// network knows the pods of its engine.
 func (b *backends) engine(ctx context.Context) (*pod.Engine, *network.Network, error) {
 	cni := network.New(network.Options{Config: b.cfg.Network, PodCIDRFile: filepath.Join(b.cfg.Root, "pod-cidr")})
 	engine, err := pod.New(ctx, podOptions(b.cfg, b.runtimes.Monitor()), pod.Deps{Images: b.store, Network: cni, Runtimes: b.runtimes, Trace: b.tracer, Plugins: b.plugins})
@@ -114,5 +114,6 @@ func metricsOptions(cfg config.Config) metrics.Options {
 	return metrics.Options{Config: cfg.Metrics, Socket: filepath.Join(cfg.RunRoot, "metrics.sock"), TLS: cfg.API.TLS()}
 }
 
-// controlSocket is where a server lets itself be asked to check and to wipe.
+// controlSocket is the path of the socket on which a server accepts checks, wipes and
+// reloads.
 func controlSocket(cfg config.Config) string { return filepath.Join(cfg.RunRoot, "control.sock") }

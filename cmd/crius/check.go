@@ -14,20 +14,19 @@ import (
 	"github.com/crius-run/crius/cmd/crius/diagnosis"
 )
 
-// A check looks at one thing that a node needs. It harms nothing and is safe
-// beside a running server.
+// A check looks at one requirement of the node. It is safe while a server is running.
 type check struct {
 	name string
 	run  func(context.Context) []finding
 }
 
-// node is what checks look at.
+// node is the subject of checks.
 type node struct {
 	config *config.Loaded
 	host   host
 }
 
-// What a check has to say.
+// The result of a check.
 type (
 	finding = diagnosis.Finding
 	status  = diagnosis.Status
@@ -114,7 +113,7 @@ func (p *program) checkCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		// What is wrong is in the findings.
+		// Findings report the problems, so warnings in the log are not needed.
 		if err := logTo(cmd.ErrOrStderr(), "error"); err != nil {
 			return err
 		}
@@ -150,7 +149,7 @@ func writeFindings(w io.Writer, findings []finding) {
 	}
 }
 
-// verdict is an error if crius cannot work, or something is not as recorded.
+// verdict returns an error if crius cannot work, or if the node does not match the records.
 func verdict(findings []finding) error {
 	failed, wrong := 0, 0
 	for _, f := range findings {

@@ -16,8 +16,8 @@ import (
 	"github.com/crius-run/crius/storage/unpack"
 )
 
-// checkRuntimes looks for the monitor and runs each handler's binary. Only the
-// default handler has to work: the others wait for pods that name them.
+// checkRuntimes looks for the monitor and runs each handler's binary. Only the default
+// handler must work: the others are used only by pods that name them.
 func (n *node) checkRuntimes(ctx context.Context) []finding {
 	c := n.config.Config
 	table, err := oci.NewTable(c.Runtime, c.RunRoot)
@@ -46,7 +46,8 @@ func (n *node) checkRuntimes(ctx context.Context) []finding {
 	return findings
 }
 
-// insteadOf says what to do about a default handler that is not ready; empty: its error does.
+// insteadOf returns advice for a default handler that is not ready, "" if its error is
+// enough.
 func insteadOf(r oci.Report, all []oci.Report) string {
 	var ready []string
 	for _, other := range all {
@@ -60,7 +61,7 @@ func insteadOf(r oci.Report, all []oci.Report) string {
 	return fmt.Sprintf("install what %s needs, or set runtime.default_handler to a handler that is ready: %s", r.Name, strings.Join(ready, ", "))
 }
 
-// abilities says what pods of a handler may ask for.
+// abilities describes the features that pods of a handler may request.
 func abilities(r oci.Report) string {
 	var has []string
 	for _, ability := range []struct {
@@ -92,8 +93,8 @@ func checkMonitor(path string) finding {
 	return ok("monitor: %s", path)
 }
 
-// checkStorage opens the image store, unless a server has it open: opening it
-// also tidies up after a server that died.
+// checkStorage opens the image store unless a server uses it, since opening it also cleans
+// up after a dead server.
 func (n *node) checkStorage(ctx context.Context) []finding {
 	c := n.config.Config
 	policy := cmp.Or(c.Image.SignaturePolicy, storage.DefaultPolicy)
@@ -126,8 +127,8 @@ func checkUnpacker(ctx context.Context) []finding {
 	return []finding{ok("images are unpacked by %s", path)}
 }
 
-// checkNetwork asks CNI. A node without a network runs pods in the host's
-// network, among them those that install the network.
+// checkNetwork asks CNI. A node without a network still runs pods in the host's network,
+// including those that install the network.
 func (n *node) checkNetwork(ctx context.Context) []finding {
 	cni := network.New(network.Options{Config: n.config.Config.Network})
 	err := cni.Ready(ctx)

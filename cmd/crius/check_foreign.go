@@ -12,11 +12,11 @@ import (
 	"github.com/crius-run/crius/storage/foreign"
 )
 
-// checkForeign lists the pods that CRI-O has left in the image store: nothing else than
-// a person removes those.
+// checkForeign lists the pods that CRI-O has left in the image store. Only an operator
+// removes those.
 func (n *node) checkForeign(ctx context.Context) []finding {
 	if os.Geteuid() != 0 {
-		return nil // checkPrivileges says so
+		return nil // checkPrivileges reports it
 	}
 	list, err := asked(ctx, func(ctx context.Context) (list []foreign.Container, err error) {
 		who, release, err := findLooker(ctx, n.config.Config)
@@ -38,7 +38,7 @@ func foreignFindings(list []foreign.Container) []finding {
 		return []finding{ok("CRI-O has no containers in the image store")}
 	}
 	var pods []finding
-	for first := 0; first < len(list); { // they are sorted by pod
+	for first := 0; first < len(list); { // sorted by pod
 		next := first + 1
 		for next < len(list) && list[next].PodID == list[first].PodID {
 			next++
@@ -55,7 +55,7 @@ func foreignFindings(list []foreign.Container) []finding {
 	return append([]finding{summary}, pods...)
 }
 
-// foreignPod is a pod of CRI-O with its containers, oldest first.
+// foreignPod returns the finding for a pod of CRI-O with its containers, oldest first.
 func foreignPod(containers []foreign.Container) finding {
 	var names []string
 	kept := ""

@@ -22,7 +22,7 @@ import (
 	"github.com/crius-run/crius/storage/artifact"
 )
 
-// host is where the files of the node are found: / but in tests.
+// host is the directory of the node's files: / except in tests.
 type host struct{ root string }
 
 // read returns the content of a file without its final newline, "" if there is
@@ -40,8 +40,8 @@ func (h host) exists(path string) bool {
 	return err == nil
 }
 
-// checkConfiguration: the configuration has been loaded, so it is valid. It
-// names programs that run as root: nobody else may write it.
+// checkConfiguration checks that only root can write the configuration, since it names
+// programs that run as root. It is valid, since it has been loaded.
 func (n *node) checkConfiguration(context.Context) []finding {
 	findings := []finding{}
 	for _, file := range n.config.Files {
@@ -64,7 +64,7 @@ func (n *node) checkConfiguration(context.Context) []finding {
 	return findings
 }
 
-// checkPrivileges reads the capabilities in effect.
+// checkPrivileges checks the effective capabilities.
 func (n *node) checkPrivileges(context.Context) []finding {
 	if os.Geteuid() != 0 {
 		return []finding{fail("run as root", "running as user id %d, not as root", os.Geteuid())}
@@ -97,7 +97,7 @@ func (n *node) checkPrivileges(context.Context) []finding {
 	return findings
 }
 
-// checkKernel asks the kernel for each feature, not for its version.
+// checkKernel checks each feature of the kernel, not its version.
 func (n *node) checkKernel(context.Context) []finding {
 	var findings []finding
 	if fd, err := unix.PidfdOpen(os.Getpid(), 0); err != nil {
@@ -135,8 +135,8 @@ func (n *node) checkKernel(context.Context) []finding {
 	return findings
 }
 
-// checkSELinux asks whether the policy in use has types for containers: without them the
-// server does not start.
+// checkSELinux checks that the policy has types for containers: without them the server
+// does not start.
 func (n *node) checkSELinux() []finding {
 	switch n.host.read("sys/fs/selinux/enforce") {
 	case "":
@@ -153,7 +153,7 @@ func (n *node) checkSELinux() []finding {
 	return nil
 }
 
-// checkCgroups compares the layout with what the driver and the runtimes want.
+// checkCgroups compares the layout with the requirements of the driver and the runtimes.
 func (n *node) checkCgroups(context.Context) []finding {
 	var findings []finding
 	if n.config.Config.Runtime.CgroupDriver == "systemd" && !n.host.exists("run/systemd/system") {
@@ -187,9 +187,9 @@ func (n *node) checkCgroups(context.Context) []finding {
 	return findings
 }
 
-// checkDriver compares the cgroup driver with the kubelet's, which makes the parents of
-// pods' cgroups in the form that its own has. Recent kubelets take crius's when they start,
-// whatever their files have.
+// checkDriver compares the cgroup driver with that of the kubelet, which creates the
+// parents of pods' cgroups in the form of its own driver. Recent kubelets take crius's
+// driver when they start, whatever their files say.
 func (n *node) checkDriver() []finding {
 	ours, kubelets := n.config.Config.Runtime.CgroupDriver, kubelet.CgroupDriver(n.host.root)
 	if kubelets.Value == "" || kubelets.Value == ours {
@@ -199,7 +199,7 @@ func (n *node) checkDriver() []finding {
 		"the kubelet's cgroup driver is %s (%s), that of crius is %s: pods do not start, unless the kubelet has asked crius for the driver since", kubelets.Value, kubelets.File, ours)}
 }
 
-// controllers are those that can limit something on this node.
+// controllers returns the cgroup controllers that are available on this node.
 func (h host) controllers(mode cgroup.Mode) []string {
 	if mode == cgroup.V2 {
 		return strings.Fields(h.read("sys/fs/cgroup/cgroup.controllers"))
@@ -213,8 +213,7 @@ func (h host) controllers(mode cgroup.Mode) []string {
 	return mounted
 }
 
-// checkLimits reads the limits that the server will run under if it is started
-// from here.
+// checkLimits checks the limits that a server would inherit from this process.
 func checkLimits(context.Context) []finding {
 	const enough = 65536
 	var files unix.Rlimit
@@ -227,8 +226,8 @@ func checkLimits(context.Context) []finding {
 	return []finding{ok("open file limit %d", files.Max)}
 }
 
-// checkDirectories looks at the directories of state, or at the parent in which
-// crius will make them.
+// checkDirectories checks the directories of state, or the parents in which crius will
+// create them.
 func (n *node) checkDirectories(context.Context) []finding {
 	c := n.config.Config
 	var findings []finding
@@ -259,9 +258,9 @@ func (n *node) checkDirectories(context.Context) []finding {
 	return append(findings, checkPassage(c.RunRoot)...)
 }
 
-// checkFileSystems says whether the kubelet sees it when writable layers, which are below
-// root, fill their file system: it watches that of the images and that of its own
-// directory.
+// checkFileSystems checks that the kubelet notices when writable layers, which are below
+// root, fill their file system: it watches only the file systems of the images and of its
+// own directory.
 func (h host) checkFileSystems(root, images string) finding {
 	device := func(path string) uint64 {
 		existing, _, _ := nearestExisting(path)
@@ -282,9 +281,8 @@ func (h host) checkFileSystems(root, images string) finding {
 		"writable layers (%s) are on a file system that the kubelet does not watch: images (%s) and %s are on others, so no pod is evicted before it is full", root, images, own)
 }
 
-// checkPassage tells of a run root through which the roots of user namespaces do
-// not pass. The server opens it when it starts; what closes it later is mostly
-// systemd-tmpfiles.
+// checkPassage reports a run root that root in a user namespace cannot traverse. The server
+// fixes its mode at start; it is usually systemd-tmpfiles that changes it later.
 func checkPassage(runRoot string) []finding {
 	info, err := os.Stat(runRoot)
 	if _, unused := os.Stat(filepath.Join(runRoot, "containers")); err != nil || unused != nil || info.Mode().Perm()&0o001 != 0 {
@@ -322,7 +320,7 @@ func checkDirectory(key, path string) finding {
 	return ok("%s: %s", key, path)
 }
 
-// nearestExisting is path or the deepest directory above it that exists.
+// nearestExisting returns path or its deepest existing parent.
 func nearestExisting(path string) (string, fs.FileInfo, error) {
 	for {
 		info, err := os.Stat(path)
@@ -333,7 +331,7 @@ func nearestExisting(path string) (string, fs.FileInfo, error) {
 	}
 }
 
-// checkSocket finds out who has the sockets of CRI.
+// checkSocket checks which processes use the CRI sockets.
 func (n *node) checkSocket(ctx context.Context) []finding {
 	api := n.config.Config.API
 	findings := []finding{checkSocketOf(ctx, "api.listen", api.Listen)}
@@ -347,7 +345,7 @@ func (n *node) checkSocket(ctx context.Context) []finding {
 	return append(findings, crio)
 }
 
-// checkSocketOf looks at the socket that an option names.
+// checkSocketOf checks the socket of an option.
 func checkSocketOf(ctx context.Context, option, path string) finding {
 	parent := checkDirectory(option, filepath.Dir(path))
 	if parent.Status != statusOK {
@@ -368,7 +366,7 @@ func checkSocketOf(ctx context.Context, option, path string) finding {
 	return ok("%s: stale socket, will be replaced", path)
 }
 
-// checkAddresses checks what the server would serve on TCP as the server does.
+// checkAddresses checks the settings of TCP services as the server would.
 func (n *node) checkAddresses(context.Context) []finding {
 	c := n.config.Config
 	var findings []finding
@@ -383,9 +381,9 @@ func (n *node) checkAddresses(context.Context) []finding {
 	return findings
 }
 
-// checkMetrics finds out whether the kubelet's metrics of containers have the names
-// of pods: unless the kubelet asks for them by CRI, its cAdvisor must take crius for
-// CRI-O (docs/decisions/0008-crio-facade.md).
+// checkMetrics checks that the kubelet's container metrics have the names of pods: unless
+// the kubelet gets them by CRI, its cAdvisor must take crius for CRI-O
+// (docs/decisions/0008-crio-facade.md).
 func (n *node) checkMetrics(ctx context.Context) []finding {
 	facade := n.config.Config.API.CrioSocket
 	switch {
@@ -400,7 +398,7 @@ func (n *node) checkMetrics(ctx context.Context) []finding {
 	return []finding{kubelet.NoPodNames()}
 }
 
-// answers says whether somebody serves the unix socket at path.
+// answers reports whether a process serves the unix socket at path.
 func answers(ctx context.Context, path string) bool {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err != nil {

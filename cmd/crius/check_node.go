@@ -14,15 +14,13 @@ import (
 	"github.com/crius-run/crius/server/control"
 )
 
-// nodeCheck is the name of the check that compares what is on record with what
-// is there.
+// nodeCheck is the name of the check that compares the records with the node.
 const nodeCheck = "node"
 
-// repairTimeout bounds a check that also repairs: a network plugin alone may
-// take two minutes.
+// repairTimeout bounds a check with repair: a single network plugin may take two minutes.
 const repairTimeout = 10 * time.Minute
 
-// checkNode has the node compared with its records, by the server if one runs.
+// checkNode compares the node with its records. A running server does the comparison.
 func checkNode(ctx context.Context, cfg config.Config, repair bool) []finding {
 	limit := checkTimeout
 	if repair {
@@ -58,7 +56,7 @@ func describeNode(ctx context.Context, cfg config.Config, repair bool) []finding
 	})
 	if err != nil {
 		advice := ""
-		if errors.As(err, new(*net.OpError)) { // it has its lock before its socket
+		if errors.As(err, new(*net.OpError)) { // a server has its lock before its socket
 			advice = "if a server has just been started, try again"
 		}
 		return []finding{fail(advice, "cannot compare the node with crius's records: %v", err)}
@@ -66,7 +64,7 @@ func describeNode(ctx context.Context, cfg config.Config, repair bool) []finding
 	return nodeFindings(checked)
 }
 
-// nodeFindings is what has been found, for people.
+// nodeFindings returns the result as findings.
 func nodeFindings(checked control.Checked) []finding {
 	findings := []finding{}
 	for _, f := range checked.Findings {

@@ -15,7 +15,7 @@ import (
 	"github.com/crius-run/crius/internal/peer"
 )
 
-// checkServer asks the server that runs with this configuration, if one does, how it is.
+// checkServer asks the server of this configuration, if one is running, for its conditions.
 func (n *node) checkServer(ctx context.Context) []finding {
 	socket := n.config.Config.API.Listen
 	if cli.Unserved(ctx, socket) != nil {
@@ -34,7 +34,7 @@ func (n *node) checkServer(ctx context.Context) []finding {
 	for _, c := range report.Conditions {
 		switch {
 		case c.GetStatus():
-		case c.GetType() == cri.NetworkReady: // pods in the host's network run, as on every new node
+		case c.GetType() == cri.NetworkReady: // hostNetwork pods run, as on every new node
 			findings = append(findings, warn("", "%s is false: %s", c.GetType(), c.GetMessage()))
 		default:
 			findings = append(findings, fail("", "%s is false: %s", c.GetType(), c.GetMessage()))

@@ -20,8 +20,8 @@ import (
 	testprogram "github.com/crius-run/crius/test/kit/program"
 )
 
-// testNode is a node whose host is an empty directory but for the given files,
-// and whose configuration has paths in another.
+// testNode returns a node whose host directory has only the given files, and whose
+// configuration has paths in another directory.
 func testNode(t *testing.T, toml string, files map[string]string) *node {
 	t.Helper()
 	root := t.TempDir()
@@ -167,8 +167,8 @@ func TestCheckPassage(t *testing.T) {
 	}
 }
 
-// What systemd-tmpfiles makes of the run directory, at the boot and whenever a
-// package is installed, is what the server makes of it.
+// systemd-tmpfiles, which runs at boot and whenever a package is installed, gives the run
+// directory the same mode as the server.
 func TestTmpfilesLetUserNamespacesPass(t *testing.T) {
 	text, err := os.ReadFile("../../contrib/tmpfiles.d/crius.conf")
 	if err != nil {
@@ -296,7 +296,7 @@ func TestCheckSocket(t *testing.T) {
 	want(t, n.checkSocket(ctx), "not a socket", statusFail)
 }
 
-// With another server at the second socket crius does not start.
+// crius does not start if another server uses the second socket.
 func TestCheckCrioSocketOfAnotherProcess(t *testing.T) {
 	dir := t.TempDir()
 	crio := filepath.Join(dir, "crio.sock")
@@ -321,7 +321,7 @@ func TestCheckCrioSocketOfAnotherProcess(t *testing.T) {
 	want(t, n.checkSocket(t.Context()), crio+": a server answers", statusOK)
 }
 
-// What listens on the socket and is no server is named, so that it can be found.
+// A process on the socket that is not a server is named, so that it can be found.
 func TestCheckServerOfAnotherProgram(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", path)
@@ -441,7 +441,7 @@ func TestCheckNetworkWithoutCNI(t *testing.T) {
 	want(t, n.checkNetwork(context.Background()), "", statusWarn)
 }
 
-// A network without a plugin for host ports needs nft, and one with it doesn't.
+// A network without a plugin for host ports needs nft, one with such a plugin does not.
 func TestCheckNetworkWantsNft(t *testing.T) {
 	dir := t.TempDir()
 	n := testNode(t, "network.conf_dir = '"+dir+"'\nnetwork.plugin_dirs = ['"+dir+"']", nil)
@@ -526,11 +526,11 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// What keeps the server from starting fails a check.
+// An error that keeps the server from starting fails a check.
 func TestCheckAddresses(t *testing.T) {
 	for name, c := range map[string]struct {
 		set  func(*config.Config)
-		want string // empty: nothing is wrong
+		want string // empty: no problem
 	}{
 		"defaults":                    {func(*config.Config) {}, ""},
 		"metrics without host":        {func(c *config.Config) { c.Metrics.Address = "9090" }, "metrics.address"},
@@ -549,7 +549,7 @@ func TestCheckAddresses(t *testing.T) {
 	}
 }
 
-// CRI-O's pods are listed one by one, and what is in use is nothing to remove.
+// CRI-O's pods are listed one by one, and those in use are not to be removed.
 func TestForeignFindings(t *testing.T) {
 	pod := func(id, name, container, kept string) foreign.Container {
 		return foreign.Container{Runtime: foreign.CRIO, PodID: id, Pod: name, Name: container, Kept: kept, Created: time.Now().Add(-time.Hour)}

@@ -6,7 +6,7 @@ import (
 	"github.com/crius-run/crius/oci/classes"
 )
 
-// checkClasses reads the classes of block I/O and RDT that containers may name.
+// checkClasses checks the classes of block I/O and RDT that containers may name.
 func (n *node) checkClasses(context.Context) []finding {
 	config := podOptions(n.config.Config, "").Classes
 	if config == (classes.Config{}) {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A file that the server does not start with is a failure, and a node without RDT none.
+// A file that keeps the server from starting is a failure, a node without RDT is not.
 func TestCheckClasses(t *testing.T) {
 	file := func(text string) string {
 		path := filepath.Join(t.TempDir(), "classes.yaml")

@@ -9,10 +9,11 @@ import (
 	"google.golang.org/grpc"
 )
 
-// clientCommands only ask a running server.
+// clientCommands are commands that only ask a running server.
 var clientCommands = []string{"status", "pulls", "pull image", "events", "logs pod", "exec pod -- true", "top", "images"}
 
-// Who asks a server that does not run is told to start it, and why it may have ended.
+// Without a running server, client commands advise to start it and where to find why it
+// ended.
 func TestAskWithoutAServer(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "crius.sock")
@@ -37,7 +38,7 @@ func TestAskWithoutAServer(t *testing.T) {
 	}
 }
 
-// They do with what they can read of a broken configuration.
+// Client commands use the valid part of a broken configuration.
 func TestAskWithBrokenConfiguration(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "crius.sock")
@@ -50,7 +51,7 @@ func TestAskWithBrokenConfiguration(t *testing.T) {
 	}
 }
 
-// What a server answers is shown without the frame of gRPC.
+// Errors of a server are shown without gRPC's prefix.
 func TestAskAnotherServer(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "crius.sock")

@@ -21,14 +21,14 @@ import (
 	"github.com/crius-run/crius/server/stream"
 )
 
-// program is what the subcommands share: where the configuration comes from.
+// program is shared by the subcommands: it has the sources of the configuration.
 type program struct {
 	file, dir string
 	flags     *config.Flags
-	hook      trace.Hook // of the server; tests fail and kill it there
+	hook      trace.Hook // of the server; tests inject failures there
 }
 
-// newRoot is the command line of crius.
+// newRoot returns the command line of crius.
 func newRoot() *cobra.Command { return (&program{}).root() }
 
 func (p *program) root() *cobra.Command {
@@ -70,14 +70,14 @@ func (p *program) root() *cobra.Command {
 	return root
 }
 
-// load reads the configuration that the command line asks for.
+// load reads the configuration that the command line selects.
 func (p *program) load(cmd *cobra.Command) (*config.Loaded, error) {
 	return config.Load(p.sources(cmd))
 }
 
-// loadForClient is load for commands that only ask a running server, which goes on
-// with the configuration that it has read: to find it, what is right in a broken one
-// will do, and a warning.
+// loadForClient is load for commands that only ask a running server. The server keeps its
+// configuration even if the files are broken now, so the valid part of them, with a
+// warning, is enough to find it.
 func (p *program) loadForClient(cmd *cobra.Command) (*config.Loaded, error) {
 	loaded, err := config.LoadPart(p.sources(cmd))
 	problem := new(config.Problem)
@@ -104,7 +104,7 @@ func (p *program) sources(cmd *cobra.Command) config.Sources {
 	return s
 }
 
-// reloaded says what SIGHUP does.
+// reloaded describes the effect of SIGHUP.
 func reloaded() string {
 	live := config.Live()
 	last := len(live) - 1
@@ -148,7 +148,7 @@ func (p *program) serve(cmd *cobra.Command, _ []string) error {
 	}, p.hook)
 }
 
-// completions are the shells for which cobra can write a completion script.
+// completions write the completion script, by shell.
 var completions = map[string]func(*cobra.Command, io.Writer) error{
 	"bash": func(root *cobra.Command, w io.Writer) error { return root.GenBashCompletionV2(w, true) },
 	"zsh":  (*cobra.Command).GenZshCompletion,

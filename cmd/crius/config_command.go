@@ -13,7 +13,7 @@ import (
 	"github.com/crius-run/crius/cmd/crius/switchover"
 )
 
-// Where other runtimes have their configuration.
+// Default paths of the configurations of other runtimes.
 const (
 	crioDir        = "/etc/crio"
 	containerdFile = "/etc/containerd/config.toml"
@@ -53,19 +53,18 @@ func (p *program) configCommand() *cobra.Command {
 	return cmd
 }
 
-// importFlags say whose configuration to read.
+// importFlags select the runtime whose configuration is read.
 type importFlags struct{ crio, containerd bool }
 
 func (f importFlags) any() bool { return f.crio || f.containerd }
 
-// add gives a command the flags, with a help text into which the name of the other
-// runtime goes.
+// add adds the flags to a command. help is a format for the name of the runtime.
 func (f *importFlags) add(cmd *cobra.Command, help string) {
 	cmd.Flags().BoolVar(&f.crio, "from-crio", false, fmt.Sprintf(help, "CRI-O"))
 	cmd.Flags().BoolVar(&f.containerd, "from-containerd", false, fmt.Sprintf(help, "containerd"))
 }
 
-// check refuses both at once, one of them with another flag, and a path without either.
+// check refuses both flags at once, either with the other flag, and a path without either.
 func (f importFlags) check(args []string, other string, set bool) error {
 	switch {
 	case f.crio && f.containerd, f.any() && set:
@@ -76,7 +75,7 @@ func (f importFlags) check(args []string, other string, set bool) error {
 	return nil
 }
 
-// read reads the configuration at the path in args, or where it is on a node.
+// read reads the configuration at the path in args, or at its default path.
 func (f importFlags) read(args []string) (*foreign.Import, error) {
 	read, path := foreign.CRIO, crioDir
 	if f.containerd {
@@ -96,7 +95,7 @@ func (f importFlags) write(w io.Writer, args []string) error {
 	return config.WriteImport(w, imp)
 }
 
-// compare says what would change if the other runtime were replaced.
+// compare reports what would change if crius replaced the other runtime.
 func (f importFlags) compare(ctx context.Context, args []string, n *node) ([]finding, error) {
 	imp, err := f.read(args)
 	if err != nil {

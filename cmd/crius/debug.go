@@ -32,7 +32,7 @@ const (
 	partSize = 32 << 20 // bytes
 )
 
-// part is a file of the archive. What it has written before an error is kept.
+// part is a file of the archive. Its output before an error is kept.
 type part struct {
 	name  string
 	write func(ctx context.Context, w io.Writer) error
@@ -79,13 +79,13 @@ func (p *program) debugCommand() *cobra.Command {
 	}
 }
 
-// secretsOf replaces what configurations hold that is not for others: the values of
-// environment variables, as they are and in JSON.
+// secretsOf returns a replacer for secrets in the configuration: the values of environment
+// variables, in plain text and in JSON.
 func secretsOf(cfg config.Config) *strings.Replacer {
 	var pairs []string
 	for _, entry := range cfg.Pod.DefaultEnv {
 		name, _, _ := strings.Cut(entry, "=")
-		quoted, _ := json.Marshal(entry) // which does not fail for a text
+		quoted, _ := json.Marshal(entry) // cannot fail for a string
 		for _, text := range []string{entry, strings.Trim(string(quoted), `"`)} {
 			pairs = append(pairs, text, name+"=<redacted>")
 		}
@@ -93,11 +93,11 @@ func secretsOf(cfg config.Config) *strings.Replacer {
 	return strings.NewReplacer(pairs...)
 }
 
-// userInfo is that of a URL, such as a proxy's.
+// userInfo matches the user information in a URL, such as a proxy's.
 var userInfo = regexp.MustCompile(`://[^/@\s"']+@`)
 
-// writeArchive writes the parts one after the other, without secrets, and what they
-// could not say.
+// writeArchive writes the parts one after the other, without secrets, and a list of their
+// errors.
 func writeArchive(ctx context.Context, to io.Writer, now time.Time, parts []part, secrets *strings.Replacer) error {
 	packed := gzip.NewWriter(to)
 	archive := tar.NewWriter(packed)
@@ -142,7 +142,7 @@ func (p part) run(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// limited is a buffer that takes no more than is left.
+// limited is a buffer that drops everything beyond its limit.
 type limited struct {
 	bytes.Buffer
 	left int
@@ -176,11 +176,11 @@ func debugParts(loaded *config.Loaded) []part {
 			writeFindings(w, append(runChecks(ctx, (&node{config: loaded, host: host{"/"}}).checks()), checkNode(ctx, cfg, false)...))
 			return nil
 		}},
-		// What the server and systemd say. Monitors belong to the unit as well, and what they
-		// send may be a container's (runtime.container_log_journal).
+		// Only the logs of the server and of systemd: monitors belong to the unit as well,
+		// but may send output of containers (runtime.container_log_journal).
 		{"crius.log", cleaned(output("journalctl", "--no-pager", "--output=short-precise", "--lines=50000",
 			"_SYSTEMD_UNIT=crius.service", "_COMM=crius", "+", "UNIT=crius.service", "_PID=1"), serverLog)},
-		// Without what processes write to /dev/kmsg.
+		// Without messages that processes write to /dev/kmsg.
 		{"kernel.log", cleaned(output("dmesg", "--ctime", "--kernel"), kernelLog)},
 		{"files.txt", func(ctx context.Context, w io.Writer) error {
 			return errors.Join(writeNames(ctx, w, cfg.Root), writeNames(ctx, w, cfg.RunRoot))
@@ -188,7 +188,7 @@ func debugParts(loaded *config.Loaded) []part {
 		{"mounts.txt", contents("/proc/self/mountinfo")},
 		{"cgroups.txt", contents("/proc/cgroups", "/proc/self/cgroup")},
 		{"machine.txt", contents("/proc/version", "/etc/os-release", "/proc/meminfo", "/proc/loadavg", "/proc/pressure/cpu", "/proc/pressure/io", "/proc/pressure/memory")},
-		// Command lines and environments may hold secrets.
+		// No command lines or environments: they may contain secrets.
 		{"processes.txt", writeProcesses},
 		{"network.txt", output("ip", "address")},
 		{"firewall.txt", output("nft", "list", "ruleset")},
@@ -196,7 +196,7 @@ func debugParts(loaded *config.Loaded) []part {
 	}
 }
 
-// output is what a program prints.
+// output writes the output of a program.
 func output(name string, args ...string) func(context.Context, io.Writer) error {
 	return func(ctx context.Context, w io.Writer) error {
 		cmd := exec.CommandContext(ctx, name, args...)
@@ -206,7 +206,7 @@ func output(name string, args ...string) func(context.Context, io.Writer) error 
 	}
 }
 
-// contents are files one after the other.
+// contents writes files one after the other.
 func contents(paths ...string) func(context.Context, io.Writer) error {
 	return func(_ context.Context, w io.Writer) error {
 		var errs []error
@@ -221,8 +221,8 @@ func contents(paths ...string) func(context.Context, io.Writer) error {
 	}
 }
 
-// writeNames lists what is in a directory of crius, but not what belongs to pods: what
-// is mounted there, and writable layers.
+// writeNames lists the names below a directory of crius, except in mounts and writable
+// layers, which belong to pods.
 func writeNames(ctx context.Context, w io.Writer, root string) error {
 	device := func(info fs.FileInfo) uint64 { return info.Sys().(*syscall.Stat_t).Dev }
 	top, err := os.Lstat(root)
@@ -239,7 +239,7 @@ func writeNames(ctx context.Context, w io.Writer, root string) error {
 		}
 		info, err := e.Info()
 		if err != nil {
-			return nil //nolint:nilerr // it has gone
+			return nil //nolint:nilerr // it no longer exists
 		}
 		if _, err := fmt.Fprintf(w, "%v %10d %s %q\n", info.Mode(), info.Size(), info.ModTime().UTC().Format(time.RFC3339), path); err != nil {
 			return err

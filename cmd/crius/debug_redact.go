@@ -3,7 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
-	_ "embed" // of the kernel's words
+	_ "embed" // for kernelVocabulary
 	"io"
 	"os"
 	"regexp"
@@ -12,13 +12,13 @@ import (
 	"unicode/utf8"
 )
 
-// What containers write gets into logs and lists in more ways than by their output: a
-// process names itself (prctl, /proc/self/comm), and kernel and server quote the name. The
-// name has 15 bytes, which may be escaped.
+// Containers can write to logs and lists not only by their output: a process chooses its
+// name (prctl, /proc/self/comm), and kernel and server quote the name. It has up to 15
+// bytes, which may be escaped.
 
 const redacted = "<redacted>"
 
-// rewrite is a pattern and what takes its place.
+// rewrite is a pattern with its replacement.
 type rewrite struct {
 	pattern *regexp.Regexp
 	by      string
@@ -31,11 +31,12 @@ func rewriteAll(text []byte, all []rewrite) []byte {
 	return text
 }
 
-// quotedProcess is how the server, systemd and the kernel name a process.
+// quotedProcess matches the form in which the server, systemd and the kernel name a
+// process.
 var quotedProcess = rewrite{regexp.MustCompile(`(process \d+) \([^\n]{0,60}\)`), "$1 (" + redacted + ")"}
 
-// serverQuotes are the attributes of the server's log that hold what runtimes and processes
-// of containers have said, as text and as JSON.
+// serverQuotes match attributes of the server's log that quote runtimes and processes of
+// containers, as text and as JSON.
 var serverQuotes = []rewrite{
 	{regexp.MustCompile(`( (?:text|why)=)(?:"(?:\\.|[^"\\\n])*"|[^\s"]+)`), "${1}" + redacted},
 	{regexp.MustCompile(`("(?:text|why)":)"(?:\\.|[^"\\\n])*"`), `${1}"` + redacted + `"`},
@@ -44,7 +45,7 @@ var serverQuotes = []rewrite{
 //go:embed debug_words.txt
 var kernelVocabulary string
 
-// kernelWords are the words that the kernel's messages are made of.
+// kernelWords returns the words of the kernel's messages.
 var kernelWords = sync.OnceValue(func() map[string]bool {
 	words := make(map[string]bool)
 	for word := range strings.FieldsSeq(kernelVocabulary) {
@@ -54,33 +55,35 @@ var kernelWords = sync.OnceValue(func() map[string]bool {
 })
 
 var (
-	// kernelStamp is what dmesg --ctime begins a line with.
+	// kernelStamp matches the time at the beginning of a line of dmesg --ctime.
 	kernelStamp = regexp.MustCompile(`^\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] `)
-	// kernelCall is a line of a stack trace.
+	// kernelCall matches a line of a stack trace.
 	kernelCall = regexp.MustCompile(`^ +(?:\? +)?[\w.]+\+0x[0-9a-f]+/0x[0-9a-f]+(?: \[\w+\])?$`)
-	// kernelQuoted is a text in quotes, which no apostrophe begins, or a path.
+	// kernelQuoted matches a text in quotes, but not after an apostrophe, or a path.
 	kernelQuoted = regexp.MustCompile("\"[^\"]*\"|\\B['`][^']*'|\\B/[^\\s,()]+")
-	// kernelWord is a word or a number; no name of another script or with escapes is two.
+	// kernelWord matches a word or a number. A name in another script or with escapes is
+	// one word.
 	kernelWord = regexp.MustCompile(`[\w\\\x{80}-\x{10ffff}]+(?:'[a-z]{1,2}\b)?`)
-	// kernelNumber is one that a process's name of 15 bytes cannot be if it is long.
+	// kernelNumber matches numbers. Long ones have a form that does not fit into the 15
+	// bytes of a process's name.
 	kernelNumber = regexp.MustCompile(`^(?:\d{1,10}(?:[kKMGT]?i?[bB]|[kKMGT]|[mun]?s|[kMG]?Hz|th)?|0x[0-9a-f]{1,16}|[0-9a-f]{16})$`)
-	// kernelDisk is a disk or partition that has letters between its numbers.
+	// kernelDisk matches a disk or partition with letters between its numbers.
 	kernelDisk = regexp.MustCompile(`^(?:nvme\d{1,3}n\d{1,3}|mmcblk\d{1,3})(?:p\d{1,3})?$`)
-	// kernelPart is a part of an identifier.
+	// kernelPart matches a part of an identifier.
 	kernelPart  = regexp.MustCompile(`[A-Za-z]+`)
 	kernelDigit = regexp.MustCompile(`\d`)
-	// kernelMany are several words that are left out.
+	// kernelMany matches several redacted words in a row.
 	kernelMany = regexp.MustCompile(redacted + `(?:[^\w<>]+` + redacted + `)+`)
-	// auditValue is a field of a record of the audit system. Values that processes choose
-	// may be hexadecimal, which of many letters has only digits.
+	// auditValue matches a field of an audit record. Values that processes choose may be in
+	// hexadecimal, in which many letters have only digits.
 	auditValue = regexp.MustCompile(`\b(\w+(?:\[\d+\])?)=\S*`)
-	// auditNumber is the name of a field whose value is the kernel's.
+	// auditNumber matches the names of fields whose values come from the kernel.
 	auditNumber = regexp.MustCompile(`^(?:type|[aefs]?uid|[efs]?gid|s[ug]id|ses|p?pid|sig|syscall|compat|ip|code|exit|items|success|res|op|capability|permissive|tclass|table|family|entries)$`)
 )
 
-// kernelLine is a line of the kernel's log, of which only the time, known words and
-// numbers are left: too many messages quote names that processes, file systems, cgroups
-// and interfaces of containers have, and each version of the kernel adds others.
+// kernelLine redacts a line of the kernel's log: only the time, known words and numbers
+// remain. Too many messages quote names of processes, file systems, cgroups and interfaces
+// of containers, and each version of the kernel adds others.
 func kernelLine(line string) string {
 	stamp := kernelStamp.FindString(line)
 	text := line[len(stamp):]
@@ -106,7 +109,7 @@ func kernelLine(line string) string {
 	return stamp + kernelMany.ReplaceAllString(text, redacted)
 }
 
-// isKernels reports whether a word is a number, or made of words of the kernel and digits.
+// isKernels reports whether a word is a number, or consists of known words and digits.
 func isKernels(word string) bool {
 	const mostDigits = 4
 	word, _, _ = strings.Cut(word, "'")
@@ -123,7 +126,7 @@ func isKernels(word string) bool {
 	return len(parts) > 0 && len(digits) <= mostDigits && !strings.ContainsFunc(word, func(r rune) bool { return r == '\\' || r >= utf8.RuneSelf })
 }
 
-// kernelLog is all lines of text as kernelLine leaves them.
+// kernelLog redacts all lines of the kernel's log.
 func kernelLog(text []byte) []byte {
 	var out bytes.Buffer
 	for line := range strings.Lines(string(text)) {
@@ -133,10 +136,10 @@ func kernelLog(text []byte) []byte {
 	return out.Bytes()
 }
 
-// serverLog is the server's log without what runtimes and processes have said.
+// serverLog redacts texts of runtimes and processes in the server's log.
 func serverLog(text []byte) []byte { return rewriteAll(text, serverQuotes) }
 
-// cleaned is what write writes, as clean leaves it.
+// cleaned passes the output of write through clean.
 func cleaned(write func(context.Context, io.Writer) error, clean func([]byte) []byte) func(context.Context, io.Writer) error {
 	return func(ctx context.Context, w io.Writer) error {
 		whole := &limited{left: partSize}
@@ -148,8 +151,8 @@ func cleaned(write func(context.Context, io.Writer) error, clean func([]byte) []
 	}
 }
 
-// writeProcesses lists the processes of the node. Those in another mount namespace, as
-// containers are, have no name: it is what they say it is.
+// writeProcesses lists the processes of the node. It leaves out the names of those in
+// another mount namespace, such as containers, which choose their names.
 func writeProcesses(ctx context.Context, w io.Writer) error {
 	const columns = 8 // before the name
 	var out bytes.Buffer

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// at is what dmesg --ctime begins lines with.
+// at is the beginning of lines of dmesg --ctime.
 const at = "[Sat Nov 28 08:00:00 2026] "
 
 // Each message quotes a name that a container may choose, most of them without privileges.
@@ -54,7 +54,7 @@ func TestKernelLogHoldsNoNamesOfContainers(t *testing.T) {
 	}
 }
 
-// What is quoted is left out even if it has only words of the kernel and numbers.
+// Quoted text is redacted even if it consists of known words and numbers.
 func TestKernelLogHoldsNothingQuoted(t *testing.T) {
 	t.Parallel()
 	for _, line := range []string{
@@ -68,7 +68,7 @@ func TestKernelLogHoldsNothingQuoted(t *testing.T) {
 	}
 }
 
-// The audit system writes what is not printable, or is to look like it, in hexadecimal digits.
+// The audit system writes text that is not printable, or pretends to be, in hexadecimal.
 func TestKernelLogHoldsNoNamesInHexadecimal(t *testing.T) {
 	t.Parallel()
 	for _, field := range []string{"comm", "exe", "a1", "a2[0]", "proctitle", "name", "new_field"} {
@@ -78,7 +78,7 @@ func TestKernelLogHoldsNoNamesInHexadecimal(t *testing.T) {
 	}
 }
 
-// Operators need what the kernel itself says.
+// The kernel's own messages remain for operators.
 func TestKernelLogKeepsWhatTheKernelSays(t *testing.T) {
 	t.Parallel()
 	for line, want := range map[string]string{

@@ -48,8 +48,8 @@ func extract(t *testing.T, file string) map[string]string {
 	}
 }
 
-// Without a server, and whatever tools the machine lacks, there is an archive of what
-// can be had.
+// Without a server, and without some of the tools, the archive has everything that is
+// available.
 func TestDebugWithoutAServer(t *testing.T) {
 	dir := t.TempDir()
 	config := write(t, "crius.toml", "root = '"+dir+"/lib'\nrun_root = '"+dir+"/run'\n[api]\nlisten = '"+dir+"/s'\n[image]\nroot = '"+dir+"/images'\nrun_root = '"+dir+"/images-run'\n")
@@ -75,13 +75,15 @@ func TestDebugWithoutAServer(t *testing.T) {
 	}
 }
 
-// Containers write to the journal by way of their monitors (runtime.container_log_journal),
-// name their processes, which the kernel and the server quote, and write to /dev/kmsg.
+// Containers write to the journal through their monitors (runtime.container_log_journal),
+// choose the names of their processes, which the kernel and the server quote, and write to
+// /dev/kmsg.
 func TestDebugHoldsNothingThatAContainerWrote(t *testing.T) {
 	const marker = "s3cr) [1] t" // a process's name has up to 15 bytes
 	bin := t.TempDir()
 	for name, script := range map[string]string{
-		// Without a match for the program journalctl tells what all of the unit sent.
+		// Without a match for the program, journalctl prints the messages of the whole
+		// unit.
 		"journalctl": `echo 'crius[7]: time=x level=WARN msg="container not dead after SIGKILL" container=abc why="in uninterruptible sleep: process 12 (` + marker + `) in nfs_wait" err="kept"'
 echo 'crius[7]: time=x level=DEBUG msg="runtime log" text="it says \"` + marker + `\" twice" handler=runc'
 echo 'crius[7]: {"level":"DEBUG","text":"it says \"` + marker + `\"","handler":"runc"}'
@@ -152,7 +154,7 @@ case "$*" in *--kernel*) ;; *) echo '` + marker + `' ;; esac`,
 	}
 }
 
-// What a container has made is not listed, and names cannot pass for lines.
+// Files of containers are not listed, and a name cannot look like several lines.
 func TestDebugNames(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
@@ -171,7 +173,7 @@ func TestDebugNames(t *testing.T) {
 	}
 }
 
-// A part that fails, hangs or is endless takes nothing from the others.
+// A part that fails, hangs or is endless does not affect the others.
 func TestDebugArchiveOfBadParts(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "archive.tar.gz")

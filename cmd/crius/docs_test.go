@@ -11,11 +11,11 @@ import (
 	"testing"
 )
 
-// Documents are tested by what they name, so that they change with the program.
+// Tests compare the names in documents with the program, so that both change together.
 
 const repository = "../.."
 
-// documents are the texts of all pages for readers, by path from the repository's root.
+// documents returns the texts of all public pages, by path from the repository's root.
 func documents(t *testing.T) map[string]string {
 	t.Helper()
 	pages := map[string]string{}
@@ -44,7 +44,7 @@ var (
 	codeSpan  = regexp.MustCompile("`([^`]+)`")
 )
 
-// blocks are the fenced blocks of a page in a language.
+// blocks returns the fenced blocks of a page in a language.
 func blocks(page, language string) (found []string) {
 	for _, m := range codeBlock.FindAllStringSubmatch(page, -1) {
 		if m[1] == language {
@@ -54,8 +54,8 @@ func blocks(page, language string) (found []string) {
 	return found
 }
 
-// commandLines are the lines of shell blocks and the code spans of a page that begin
-// with a program.
+// commandLines returns the lines of shell blocks and the code spans of a page that begin
+// with the program.
 func commandLines(page, program string) (found []string) {
 	var lines []string
 	for _, block := range slices.Concat(blocks(page, "sh"), blocks(page, "")) {
@@ -79,7 +79,7 @@ func TestDocumentsNameCommandsThatExist(t *testing.T) {
 			seen++
 			line, _, _ = strings.Cut(line, " >")
 			args := strings.Fields(line)[1:]
-			if args[0] == "help" { // takes the name of a command or a topic
+			if args[0] == "help" { // takes a command or a topic
 				args = args[1:]
 			}
 			command, rest, err := newRoot().Find(args)
@@ -110,7 +110,7 @@ func TestDocumentsNameTargetsThatExist(t *testing.T) {
 		for _, line := range commandLines(page, "make") {
 			for _, word := range strings.Fields(line)[1:] {
 				if strings.ContainsAny(word, "=[$") || word == "-j" {
-					break // what follows are values
+					break // values follow
 				}
 				seen++
 				if !bytes.Contains(makefile, []byte("\n"+word+":")) {
@@ -174,7 +174,7 @@ func TestLinksInDocumentsLeadSomewhere(t *testing.T) {
 	}
 }
 
-// anchors are the names that the headings of a page have on GitHub.
+// anchors returns the anchors of a page's headings on GitHub.
 func anchors(page string) (names []string) {
 	for _, m := range heading.FindAllStringSubmatch(codeBlock.ReplaceAllString(page, ""), -1) {
 		names = append(names, strings.ReplaceAll(noAnchor.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-"))
@@ -184,7 +184,7 @@ func anchors(page string) (names []string) {
 
 var symptom = regexp.MustCompile("(?m)^\\| `([^`]+)` \\|")
 
-// What an operator finds in a log must be what the page lists; … stands for what varies.
+// Every log message that the page lists exists in the code; … stands for the variable part.
 func TestSymptomsAreInTheCode(t *testing.T) {
 	symptoms := symptom.FindAllStringSubmatch(documents(t)["docs/troubleshoot.md"], -1)
 	if len(symptoms) < 25 {
@@ -198,7 +198,7 @@ func TestSymptomsAreInTheCode(t *testing.T) {
 	}
 }
 
-// productCode is the text of all Go files of the product.
+// productCode returns the text of all Go files of the product.
 func productCode(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder

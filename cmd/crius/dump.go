@@ -14,11 +14,11 @@ import (
 	"github.com/crius-run/crius/server/control"
 )
 
-// stacksFile is what SIGUSR1 makes in the run root. Each replaces the last one, so
-// that they do not fill it.
+// stacksFile is the file that SIGUSR1 writes in the run root. Each signal replaces it, so
+// that signals cannot fill the file system.
 const stacksFile = "goroutines.txt"
 
-// saveStacks writes the stacks of all goroutines to a file that root alone reads.
+// saveStacks writes the stacks of all goroutines to a file that only root can read.
 func saveStacks(ctx context.Context, runRoot string) {
 	path := filepath.Join(runRoot, stacksFile)
 	if err := replace(path, control.Goroutines()); err != nil {
@@ -28,7 +28,7 @@ func saveStacks(ctx context.Context, runRoot string) {
 	slog.InfoContext(ctx, "stacks of goroutines saved", "file", path)
 }
 
-// replace makes a new file: whoever reads the old one keeps it whole.
+// replace replaces a file by a new one, so that readers of the old one are not disturbed.
 func replace(path string, data []byte) error {
 	unfinished := filepath.Join(filepath.Dir(path), unfinished+filepath.Base(path))
 	if err := os.Remove(unfinished); err != nil && !os.IsNotExist(err) {
@@ -46,7 +46,7 @@ func replace(path string, data []byte) error {
 	return os.Rename(unfinished, path)
 }
 
-// dumpCommands are below crius status.
+// dumpCommands are the subcommands of crius status.
 func (p *program) dumpCommands() []*cobra.Command {
 	command := func(use, short, long string, dump func(*control.Client, context.Context, io.Writer) error) *cobra.Command {
 		return &cobra.Command{

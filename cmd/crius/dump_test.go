@@ -26,7 +26,7 @@ func TestStatusDumps(t *testing.T) {
 			t.Errorf("crius status %s: exit code %d, %q, %.100q", kind, code, errs, out)
 		}
 	}
-	// The server that is to be looked at is well, whatever the file has become.
+	// The server is found even though the file has become invalid.
 	broken := write(t, "broken.toml", "run_root = '"+run+"'\nlisen = 1\n")
 	code, out, errs := crius(t, "--config", broken, "status", "heap")
 	if code != 0 || !strings.HasPrefix(out, "\x1f\x8b") || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, "lisen") ||
@@ -50,8 +50,7 @@ func TestStatusDumps(t *testing.T) {
 	}
 }
 
-// Each signal replaces the file of the one before, and a link that somebody has put
-// in its place.
+// Each signal replaces the file of the one before, or a symbolic link in its place.
 func TestSignalSavesStacks(t *testing.T) {
 	run := t.TempDir()
 	path, other := filepath.Join(run, stacksFile), write(t, "other", "kept")

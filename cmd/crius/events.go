@@ -44,7 +44,7 @@ type eventsView struct {
 	out          io.Writer
 }
 
-// showEvents listens before it lists, so that nothing falls between the two.
+// showEvents subscribes before it lists, so that it misses no event in between.
 func showEvents(ctx context.Context, server cri.RuntimeServiceClient, view eventsView) error {
 	var stream cri.RuntimeService_GetContainerEventsClient
 	if view.follow {
@@ -62,7 +62,7 @@ func showEvents(ctx context.Context, server cri.RuntimeServiceClient, view event
 	for {
 		event, err := stream.Recv()
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // interrupted: that is how it ends
+			return nil //nolint:nilerr // an interrupt ends it normally
 		}
 		if err != nil {
 			return err
@@ -73,8 +73,8 @@ func showEvents(ctx context.Context, server cri.RuntimeServiceClient, view event
 	}
 }
 
-// showPresent makes events of what there is: the last one that each pod and
-// container would have had.
+// showPresent shows an event for each existing pod and container: the last one that it
+// would have had.
 func showPresent(ctx context.Context, server cri.RuntimeServiceClient, view eventsView) error {
 	pods, err := server.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 	if err != nil {
@@ -84,7 +84,7 @@ func showPresent(ctx context.Context, server cri.RuntimeServiceClient, view even
 	for _, item := range pods.Items {
 		pod, err := server.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: item.Id})
 		if err != nil {
-			continue // gone since
+			continue // removed since
 		}
 		kind := cri.ContainerEventType_CONTAINER_STARTED_EVENT
 		if pod.Status.GetState() != cri.PodSandboxState_SANDBOX_READY {
@@ -133,7 +133,7 @@ func (view eventsView) show(e *cri.ContainerEventResponse) error {
 	return err
 }
 
-// describeEvent is one line: when, what, and of whom.
+// describeEvent formats an event as one line: its time, its kind and its object.
 func describeEvent(e *cri.ContainerEventResponse) string {
 	when := time.Unix(0, e.CreatedAt).Format("2006-01-02 15:04:05.000")
 	kind := strings.ToLower(strings.TrimSuffix(strings.TrimPrefix(e.ContainerEventType.String(), "CONTAINER_"), "_EVENT"))

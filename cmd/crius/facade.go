@@ -12,13 +12,13 @@ import (
 	"github.com/crius-run/crius/server"
 )
 
-// facadeLink is a link in run_root to the socket of the facade for cAdvisor
-// (docs/decisions/0008-crio-facade.md), by which the next server finds what this
+// facadeLink is a link in run_root to the socket of the façade for cAdvisor
+// (docs/decisions/0008-crio-facade.md). By it the next server finds the socket that this
 // one leaves.
 const facadeLink = "crio-facade"
 
-// placeFacade records that the facade is at socket, or nowhere if that is empty,
-// and removes what is left of it at another place. It must come before Listen.
+// placeFacade records the path of the façade's socket, "" for none, and removes the socket
+// of an earlier path. It must be called before Listen.
 func placeFacade(runRoot, socket string) error {
 	link := filepath.Join(runRoot, facadeLink)
 	old, err := os.Readlink(link)
@@ -38,7 +38,7 @@ func placeFacade(runRoot, socket string) error {
 	return os.Symlink(socket, link)
 }
 
-// tidyFacade is placeFacade where there is work that matters more.
+// tidyFacade is placeFacade, but only logs errors: serving is more important.
 func tidyFacade(ctx context.Context, cfg config.Config) {
 	if err := placeFacade(cfg.RunRoot, cfg.API.CrioSocket); err != nil {
 		slog.WarnContext(ctx, "cannot remove leftovers of a previous api.crio_socket", "err", err)

@@ -10,7 +10,7 @@ import (
 	"github.com/crius-run/crius/server"
 )
 
-// A server finds what an earlier one with another configuration has left.
+// A server finds the socket that a server with another configuration has left.
 func TestFacadeMoves(t *testing.T) {
 	dir := t.TempDir()
 	runRoot := filepath.Join(dir, "run")
@@ -51,7 +51,7 @@ func TestFacadeMoves(t *testing.T) {
 	exists(first+".lock", true)
 	place(second)
 	exists(filepath.Dir(first), false)
-	serving := listen(second) // by another server since
+	serving := listen(second) // another server listens there now
 	place("")
 	exists(second, true)
 	exists(filepath.Join(runRoot, facadeLink), false)
@@ -59,5 +59,5 @@ func TestFacadeMoves(t *testing.T) {
 		t.Fatal(err)
 	}
 	place("")
-	exists(second+".lock", true) // it is not ours
+	exists(second+".lock", true) // it belongs to the other server
 }

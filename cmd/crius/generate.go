@@ -12,8 +12,8 @@ import (
 	"github.com/crius-run/crius/cmd/crius/config"
 )
 
-// generated are the files of the repository that are made from the command line
-// and the configuration: the path of each and who writes it.
+// generated returns the writers, by path, of the files of the repository that are generated
+// from the command line and the configuration.
 func generated(root *cobra.Command) map[string]func(io.Writer) error {
 	completion := func(shell string) func(io.Writer) error {
 		return func(w io.Writer) error { return completions[shell](root, w) }

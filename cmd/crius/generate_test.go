@@ -60,7 +60,7 @@ func TestManualNamesEverything(t *testing.T) {
 	}
 }
 
-// TestManualIsTroff lets groff read the pages and wants no complaint.
+// TestManualIsTroff checks that groff reads the pages without warnings.
 func TestManualIsTroff(t *testing.T) {
 	groff, err := exec.LookPath("groff")
 	if err != nil {

@@ -11,12 +11,11 @@ import (
 	"github.com/crius-run/crius/cmd/crius/config"
 )
 
-// helpWidth is the number of columns that help is wrapped at.
+// helpWidth is the column at which help is wrapped.
 const helpWidth = 100
 
-// printUsage prints the commands below cmd and its flags. The flags that set keys of
-// the configuration, which every command takes, have a page of their own
-// (flagsTopic): they are many.
+// printUsage prints the subcommands and flags of cmd. The many flags that set options,
+// which every command accepts, have their own page (flagsTopic).
 func (p *program) printUsage(cmd *cobra.Command) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Usage:\n  %s\n", cmd.UseLine())
@@ -44,7 +43,7 @@ func (p *program) printUsage(cmd *cobra.Command) error {
 	return err
 }
 
-// flagsTopic is the page of `crius help flags`.
+// flagsTopic returns the page of `crius help flags`.
 func flagsTopic(options *config.Flags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:    "flags",

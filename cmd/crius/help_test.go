@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// The flags of the configuration would bury the few that belong to a command.
+// Help does not list the flags of options, which would hide the few of the command.
 func TestHelpIsShort(t *testing.T) {
 	commands := []*cobra.Command{newRoot()}
 	for i := 0; i < len(commands); i++ {

@@ -8,8 +8,8 @@ import (
 	"github.com/crius-run/crius/oci/hooks"
 )
 
-// reportHooks logs what keeps containers from being created. It is no reason not to
-// start: hooks are read again for each container.
+// reportHooks logs invalid hooks, which keep containers from being created. The server
+// starts nevertheless, since hooks are read again for each container.
 func reportHooks(ctx context.Context, dirs []string) {
 	usable, errs := hooks.Check(dirs)
 	for _, err := range errs {
@@ -20,7 +20,7 @@ func reportHooks(ctx context.Context, dirs []string) {
 	}
 }
 
-// checkHooks reads the hooks that containers get.
+// checkHooks checks the hooks that containers get.
 func (n *node) checkHooks(context.Context) []finding {
 	dirs := n.config.Config.Runtime.HooksDir
 	usable, errs := hooks.Check(dirs)

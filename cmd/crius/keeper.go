@@ -20,7 +20,7 @@ import (
 	"github.com/crius-run/crius/storage/foreign"
 )
 
-// keeper is who answers for the node as a whole.
+// keeper checks and wipes the node as a whole.
 type keeper interface {
 	Check(ctx context.Context, repair bool) (control.Checked, error)
 	Holdings(ctx context.Context) (control.Holdings, error)
@@ -29,8 +29,8 @@ type keeper interface {
 	RemoveForeign(ctx context.Context, ids []string) (control.ForeignRemoved, error)
 }
 
-// findLooker is findKeeper for who changes nothing, and does not make the lock where no
-// server has ever been.
+// findLooker is findKeeper for callers that change nothing. It does not create the lock if
+// no server has ever run.
 func findLooker(ctx context.Context, cfg config.Config) (_ keeper, release func() error, err error) {
 	if neverLocked(cfg) {
 		return newStandIn(cfg), func() error { return nil }, nil
@@ -38,8 +38,8 @@ func findLooker(ctx context.Context, cfg config.Config) (_ keeper, release func(
 	return findKeeper(ctx, cfg)
 }
 
-// findKeeper is the running server, or who stands in for it: that one has the
-// state locked until release, so that no server can be started meanwhile.
+// findKeeper returns the running server, or a stand-in that keeps the state locked until
+// release, so that no server can start in the meantime.
 func findKeeper(ctx context.Context, cfg config.Config) (_ keeper, release func() error, err error) {
 	unlock, err := lockRoots(ctx, cfg, 0)
 	taken := new(owner.TakenError)
@@ -47,8 +47,8 @@ func findKeeper(ctx context.Context, cfg config.Config) (_ keeper, release func(
 	case errors.As(err, &taken):
 		return nil, nil, err
 	case errors.Is(err, fault.Precondition):
-		// The server of this root may have been started with another run root, and
-		// the one that answers there is another's.
+		// The server of this root may have been started with another run root, and the
+		// server of this run root may have another root.
 		if err := pod.RunIsOurs(cfg.RunRoot, cfg.Root); err != nil {
 			return nil, nil, err
 		}
@@ -59,9 +59,9 @@ func findKeeper(ctx context.Context, cfg config.Config) (_ keeper, release func(
 	return newStandIn(cfg), unlock, nil
 }
 
-// lockRoots makes this process the only one that works on its roots. If a server of
-// the same root does, the error is fault.Precondition; if another crius has the run
-// root, it is an *owner.TakenError.
+// lockRoots locks the roots for this process. If a server of the same root has them, the
+// error is fault.Precondition; if another crius has the run root, it is an
+// *owner.TakenError.
 func lockRoots(ctx context.Context, cfg config.Config, patience time.Duration) (unlock func() error, err error) {
 	state, err := pod.Lock(ctx, cfg.Root, patience)
 	if err != nil {
@@ -74,23 +74,24 @@ func lockRoots(ctx context.Context, cfg config.Config, patience time.Duration) (
 	return func() error { return errors.Join(run.Close(), state.Close()) }, nil
 }
 
-// standIn does what a server would, where none runs.
+// standIn does the work of a server if none is running.
 type standIn struct {
 	cfg   config.Config
-	looks bool // and changes nothing
+	looks bool // it changes nothing
 }
 
-// newStandIn makes no pods, and so labels nothing: it works also on a node whose SELinux
-// policy has no types for containers, where no server starts.
+// newStandIn returns a stand-in with SELinux disabled. It creates no pods, and so needs no
+// labels: it works even if the SELinux policy has no types for containers, so that no
+// server starts.
 func newStandIn(cfg config.Config) standIn {
 	cfg.Pod.SELinux = false
 	return standIn{cfg: cfg}
 }
 
-// node opens the backends and makes an engine on them.
+// node opens the backends and an engine that uses them.
 func (s standIn) node(ctx context.Context) (_ control.Node, end func() error, err error) {
 	if s.looks {
-		s.cfg.Pod.AppArmorProfile = "" // which would be loaded
+		s.cfg.Pod.AppArmorProfile = "" // so that it is not loaded
 	}
 	backends, err := openBackends(ctx, s.cfg, s.image(), nil)
 	if err != nil {
@@ -111,7 +112,7 @@ func (s standIn) image() storage.Options {
 	return options
 }
 
-// inspect looks at the node and changes nothing.
+// inspect checks the node without changing anything.
 func (s standIn) inspect(ctx context.Context) (checked control.Checked, err error) {
 	s.looks = true
 	node, end, err := s.node(ctx)
@@ -122,8 +123,8 @@ func (s standIn) inspect(ctx context.Context) (checked control.Checked, err erro
 	return node.Inspect(ctx)
 }
 
-// Check compares the node with its records. A repair also does what the start of a
-// server would do.
+// Check compares the node with its records. With repair it first recovers as a starting
+// server would.
 func (s standIn) Check(ctx context.Context, repair bool) (checked control.Checked, err error) {
 	before, err := s.inspect(ctx)
 	if err != nil || !repair {
@@ -163,8 +164,7 @@ func (s standIn) Holdings(ctx context.Context) (holdings control.Holdings, err e
 	return node.Holdings(ctx)
 }
 
-// Wipe also removes the directories, once nothing remains that they keep note
-// of.
+// Wipe also removes the directories once they record no more objects.
 func (s standIn) Wipe(ctx context.Context, keepImages bool) (wiped control.Wiped, err error) {
 	node, end, err := s.recovered(ctx)
 	if err != nil {
@@ -180,7 +180,7 @@ func (s standIn) Wipe(ctx context.Context, keepImages bool) (wiped control.Wiped
 	return wiped, errors.Join(removeParents(ctx, s.cfg), placeFacade(s.cfg.RunRoot, ""), rootsOf(s.cfg).remove())
 }
 
-// Foreign needs no engine, since nothing of it is crius's.
+// Foreign lists containers of other runtimes, which needs no engine.
 func (s standIn) Foreign(ctx context.Context, measure bool) (list []foreign.Container, err error) {
 	s.looks = true
 	err = s.withStore(ctx, func(node control.Node) (err error) {
@@ -208,9 +208,8 @@ func (s standIn) withStore(ctx context.Context, f func(control.Node) error) (err
 	return f(control.Node{Store: store})
 }
 
-// removeParents removes the cgroups that containers and monitors were in, as far
-// as they are crius's own, and nothing is in them: they may be another server's as
-// well.
+// removeParents removes the parent cgroups of containers and monitors that belong to crius
+// and are empty. Another server may use them as well.
 func removeParents(ctx context.Context, cfg config.Config) error {
 	names := []string{cfg.Runtime.MonitorCgroup}
 	if leaf := pullCgroupOf(cfg).Leaf(); leaf != "" {
@@ -234,8 +233,7 @@ func removeParents(ctx context.Context, cfg config.Config) error {
 	return errors.Join(errs...)
 }
 
-// hasState tells whether a server has ever been here since the last boot or
-// reinstallation.
+// hasState reports whether a server has run since the last boot or reinstallation.
 func hasState(cfg config.Config) bool {
 	for _, dir := range []string{cfg.Root, cfg.RunRoot} {
 		if _, err := os.Lstat(dir); err == nil {
@@ -245,14 +243,14 @@ func hasState(cfg config.Config) bool {
 	return false
 }
 
-// neverLocked tells whether no server can be running, for it would have made the
-// lock; who only looks does not make it.
+// neverLocked reports whether the lock does not exist, so that no server can be running.
+// Commands that only look do not create it.
 func neverLocked(cfg config.Config) bool {
 	_, err := os.Lstat(filepath.Join(cfg.Root, "lock"))
 	return errors.Is(err, os.ErrNotExist)
 }
 
-// asked calls f in a way that ends with ctx, whatever f waits for.
+// asked calls f, but returns when ctx ends even if f does not.
 func asked[T any](ctx context.Context, f func(context.Context) (T, error)) (T, error) {
 	type outcome struct {
 		result T

@@ -19,13 +19,13 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// logServer has pods and containers, whose log is one file.
+// logServer has pods and containers that share one log file.
 type logServer struct {
 	cri.UnimplementedRuntimeServiceServer
 	log    string
 	exited atomic.Bool
 	away   atomic.Bool
-	asked  atomic.Int32 // for states
+	asked  atomic.Int32 // number of calls for states
 }
 
 func (s *logServer) ListPodSandbox(context.Context, *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error) {
@@ -102,8 +102,7 @@ func TestLogs(t *testing.T) {
 	}
 }
 
-// A log that is followed is shown across its rotation and restarts of the server, and to
-// its end.
+// A followed log is shown across rotations and restarts of the server, and to its end.
 func TestFollowLogs(t *testing.T) {
 	t.Parallel()
 	s, socket := startLogServer(t, "T stdout F first\nT stdout F half")
@@ -148,8 +147,8 @@ func TestFollowLogs(t *testing.T) {
 	}
 }
 
-// What a container writes reaches a terminal as text only, by whatever record; nothing
-// else that output goes to gets it changed.
+// The output of a container reaches a terminal only as text, whatever the records look
+// like. Other outputs get it unchanged.
 func TestLogsDoNotControlTheTerminal_CVE_2021_25743(t *testing.T) {
 	t.Parallel()
 	const log = "T stdout F \x1b]0;owned\x07\x1b[2J\ttab\u009b31m\r\n" +
@@ -178,7 +177,7 @@ func TestLogsDoNotControlTheTerminal_CVE_2021_25743(t *testing.T) {
 	}
 }
 
-// A pod that may write to the directory of logs does not have crius read other files.
+// A pod that may write to the log directory cannot make crius read other files.
 func TestLogsAreRegularFiles(t *testing.T) {
 	t.Parallel()
 	s, socket := startLogServer(t, "T stdout F first\n")

@@ -1,12 +1,12 @@
-// Command crius is a container runtime for Kubernetes nodes: it serves CRI on a
-// unix socket and runs containers with OCI runtimes such as runc and crun.
+// Command crius is a container runtime for Kubernetes nodes: it serves CRI on a unix socket
+// and runs containers with OCI runtimes such as runc and crun.
 //
-// This package is the wiring: it reads the command line and the configuration,
-// builds the backends below from top to bottom and stops them again. Its other
-// subcommands look at a node and print, and change nothing.
+// This package connects the parts: it reads the command line and the configuration, builds
+// the backends from the bottom up and stops them again. Most other subcommands only inspect
+// a node.
 //
-// Exit codes: 0 done, 1 something failed, 2 the command line makes no sense, 78 a
-// server does not start with its configuration; crius exec ends with its command's.
+// Exit codes: 0 success, 1 failure, 2 invalid command line, 78 invalid configuration of a
+// server; crius exec exits with the code of its command.
 package main
 
 import (
@@ -30,20 +30,20 @@ import (
 
 func main() {
 	unix.Umask(inherit.Umask)
-	if storage.Init() { // started again by containers/storage, not by a person
+	if storage.Init() { // containers/storage has started the program again
 		return
 	}
 	os.Exit(runUntilSignal(newRoot()))
 }
 
-// runUntilSignal is run for the process's own command line.
+// runUntilSignal calls run with the process's command line, until a signal ends it.
 func runUntilSignal(root *cobra.Command) int {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	return run(ctx, root, os.Args[1:], os.Stdout, os.Stderr)
 }
 
-// run is the program without its process: it returns the exit code.
+// run executes a command line and returns the exit code.
 func run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
@@ -64,11 +64,11 @@ func run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 	return 1
 }
 
-// exitConfig is EX_CONFIG of sysexits.h. The unit does not start the server again
-// after it: no repetition corrects a file.
+// exitConfig is EX_CONFIG of sysexits.h. The unit does not restart the server after it,
+// since a restart does not correct the configuration.
 const exitConfig = 78
 
-// configError is a configuration with which the server does not start.
+// configError is an error in the configuration of a server.
 type configError struct{ error }
 
 func (e configError) Unwrap() []error { return []error{e.error} }
@@ -87,8 +87,8 @@ func report(w io.Writer, err error) {
 	}
 }
 
-// lines takes joined errors apart again. Other errors that wrap several have a
-// text of their own, which is not the parts on a line each.
+// lines splits joined errors. It does not split other errors that wrap several, which have
+// a text of their own.
 func lines(err error) []string {
 	if err == nil {
 		return nil

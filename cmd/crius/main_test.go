@@ -32,7 +32,7 @@ func crius(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	return code, out.String(), errs.String()
 }
 
-// write makes a file in a directory of its own.
+// write creates a file in a directory of its own.
 func write(t *testing.T, name, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
@@ -176,7 +176,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// A server that cannot start says so with the priority of an error.
+// A server that cannot start logs that with the priority of an error.
 func TestReportToTheJournal(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "journal"))
 	if err != nil {
@@ -228,7 +228,7 @@ func TestModulesAreFixed_CVE_2026_34986(t *testing.T) {
 	}
 }
 
-// brokenWriter is a standard output that was closed.
+// brokenWriter is a closed standard output.
 type brokenWriter struct{}
 
 func (brokenWriter) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
@@ -243,7 +243,7 @@ func TestOutputThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// crius exec ends as its command did, and adds no word to what that has said.
+// crius exec exits with the code of its command and adds no message.
 func TestExitCodeOfCommand(t *testing.T) {
 	t.Parallel()
 	var out, errs strings.Builder

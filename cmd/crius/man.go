@@ -34,7 +34,7 @@ func (p *page) text(text string) {
 	}
 }
 
-// item writes a term in bold, what follows it on its line, and its explanation.
+// item writes a term in bold, the rest of its line, and its explanation.
 func (p *page) item(term, rest, explanation string) {
 	fmt.Fprintf(&p.b, ".TP\n\\fB%s\\fR%s\n%s\n", roff(term), roff(rest), roff(explanation))
 }
@@ -44,7 +44,7 @@ func (p *page) writeTo(w io.Writer) error {
 	return err
 }
 
-// roff escapes text so that troff shows it letter by letter.
+// roff escapes text so that troff shows it literally.
 func roff(text string) string {
 	text = strings.NewReplacer(`\`, `\e`, `-`, `\-`, "`", `\(ga`, `'`, `\(aq`, `^`, `\(ha`, `~`, `\(ti`).Replace(text)
 	if strings.HasPrefix(text, ".") {

@@ -18,18 +18,17 @@ import (
 	"github.com/crius-run/crius/cmd/crius/cli"
 )
 
-// answerTime is how long the server may take to answer a probe's own question.
+// answerTime bounds the server's answer to a probe.
 const answerTime = 3 * time.Second
 
-// manager is the service manager that wants to know how the service is
-// (sd_notify(3)).
+// manager is the service manager that is notified of the service's state (sd_notify(3)).
 type manager struct {
-	socket   string        // empty: nobody asks
-	watchdog time.Duration // how often it wants to hear that the service is well; 0: never
+	socket   string        // empty: no manager
+	watchdog time.Duration // longest time between notifications that the service is healthy; 0: none are wanted
 }
 
-// findManager takes the variables out of the environment: to runtimes and plugins,
-// which inherit the rest, they would be an invitation to speak for the server.
+// findManager removes the variables from the environment, so that runtimes and plugins,
+// which inherit the rest, cannot notify the manager on behalf of the server.
 func findManager() manager {
 	take := func(name string) string {
 		value := os.Getenv(name)
@@ -40,7 +39,7 @@ func findManager() manager {
 	if abstract, ok := strings.CutPrefix(m.socket, "@"); ok {
 		m.socket = "\x00" + abstract
 	}
-	// sd_watchdog_enabled(3): meant for another process if there is a pid and it is not ours.
+	// sd_watchdog_enabled(3): the variable is for the process WATCHDOG_PID, if that is set.
 	micros, err := strconv.ParseInt(take("WATCHDOG_USEC"), 10, 64)
 	if pid := take("WATCHDOG_PID"); err == nil && micros > 0 && (pid == "" || pid == strconv.Itoa(os.Getpid())) {
 		m.watchdog = time.Duration(micros) * time.Microsecond
@@ -48,8 +47,8 @@ func findManager() manager {
 	return m
 }
 
-// patient asks the manager for more time to start, as often as it is called but
-// for a few seconds in between: without progress the time runs out.
+// patient returns a function that asks the manager for more time to start, at most once
+// every few seconds. Without calls, that is without progress, the time runs out.
 func (m manager) patient() func() {
 	const often, more = 10 * time.Second, 2 * time.Minute
 	var last time.Time
@@ -61,9 +60,9 @@ func (m manager) patient() func() {
 	}
 }
 
-// watch tells the manager that the service is well, as long as the server behind the
-// CRI socket answers, until ctx ends or the function that it returns is called. One that has
-// hung is killed by the manager and started again; containers do not notice.
+// watch notifies the manager as long as the server behind the CRI socket answers, until ctx
+// ends or stop is called. The manager kills and restarts a server that hangs; containers
+// are not affected.
 func (m manager) watch(ctx context.Context, socket string) (stop func()) {
 	if m.socket == "" || m.watchdog == 0 {
 		return func() {}
@@ -72,7 +71,7 @@ func (m manager) watch(ctx context.Context, socket string) (stop func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		often := m.watchdog / 3 // so that an answer that does not come is told before the end
+		often := m.watchdog / 3 // early enough to log a missing answer before the deadline
 		tick := time.NewTicker(often)
 		defer tick.Stop()
 		for {
@@ -100,8 +99,8 @@ func (m manager) watch(ctx context.Context, socket string) (stop func()) {
 	}
 }
 
-// alive asks what needs no more than the server's own memory: a slow disk or a hung
-// runtime, which a restart would not cure, does not count.
+// alive checks that the server answers a call that needs only its own memory: a restart
+// would not fix a slow disk or a hung runtime.
 func alive(ctx context.Context, server cri.RuntimeServiceClient, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -111,8 +110,8 @@ func alive(ctx context.Context, server cri.RuntimeServiceClient, limit time.Dura
 	return errors.Join(pods, containers)
 }
 
-// healthy says why the server behind the CRI socket does not serve its kubelet: it does
-// not answer, or no pod of the default handler can be run.
+// healthy returns an error if the server behind the CRI socket does not answer, or cannot
+// run pods of the default handler.
 func healthy(ctx context.Context, socket string, node *podstatus.Node) error {
 	err := cli.Ask(ctx, socket, func(ctx context.Context, server cli.Server) error {
 		return alive(ctx, server, answerTime)
@@ -130,7 +129,7 @@ func healthy(ctx context.Context, socket string, node *podstatus.Node) error {
 	return nil
 }
 
-// notify tells the manager. That it does not listen is its own loss.
+// notify sends a state to the manager. Errors are logged and otherwise ignored.
 func (m manager) notify(state string) {
 	if m.socket == "" {
 		return

@@ -16,7 +16,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// listen is a socket in a directory of the test's.
+// listen listens on a socket in a directory of the test.
 func listen(t *testing.T, name string) (string, net.Listener) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), name)
@@ -28,7 +28,7 @@ func listen(t *testing.T, name string) (string, net.Listener) {
 	return socket, l
 }
 
-// listens is a service manager that reads what it is told.
+// listens returns a service manager and the socket that receives its notifications.
 func listens(t *testing.T) (manager, *net.UnixConn) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "notify")
@@ -74,7 +74,7 @@ func TestAnsweringServerNotifiesTheWatchdog(t *testing.T) {
 	}
 }
 
-// A server that takes calls and does not answer them is not said to be well.
+// A server that accepts calls but does not answer them is not reported as healthy.
 func TestHungServerDoesNotNotifyTheWatchdog(t *testing.T) {
 	t.Parallel()
 	socket, l := listen(t, "s")
@@ -101,7 +101,7 @@ func TestHungServerDoesNotNotifyTheWatchdog(t *testing.T) {
 	}
 }
 
-// What the manager has said to the server is not for those whom it starts.
+// Processes that the server starts do not inherit the manager's variables.
 func TestNotifyVariablesAreNotInherited(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", "@abstract")
 	t.Setenv("WATCHDOG_USEC", "3000000")

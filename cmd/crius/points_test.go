@@ -13,9 +13,8 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// pointsSocket names the unix socket of whoever wants to decide what happens at
-// each point of the server's work. With it in the environment the test binary is
-// crius itself.
+// pointsSocket is the variable with the unix socket of the test that decides what happens
+// at each failpoint of the server. If it is set, the test binary acts as crius.
 const pointsSocket = "CRIUS_POINTS"
 
 func TestMain(m *testing.M) {
@@ -31,8 +30,8 @@ func TestMain(m *testing.M) {
 	os.Exit(runUntilSignal(p.root()))
 }
 
-// askPoints tells of a point and does as it is told: go on (an empty line), fail
-// with the text, or be killed before there is an answer.
+// askPoints reports a point and follows the answer: an empty line to continue, or a text to
+// fail with. The process may also be killed before it gets an answer.
 func askPoints(socket string, at trace.Point) error {
 	conn, err := net.Dial("unix", socket)
 	if err != nil {

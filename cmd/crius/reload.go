@@ -23,12 +23,12 @@ import (
 	"github.com/crius-run/crius/server/control"
 )
 
-// settings are the configuration in force, which SIGHUP changes in part.
+// settings are the configuration in force, parts of which SIGHUP changes.
 type settings struct {
 	load  func() (*config.Loaded, error)
 	level *slog.LevelVar
 
-	reloads sync.Mutex // held by one that reads the files until it has put them in force
+	reloads sync.Mutex // held from reading the files until they are in force
 
 	mu      sync.Mutex
 	inForce *config.Loaded
@@ -40,9 +40,8 @@ func (s *settings) loaded() *config.Loaded {
 	return s.inForce
 }
 
-// onSignal calls f at each such signal until the function that it returns is called.
-// SIGHUP must not end the server, however early it comes: whoever sends it wants the
-// opposite.
+// onSignal calls f at each signal sig until stop is called. SIGHUP must not end the server,
+// however early it arrives.
 func onSignal(ctx context.Context, sig os.Signal, f func(context.Context)) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	came := make(chan os.Signal, 1)
@@ -66,15 +65,15 @@ func onSignal(ctx context.Context, sig os.Signal, f func(context.Context)) (stop
 	}
 }
 
-// reloadable has SIGHUP reload the settings until ignore is called. Whoever calls
-// reload is told what came of it; a signal leaves it to the log.
+// reloadable makes SIGHUP reload the settings until ignore is called. reload returns the
+// result to its caller; the result of a signal is only logged.
 func (s *settings) reloadable(ctx context.Context, runtimes *oci.Table) (reload func(context.Context) (control.Reloaded, error), ignore func()) {
 	reload = func(ctx context.Context) (control.Reloaded, error) { return s.reload(ctx, runtimes) }
 	return reload, onSignal(ctx, unix.SIGHUP, func(ctx context.Context) { _, _ = reload(ctx) })
 }
 
-// reload reads the configuration again and puts in force what can be without a
-// restart: all of that, or nothing where anything is wrong. It logs what it does.
+// reload reads the configuration again and applies the live options: all of them, or none
+// if there is any error. It logs the result.
 func (s *settings) reload(ctx context.Context, runtimes *oci.Table) (result control.Reloaded, err error) {
 	s.reloads.Lock()
 	defer s.reloads.Unlock()
@@ -90,7 +89,7 @@ func (s *settings) reload(ctx context.Context, runtimes *oci.Table) (result cont
 	return result, nil
 }
 
-// reportRuntimes logs what the node's containers are run by.
+// reportRuntimes logs the handlers and hooks of the node's containers.
 func reportRuntimes(ctx context.Context, loaded *config.Loaded, runtimes *oci.Table) {
 	for _, text := range loaded.Ignored {
 		slog.WarnContext(ctx, "part of runtime.crio_handlers_dir has no effect", "what", text)
@@ -186,7 +185,7 @@ func checkProfiles(cfg oci.Config) error {
 	return errors.Join(errs...)
 }
 
-// reportHandlers logs what each handler turned out to be.
+// reportHandlers logs the state of each handler.
 func reportHandlers(ctx context.Context, runtimes *oci.Table) {
 	reports, errs := runtimes.Report(ctx)
 	for i, r := range reports {

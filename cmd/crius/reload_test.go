@@ -16,8 +16,8 @@ import (
 	"github.com/crius-run/crius/oci"
 )
 
-// A reload applies exactly the options that are said to be live: the consumer of each of
-// those has its new value, and no consumer is given one of another option.
+// A reload applies exactly the options that are declared live: their consumers have the new
+// value, and no consumer gets a new value of any other option.
 func TestReloadAppliesLiveOptionsAlone(t *testing.T) {
 	t.Parallel()
 	for _, section := range config.Schema() {
@@ -30,17 +30,17 @@ func TestReloadAppliesLiveOptionsAlone(t *testing.T) {
 	}
 }
 
-// reloading is a server's configuration, with what a reload can change.
+// reloading is a server's configuration with the consumers of live options.
 type reloading struct {
 	t     *testing.T
 	file  string
-	dir   string // of files that options name
+	dir   string // has files that options name
 	table *oci.Table
-	given oci.Config // to the table, last
+	given oci.Config // last configuration that the table was given
 	*settings
 }
 
-// Reload is that of the table, of which it takes note.
+// Reload notes the configuration and passes it to the table.
 func (r *reloading) Reload(cfg oci.Config) error {
 	r.given = cfg
 	return r.table.Reload(cfg)
@@ -71,7 +71,7 @@ func newReloading(t *testing.T) *reloading {
 	return r
 }
 
-// write makes a file that can be run.
+// write creates an executable file.
 func (r *reloading) write(name, text string) {
 	r.t.Helper()
 	path := filepath.Join(r.dir, name)
@@ -83,7 +83,7 @@ func (r *reloading) write(name, text string) {
 	}
 }
 
-// configure writes the configuration file, with one setting more.
+// configure writes the configuration file with an additional setting.
 func (r *reloading) configure(setting string) {
 	r.t.Helper()
 	text := fmt.Sprintf("runtime.workloads.own.activation_annotation = 'own'\n%s\n", setting)
@@ -99,7 +99,7 @@ func (r *reloading) configure(setting string) {
 }
 
 // change reloads a configuration in which only the key has another value, and checks
-// whether it has taken effect.
+// whether that took effect.
 func (r *reloading) change(key config.Key) {
 	r.t.Helper()
 	path := strings.NewReplacer("handlers.NAME", "handlers.runc", "workloads.NAME", "workloads.own").Replace(key.Path)
@@ -131,7 +131,7 @@ func (r *reloading) change(key config.Key) {
 	}
 }
 
-// applied is what the consumers of live options have.
+// applied returns the values that the consumers of live options have.
 func (r *reloading) applied() []any {
 	all := []any{r.level.Level(), r.table.Default()}
 	for _, name := range r.table.Names() {
@@ -148,7 +148,7 @@ func (r *reloading) handler(name string) oci.Handler {
 	return runtime.Handler()
 }
 
-// reached reports whether the consumer of a live option has the value that is wanted.
+// reached reports whether the consumer of a live option has the wanted value.
 func (r *reloading) reached(path string, wanted config.Config) bool {
 	switch path {
 	case "log_level":
@@ -173,7 +173,7 @@ func (r *reloading) reached(path string, wanted config.Config) bool {
 	return false
 }
 
-// another is a value of the key other than its default.
+// another returns a value of the key that is not its default.
 func (r *reloading) another(key config.Key) string {
 	file := func(name string) string { return strconv.Quote(filepath.Join(r.dir, name)) }
 	examples := map[string]string{

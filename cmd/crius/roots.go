@@ -15,25 +15,24 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 )
 
-// root is a directory of state.
+// root is a state directory.
 type root struct {
 	path    string
-	names   []string // of what crius has in it
-	allowed []string // of what else the configuration has put there, which stays
-	last    string   // of the names, to be removed after all others
+	names   []string // of crius's own entries
+	allowed []string // of entries that the configuration puts there, which stay
+	last    string   // the name that is removed after all others
 }
 
-// unfinished is what the names of files begin with that a dying server was
-// writing.
+// unfinished is the prefix of files that a server was writing when it died.
 const unfinished = ".crius-"
 
-// has tells whether a name in the root is ours alone.
+// has reports whether a name in the root belongs only to crius.
 func (r root) has(name string) bool {
 	return !slices.Contains(r.allowed, name) && (slices.Contains(r.names, name) || strings.HasPrefix(name, unfinished))
 }
 
-// roots are in the order in which they are removed: a server that finds no lock
-// may start, so that the lock goes when there is nothing else left to remove.
+// roots are in the order of their removal. A server that finds no lock may start, so the
+// lock is removed last.
 type roots []root
 
 func rootsOf(cfg config.Config) roots {
@@ -60,15 +59,15 @@ func rootsOf(cfg config.Config) roots {
 	return all
 }
 
-// nameBelow is the name in root by which path is reached.
+// nameBelow returns the name in root that leads to path.
 func nameBelow(root, path string) (string, bool) {
 	rest, below := strings.CutPrefix(filepath.Clean(path), strings.TrimSuffix(filepath.Clean(root), "/")+"/")
 	name, _, _ := strings.Cut(rest, "/")
 	return name, below && name != ""
 }
 
-// ours refuses roots that have other things in them: somebody has mistaken their
-// directory for one of crius.
+// ours refuses roots that contain anything else: such a directory was configured by
+// mistake.
 func (r roots) ours() error {
 	var errs []error
 	for _, root := range r {
@@ -90,8 +89,8 @@ func (r roots) ours() error {
 	return errors.Join(errs...)
 }
 
-// unmounted refuses roots in which something is still mounted: to remove a mount
-// point is to empty first what is mounted there, a volume for one.
+// unmounted refuses roots that contain mounts: their removal would first delete everything
+// in the mounted file system, such as a volume.
 func (r roots) unmounted() error {
 	var errs []error
 	for _, root := range r {
@@ -117,7 +116,7 @@ func (r roots) unmounted() error {
 	return errors.Join(errs...)
 }
 
-// remove removes what is ours, and then the roots if that leaves them empty.
+// remove removes crius's entries, and then the roots if they are empty.
 func (r roots) remove() error {
 	if err := r.unmounted(); err != nil {
 		return err
@@ -129,7 +128,7 @@ func (r roots) remove() error {
 	return errors.Join(errs...)
 }
 
-// remove follows no link out of the root.
+// remove removes crius's entries. It follows no link out of the root.
 func (r root) remove() error {
 	confined, err := os.OpenRoot(r.path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -150,7 +149,7 @@ func (r root) remove() error {
 	return errors.Join(errs...)
 }
 
-// order is what to remove, in that order.
+// order returns the names to remove, in that order.
 func (r root) order(entries []os.DirEntry) []string {
 	var first, last []string
 	for _, entry := range entries {

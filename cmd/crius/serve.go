@@ -30,22 +30,20 @@ import (
 	"github.com/crius-run/crius/server/stream"
 )
 
-// drainTime is how long a stopping server waits for calls under way, and then
-// again for their work. What takes longer is picked up from the records by the
-// next server.
+// drainTime is how long a stopping server waits for calls in progress, and then again for
+// their work. The next server continues longer work from the records.
 const drainTime = 20 * time.Second
 
-// orphanPeriod is how long a dead orphan waits to be reaped.
+// orphanPeriod is the longest time until a dead orphan is reaped.
 const orphanPeriod = 10 * time.Second
 
-// garbagePercent is by how much the heap may grow before it is collected, unless
-// GOGC says otherwise. Go's default, twice that, costs 4 MiB on a node of 100 pods
-// and saves next to nothing of what little the server computes.
+// garbagePercent is how much the heap may grow before it is collected, unless GOGC is set.
+// Go's default, twice that, costs 4 MiB on a node with 100 pods and saves almost no CPU
+// time.
 const garbagePercent = 50
 
-// serve runs the node until ctx ends: it builds the backends from the bottom up,
-// makes right what an earlier server left, and answers CRI. The containers
-// never notice its end.
+// serve runs the node until ctx ends: it builds the backends from the bottom up, recovers
+// the state of an earlier server, and serves CRI. Containers are not affected when it ends.
 func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error) {
 	since := time.Now()
 	if os.Getenv("GOGC") == "" {
@@ -127,8 +125,8 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	})
 }
 
-// shedInheritance keeps what the server was started with from containers, and returns what it
-// cannot keep from them.
+// shedInheritance resets inherited process attributes so that containers do not get them,
+// and returns those that it cannot reset.
 func shedInheritance(ctx context.Context) (left []string) {
 	left = inherit.Process()
 	for _, what := range left {
@@ -137,8 +135,7 @@ func shedInheritance(ctx context.Context) (left []string) {
 	return left
 }
 
-// occupyRoots locks the roots, and from then on saves the stacks of goroutines there
-// at SIGUSR1.
+// occupyRoots locks the roots and lets SIGUSR1 save the stacks of goroutines there.
 func occupyRoots(ctx context.Context, cfg config.Config) (leave func() error, err error) {
 	unlock, err := lockRoots(ctx, cfg, pod.ForkTime)
 	if err != nil {
@@ -151,7 +148,7 @@ func occupyRoots(ctx context.Context, cfg config.Config) (leave func() error, er
 	}, nil
 }
 
-// newSessions is the stream server for the engine's pods and containers.
+// newSessions returns the stream server for the engine's pods and containers.
 func newSessions(cfg server.Config, engine *pod.Engine) (*stream.Server, error) {
 	streaming := cfg.Stream()
 	streaming.Namespace = func(id string) string {
@@ -167,7 +164,7 @@ func newSessions(cfg server.Config, engine *pod.Engine) (*stream.Server, error) 
 	return stream.New(streaming, engine)
 }
 
-// serveControl lets operators work on the node until end is called.
+// serveControl serves the control socket until end is called.
 func serveControl(ctx context.Context, cfg config.Config, node control.Node) (end func() error, err error) {
 	s, err := control.Listen(ctx, controlSocket(cfg), node)
 	if err != nil {
@@ -176,7 +173,7 @@ func serveControl(ctx context.Context, cfg config.Config, node control.Node) (en
 	return background(ctx, s.Serve, s.Close), nil
 }
 
-// serveMetrics answers scrapes, probes and browsers until end.
+// serveMetrics serves metrics, probes and the status page until end is called.
 func serveMetrics(ctx context.Context, cfg config.Config, counts *metrics.Metrics, engine *pod.Engine, page http.Handler) (end func() error, err error) {
 	options := metricsOptions(cfg)
 	options.Page = page
@@ -188,7 +185,7 @@ func serveMetrics(ctx context.Context, cfg config.Config, counts *metrics.Metric
 	return background(ctx, s.Serve, s.Close), nil
 }
 
-// page is the status page of a server that runs since then.
+// page returns the status page of a server that has been running since then.
 func (b *backends) page(engine *pod.Engine, since time.Time) http.Handler {
 	return statuspage.Handler(statuspage.Sources{
 		Version: currentVersion().Crius, Since: since,
@@ -199,7 +196,7 @@ func (b *backends) page(engine *pod.Engine, since time.Time) http.Handler {
 	})
 }
 
-// newPlugins is nil if there are to be none.
+// newPlugins returns nil if NRI is disabled.
 func newPlugins(cfg nri.Config) (*nri.Plugins, error) {
 	if !cfg.Enable {
 		return nil, nil
@@ -211,8 +208,8 @@ func newPlugins(cfg nri.Config) (*nri.Plugins, error) {
 	return plugins, nil
 }
 
-// startPlugins lets NRI plugins connect. A node without them runs pods all the same,
-// so what keeps them away is no reason not to start.
+// startPlugins lets NRI plugins connect. It only logs errors, since a node runs pods
+// without plugins as well.
 func startPlugins(ctx context.Context, plugins *nri.Plugins, engine *pod.Engine) (end func()) {
 	if plugins == nil {
 		return func() {}
@@ -223,7 +220,7 @@ func startPlugins(ctx context.Context, plugins *nri.Plugins, engine *pod.Engine)
 	return func() { _ = bounded(ctx, plugins.Close) }
 }
 
-// handlersInfo is what a verbose Status tells of the handlers.
+// handlersInfo returns the handlers' part of a verbose Status.
 func handlersInfo(ctx context.Context, runtimes *oci.Table) []oci.Report {
 	ctx, cancel := context.WithTimeout(ctx, oci.StatusTime)
 	defer cancel()
@@ -231,7 +228,8 @@ func handlersInfo(ctx context.Context, runtimes *oci.Table) []oci.Report {
 	return reports
 }
 
-// newTracer has the work observed by counts and, if they are wanted, by traces.
+// newTracer returns a tracer that reports steps to counts and, if configured, to a
+// collector of traces.
 func newTracer(ctx context.Context, cfg otlp.Config, counts *metrics.Metrics) (_ *trace.Tracer, end func() error, err error) {
 	traces, err := otlp.New(ctx, cfg, currentVersion().Crius)
 	if traces == nil {
@@ -240,8 +238,8 @@ func newTracer(ctx context.Context, cfg otlp.Config, counts *metrics.Metrics) (_
 	return trace.New(counts, traces), func() error { return bounded(ctx, traces.Close) }, nil
 }
 
-// answer serves CRI and its sessions until ctx ends, then drains. It also ends with the error
-// of lost, which only another process can cure; lost returns nil when ctx ends.
+// answer serves CRI and its sessions until ctx ends, then drains. It also ends with the
+// error of lost, from which only a new process can recover; lost returns nil when ctx ends.
 func answer(ctx context.Context, cfg server.Config, manager manager, sessions *stream.Server, lost func(context.Context) error, services server.Services) (err error) {
 	defer closing(&err, func() error { return bounded(ctx, sessions.Close) })
 	srv, err := server.New(cfg, services)
@@ -273,7 +271,7 @@ func answer(ctx context.Context, cfg server.Config, manager manager, sessions *s
 	manager.notify("READY=1")
 	defer manager.watch(ctx, cfg.Listen)()
 	select {
-	case err := <-served: // without a drain: calls that need the store never end
+	case err := <-served: // no drain: calls that need the store would never end
 		manager.notify("STOPPING=1")
 		now, cancel := context.WithCancel(ctx)
 		cancel()
@@ -290,7 +288,7 @@ func answer(ctx context.Context, cfg server.Config, manager manager, sessions *s
 	return err
 }
 
-// info is what a verbose Status tells beyond the conditions.
+// info returns the information of a verbose Status.
 func (b *backends) info(ctx context.Context, loaded *config.Loaded, cni *network.Network, server vitals) map[string]string {
 	return statusInfo(map[string]any{
 		"config": loaded.Config, "settings": loaded.Settings(), "network": cni.Info(), "handlers": handlersInfo(ctx, b.runtimes),
@@ -298,7 +296,7 @@ func (b *backends) info(ctx context.Context, loaded *config.Loaded, cni *network
 	})
 }
 
-// statusInfo is each part as JSON.
+// statusInfo encodes each part as JSON.
 func statusInfo(parts map[string]any) map[string]string {
 	info := make(map[string]string)
 	for name, part := range parts {
@@ -312,25 +310,25 @@ func statusInfo(parts map[string]any) map[string]string {
 	return info
 }
 
-// background runs serve until the function that it returns is called, which
-// ends it by close and returns what became of both.
+// background runs serve until the returned function is called, which calls close and
+// returns the errors of both.
 func background(ctx context.Context, serve func() error, close func(context.Context) error) func() error {
 	ended := make(chan error, 1)
 	go func() { ended <- serve() }()
 	return func() error { return errors.Join(bounded(ctx, close), <-ended) }
 }
 
-// bounded calls end, also when ctx is over.
+// bounded calls end with a time limit, even if ctx has ended.
 func bounded(ctx context.Context, end func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 	defer cancel()
 	return end(ctx)
 }
 
-// closing joins the error of a deferred close to the function's.
+// closing joins the error of a deferred close to err.
 func closing(err *error, end func() error) { *err = errors.Join(*err, end()) }
 
-// reapOrphans makes this process the one that orphaned exec processes come to.
+// reapOrphans makes this process the reaper of orphaned exec processes.
 func reapOrphans(ctx context.Context) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	died := make(chan os.Signal, 1)

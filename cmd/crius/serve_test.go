@@ -14,8 +14,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// A server whose image store is lost ends with the reason, so that its service manager starts
-// another one.
+// A server whose image store is lost ends with the reason, so that its service manager
+// restarts it.
 func TestServerEndsWhenTheStoreIsLost(t *testing.T) {
 	t.Parallel()
 	cfg := config.Default().API
@@ -30,7 +30,7 @@ func TestServerEndsWhenTheStoreIsLost(t *testing.T) {
 	if err := answer(t.Context(), cfg, manager{}, sessions, lost, server.Services{Engine: noEngine{}, Status: new(podstatus.Node)}); !errors.Is(err, want) {
 		t.Errorf("%v, want %v", err, want)
 	}
-	wait.For(t, "the socket to go", func() bool { // its server may not have begun before it was stopped
+	wait.For(t, "the socket to go", func() bool { // the server may have been stopped before it began
 		conn, err := net.Dial("unix", cfg.Listen)
 		if err == nil {
 			conn.Close()
@@ -39,7 +39,7 @@ func TestServerEndsWhenTheStoreIsLost(t *testing.T) {
 	})
 }
 
-// noEngine has nobody who listens for events.
+// noEngine is an engine without subscribers to events.
 type noEngine struct{ server.Engine }
 
 func (noEngine) StopEvents() {}

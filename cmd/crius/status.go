@@ -22,14 +22,14 @@ import (
 	"github.com/crius-run/crius/storage/pull/progress"
 )
 
-// vitals is what the server tells of itself in a verbose Status.
+// vitals is the server's report of itself in a verbose Status.
 type vitals struct {
 	PID         int       `json:"pid"`
 	Since       time.Time `json:"since"`
 	Pods        states    `json:"pods"`
 	Containers  states    `json:"containers"`
 	Monitors    int       `json:"monitors"`
-	Unreachable int       `json:"unreachableMonitors"` // have not answered since the server was started
+	Unreachable int       `json:"unreachableMonitors"` // that have not answered since the server started
 	Cleanups    int       `json:"pending_cleanups"`
 	Goroutines  int       `json:"goroutines"`
 	Heap        uint64    `json:"heapBytes"`
@@ -37,13 +37,13 @@ type vitals struct {
 
 	Pulls []progress.Pull `json:"pulls"`
 
-	Inherited []string `json:"inherited,omitempty"` // by containers, from how the server was started
+	Inherited []string `json:"inherited,omitempty"` // attributes of the server that containers inherit
 }
 
 // states counts objects by state.
 type states map[string]int
 
-// work is an operation under way.
+// work is an operation in progress.
 type work struct {
 	Operation   string  `json:"operation"`
 	Object      string  `json:"object"`
@@ -78,7 +78,7 @@ func newWork(w trace.Work) work {
 	return work{w.Operation, w.Object, w.Took.Seconds(), w.Step, w.StepTook.Seconds()}
 }
 
-// stuck is how long an operation takes that somebody should look at.
+// stuck is the duration from which an operation counts as stuck.
 const stuck = 10 * time.Second
 
 func (p *program) statusCommand() *cobra.Command {
@@ -118,7 +118,7 @@ func (p *program) statusCommand() *cobra.Command {
 	return cmd
 }
 
-// statusReport is all that crius status tells.
+// statusReport is the document of crius status.
 type statusReport struct {
 	Name       string                  `json:"name"`
 	Version    string                  `json:"version"`
@@ -127,7 +127,7 @@ type statusReport struct {
 	Plugins    nri.Report              `json:"plugins"`
 	Server     vitals                  `json:"server"`
 	Config     json.RawMessage         `json:"config"`
-	Settings   []config.Setting        `json:"settings"` // what of config does not come from the defaults
+	Settings   []config.Setting        `json:"settings"` // options that do not have their defaults
 }
 
 func askStatus(ctx context.Context, server cri.RuntimeServiceClient) (statusReport, error) {
@@ -214,7 +214,7 @@ func writeHandlers(w io.Writer, list []oci.Report) {
 	}
 }
 
-// writePlugins is silent on a node that has none.
+// writePlugins writes nothing on a node without plugins.
 func writePlugins(w io.Writer, r nri.Report) {
 	if r.Error != "" {
 		fmt.Fprintf(w, "plugins\tNO: %s\n", cli.Printable(r.Error))

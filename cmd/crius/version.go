@@ -16,7 +16,7 @@ import (
 // version is set by the linker: -X main.version=v1.2.3.
 var version string
 
-// versionInfo is what `crius version` prints.
+// versionInfo is the document of `crius version`.
 type versionInfo struct {
 	Crius   string            `json:"crius"`
 	Commit  string            `json:"commit,omitempty"`
@@ -25,7 +25,7 @@ type versionInfo struct {
 	Modules map[string]string `json:"modules,omitempty"`
 }
 
-// currentVersion asks the build: the linker's word, else the module's.
+// currentVersion returns the version set by the linker, else that of the module.
 func currentVersion() versionInfo {
 	info := versionInfo{
 		Crius:   version,
@@ -56,7 +56,7 @@ func currentVersion() versionInfo {
 	return info
 }
 
-// tellingModules are those whose version explains behaviour that users see.
+// tellingModules are modules whose versions explain behaviour that users see.
 var tellingModules = []string{
 	"k8s.io/cri-api",
 	"google.golang.org/grpc",
@@ -80,7 +80,7 @@ func versionCommand() *cobra.Command {
 	return cmd
 }
 
-// printVersion prints what `crius version` prints.
+// printVersion prints the version for people.
 func printVersion(w io.Writer) error {
 	return cli.Format("text").Print(w, nil, currentVersion().text)
 }

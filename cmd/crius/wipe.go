@@ -35,7 +35,7 @@ func (p *program) wipeCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		// A program that only prints what it was asked for is quiet.
+		// Warnings of the backends do not belong into the output of a command.
 		if err := logTo(cmd.ErrOrStderr(), "error"); err != nil {
 			return err
 		}
@@ -56,7 +56,7 @@ func (p *program) wipeCommand() *cobra.Command {
 	return cmd
 }
 
-// wiping is how to wipe.
+// wiping has the options of a wipe.
 type wiping struct {
 	keepImages bool
 	ask        func(about string) error
@@ -99,7 +99,7 @@ func wipe(ctx context.Context, cfg config.Config, how wiping) (err error) {
 	return nil
 }
 
-// gone says what a wipe has removed.
+// gone describes what a wipe has removed.
 func gone(h control.Holdings, keepImages bool) string {
 	text := fmt.Sprintf("removed: pods %d, containers %d", h.Pods, h.Containers)
 	if !keepImages {
@@ -108,7 +108,7 @@ func gone(h control.Holdings, keepImages bool) string {
 	return text
 }
 
-// loss is what will be gone, in words.
+// loss describes what a wipe will remove.
 func loss(cfg config.Config, h control.Holdings, keepImages bool) string {
 	mib := func(bytes uint64) float64 { return float64(bytes) / (1 << 20) }
 	var b strings.Builder
@@ -128,7 +128,8 @@ func loss(cfg config.Config, h control.Holdings, keepImages bool) string {
 	return b.String()
 }
 
-// question asks on a terminal, and is a cli.UsageError where there is none.
+// question returns a function that asks for confirmation on a terminal. Without a terminal
+// the function returns a cli.UsageError.
 func question(in io.Reader, out io.Writer) func(string) error {
 	return func(about string) error {
 		if !cli.IsTerminal(in) {
@@ -146,7 +147,7 @@ func question(in io.Reader, out io.Writer) func(string) error {
 	}
 }
 
-// logTo is where what is not asked for goes.
+// logTo sends the log of this process to w, from the level called name on.
 func logTo(w io.Writer, name string) error {
 	level, err := logx.Level(name)
 	if err != nil {

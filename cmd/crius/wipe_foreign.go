@@ -64,7 +64,7 @@ func listForeign(ctx context.Context, cfg config.Config, out io.Writer) (err err
 	return nil
 }
 
-// wipeForeign removes the containers that names choose, once ask agrees.
+// wipeForeign removes the containers that names select, after ask has confirmed.
 func wipeForeign(ctx context.Context, cfg config.Config, names []string, ask func(string) error, out io.Writer) (err error) {
 	who, release, err := findKeeper(ctx, cfg)
 	if err != nil {
@@ -118,7 +118,7 @@ func writeForeign(w io.Writer, list []foreign.Container) {
 	}
 }
 
-// foreignName is a container as people call it.
+// foreignName formats the name of a container for people.
 func foreignName(c foreign.Container) string {
 	if c.Pod == "" {
 		return cmp.Or(c.Name, c.ID)

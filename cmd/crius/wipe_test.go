@@ -20,7 +20,7 @@ import (
 	"github.com/crius-run/crius/server/control"
 )
 
-// stateOf is a configuration whose roots have been used.
+// stateOf returns a configuration with used roots.
 func stateOf(t *testing.T, paths ...string) config.Config {
 	t.Helper()
 	cfg := config.Default()
@@ -37,7 +37,7 @@ func stateOf(t *testing.T, paths ...string) config.Config {
 	return cfg
 }
 
-// Only what is ours goes, and no link leads out.
+// Only crius's own entries are removed, and no link is followed out of the roots.
 func TestRootsAreRemoved(t *testing.T) {
 	cfg := stateOf(t)
 	outside := filepath.Join(t.TempDir(), "kept")
@@ -70,7 +70,7 @@ func TestRootsAreRemoved(t *testing.T) {
 	}
 }
 
-// What the configuration has put below a name of ours stays.
+// Entries that the configuration puts below a name of crius stay.
 func TestAllowedNamesStay(t *testing.T) {
 	cfg := stateOf(t, "lib/containers/storage/x", "run/runtime/images/x")
 	cfg.Image.Root, cfg.Image.RunRoot = cfg.Root+"//containers/storage", filepath.Join(cfg.RunRoot, "runtime", "images")
@@ -104,15 +104,14 @@ func TestRootsMayHoldNamespaces(t *testing.T) {
 	}
 }
 
-// No wipe and no check goes to a run root, or the server in it, that is another
-// crius's.
+// A wipe or check refuses a run root, and the server in it, that belongs to another crius.
 func TestRunRootOfAnotherIsRefused(t *testing.T) {
 	mine, other := stateOf(t), stateOf(t, "lib/pods/"+strings.Repeat("a", 64)+"/pod.json")
 	unlock, err := lockRoots(t.Context(), other, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unlock(); err != nil { // its server does not run, and its pods do
+	if err := unlock(); err != nil { // its server is not running, but its pods are
 		t.Fatal(err)
 	}
 	mine.RunRoot = other.RunRoot
@@ -147,8 +146,8 @@ func TestRunRootOfAnotherIsRefused(t *testing.T) {
 	}
 }
 
-// What is mounted in a root is not emptied, and nothing else goes either; a root
-// that is a mount point, and mounts in what stays, are nobody's mistake.
+// A root that contains a mount is not removed at all. A root that is a mount point, and
+// mounts in entries that stay, are fine.
 func TestRootsWithMountsAreNotRemoved(t *testing.T) {
 	cfg := stateOf(t, "volume/data")
 	volume := filepath.Join(filepath.Dir(cfg.Root), "volume")
@@ -156,7 +155,7 @@ func TestRootsWithMountsAreNotRemoved(t *testing.T) {
 		if err := errors.Join(os.MkdirAll(point, 0o700), unix.Mount(source, point, "", unix.MS_BIND, "")); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { // unless the test has
+		t.Cleanup(func() { // unless the test has done it
 			if err := unix.Unmount(point, 0); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 				t.Error(err)
 			}
@@ -189,7 +188,7 @@ func TestRootsWithMountsAreNotRemoved(t *testing.T) {
 	}
 }
 
-// A server that finds no lock may start, so that the lock goes last.
+// A server that finds no lock may start, so the lock is removed last.
 func TestTheLockIsRemovedLast(t *testing.T) {
 	cfg := stateOf(t, "lib/zzz", "lib/pod-cidr", "lib/containers/1/x")
 	r := rootsOf(cfg)
@@ -226,7 +225,7 @@ func TestQuestion(t *testing.T) {
 	}
 }
 
-// What is found is said with what to do about it, and decides the exit code.
+// Findings come with advice, and decide the exit code.
 func TestNodeFindings(t *testing.T) {
 	for want, c := range map[string]control.Checked{
 		"ok: the node matches crius's records: 2 pods, 3 containers -> ": {Pods: 2, Containers: 3},
@@ -280,8 +279,8 @@ func TestCheckOfANodeWithoutState(t *testing.T) {
 	}
 }
 
-// Where no server can start because the SELinux policy has no types for containers, its
-// state can still be checked and wiped.
+// If no server can start because the SELinux policy has no types for containers, the state
+// can still be checked and wiped.
 func TestStandInNeedsNoSELinuxTypes(t *testing.T) {
 	cfg := config.Default()
 	cfg.Root, cfg.RunRoot = filepath.Join(t.TempDir(), "lib"), filepath.Join(t.TempDir(), "run")
@@ -295,7 +294,7 @@ func TestStandInNeedsNoSELinuxTypes(t *testing.T) {
 	}
 }
 
-// A node that hangs does not hang who looks.
+// A node that hangs does not make the command hang.
 func TestAskedEndsWithItsContext(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)
@@ -307,8 +306,7 @@ func TestAskedEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// To try again helps with a server that has its lock and not yet its socket, and with
-// nothing else.
+// Only for a server that has its lock but not yet its socket is the advice to try again.
 func TestAdviceOfACheckThatFails(t *testing.T) {
 	cfg := stateOf(t)
 	cfg.Image.Options = []string{"overlay.nonsense=1"}
