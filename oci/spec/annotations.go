@@ -11,12 +11,12 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// annotations writes what tells runtimes and node tools whose container this
-// is, in the two families of keys that they know; an empty name means the
-// pod's infra container. Later ones override earlier ones: the node's, the
-// pod's, the container's, crius's. Of the pod's and the container's only those
-// reach the runtime that the handler allows: runtimes act on some of them with
-// root's powers (CVE-2023-6476, CVE-2024-3154).
+// annotations writes the keys by which runtimes and node tools identify a
+// container, in both families that they know; an empty name means the pod's
+// infra container. Later sources override earlier ones: the node, the pod, the
+// container, crius. From the pod and the container only annotations that the
+// handler allows reach the runtime: runtimes act on some of them with root's
+// powers (CVE-2023-6476, CVE-2024-3154).
 func annotations(container string) rule {
 	return func(in *Input, s *specs.Spec) error {
 		s.Annotations = map[string]string{}
@@ -60,10 +60,10 @@ func pass(to, from map[string]string, allowed []string) {
 	}
 }
 
-// admits tells whether an allowed key or pattern covers a key. A pattern covers
-// none of the keys in which crius tells runtimes whose container this is:
-// crius does not write all of them for every container, and a pod could add
-// those that are missing.
+// admits reports whether an allowed key or pattern covers a key. A pattern
+// never covers a key by which crius identifies a container to runtimes: crius
+// does not write all of them for every container, and a pod could add the
+// missing ones.
 func admits(pattern, key string) bool {
 	if pattern == key {
 		return true
@@ -75,9 +75,9 @@ func admits(pattern, key string) bool {
 	return err == nil && matched
 }
 
-// sizing tells a virtual machine handler how large the pod's machine must be, and
-// what it may cost beyond that: in containerd's keys, which Kata reads, and in
-// CRI-O's, which hold the CRI's own messages.
+// sizing tells a virtual machine handler how large the pod's machine must be
+// and how much overhead it may have: in containerd's keys, which Kata reads,
+// and in CRI-O's, which hold the CRI's own messages.
 func sizing(in *Input, s *specs.Spec) error {
 	linux := in.Request.Pod.GetLinux()
 	for key, r := range map[string]*cri.LinuxContainerResources{

@@ -8,8 +8,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// No annotation of the pod reaches the runtime unless its key is allowed,
-// and none passes for ours.
+// No annotation of the pod reaches the runtime unless its key is allowed, and
+// none can pose as one of crius's own.
 func TestAnnotations_CVE_2023_6476_CVE_2024_3154(t *testing.T) {
 	hostile := map[string]string{
 		"org.systemd.property.ExecStart": "x", "run.oci.handler": "wasm", "run.oci.keep_original_groups": "1",
@@ -43,8 +43,8 @@ func TestAnnotations_CVE_2023_6476_CVE_2024_3154(t *testing.T) {
 	}
 }
 
-// A pattern covers the keys of one domain, of pods and of containers apart, and
-// never the keys by which runtimes tell whose container this is.
+// A pattern covers the keys of one domain, separately for pods and containers,
+// and never the keys by which runtimes identify the container.
 func TestAnnotationPatterns(t *testing.T) {
 	in := typical()
 	in.Defaults.Annotations = []string{"io.katacontainers.both=node", "io.katacontainers.node=node"}
@@ -91,7 +91,7 @@ func TestAnnotationPatterns(t *testing.T) {
 }
 
 // TestInfraAnnotations: the infra container has no name, which gVisor would
-// take for a container's, and a virtual machine learns its size.
+// take for a container's, and a virtual machine is told its size.
 func TestInfraAnnotations(t *testing.T) {
 	in := typical()
 	virtualMachine(&in)

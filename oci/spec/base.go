@@ -8,11 +8,12 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Base is an OCI spec of the operator's: containerd's base_runtime_spec. It gives
-// containers what neither the request nor crius's configuration decides: environment
-// variables, rlimits and mounts that they would not have, hooks, files of cgroup v2, and
-// what there is no key for (scheduler, I/O priority, CPU affinity of commands, RDT). All
-// else that such a file has, such as namespaces and capabilities, is of no effect.
+// Base is an OCI spec that the operator supplies: containerd's
+// base_runtime_spec. It gives containers what neither the request nor crius's
+// configuration decides: additional environment variables, rlimits and mounts,
+// hooks, files of cgroup v2, and settings for which crius has no key
+// (scheduler, I/O priority, CPU affinity of commands, RDT). Everything else in
+// the file, such as namespaces and capabilities, has no effect.
 type Base struct{ text []byte }
 
 // ParseBase reads the JSON of a spec.
@@ -23,12 +24,12 @@ func ParseBase(text []byte) (*Base, error) {
 	return &Base{text}, nil
 }
 
-// spec is one that shares nothing with another container's. Its process, its Linux part
-// and their resources are there.
+// spec returns a copy that shares nothing with another container's spec. Its
+// Process, its Linux part and their resources are never nil.
 func (b *Base) spec() *specs.Spec {
 	s := &specs.Spec{}
 	if b != nil {
-		_ = json.Unmarshal(b.text, s) // ParseBase has done it
+		_ = json.Unmarshal(b.text, s) // ParseBase has checked it
 	}
 	if s.Process == nil {
 		s.Process = &specs.Process{}
@@ -48,14 +49,14 @@ func (in *Input) baseMounts() []specs.Mount {
 	return slices.DeleteFunc(in.base.Mounts, func(m specs.Mount) bool { return m.Destination == "/run" && m.Type == "tmpfs" })
 }
 
-// baseLimits are the base's rlimits but those that more decides.
+// baseLimits returns the base's rlimits except those in more.
 func (in *Input) baseLimits(more []specs.POSIXRlimit) []specs.POSIXRlimit {
 	return slices.DeleteFunc(in.base.Process.Rlimits, func(limit specs.POSIXRlimit) bool {
 		return slices.ContainsFunc(more, func(m specs.POSIXRlimit) bool { return m.Type == limit.Type })
 	})
 }
 
-// base writes what no other rule does.
+// base writes what no other rule writes.
 func base(in *Input, s *specs.Spec) error {
 	s.Hooks = in.base.Hooks
 	s.Process.Scheduler = in.base.Process.Scheduler

@@ -14,7 +14,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// someBase is much of what `ctr oci spec` prints, changed by an operator.
+// someBase is most of what `ctr oci spec` prints, edited by an operator.
 const someBase = `{
 	"ociVersion": "1.1.0",
 	"process": {
@@ -66,8 +66,8 @@ func withBase(t *testing.T, in Input) *specs.Spec {
 	return s
 }
 
-// What the request, the image, the configuration or crius itself decides stays as it is;
-// the rest is the base's.
+// What the request, the image, the configuration or crius itself decides is
+// unchanged; the rest is the base's.
 func TestBase(t *testing.T) {
 	in := typical()
 	in.Request.Container.Mounts = append(in.Request.Container.Mounts, &cri.Mount{ContainerPath: "/etc/hosts", HostPath: "/kubelet/hosts"})
@@ -101,7 +101,7 @@ func TestBase(t *testing.T) {
 	})
 	same(t, "number of mounts", len(s.Mounts), len(plain.Mounts)+2)
 
-	// All else is as without it.
+	// Everything else is as without a base.
 	s.Process.Env, s.Process.Rlimits, s.Process.IOPriority = plain.Process.Env, plain.Process.Rlimits, nil
 	s.Mounts, s.Hooks, s.Linux.IntelRdt, s.Linux.Resources.Unified = plain.Mounts, nil, nil, plain.Linux.Resources.Unified
 	same(t, "the rest", s, plain)
@@ -149,8 +149,8 @@ func TestLoadBase(t *testing.T) {
 	}
 }
 
-// FuzzParseBase: whatever parses as a base makes a spec, and leaves alone what keeps the
-// container in.
+// FuzzParseBase: a base that parses yields a spec and leaves the confinement of
+// the container alone.
 func FuzzParseBase(f *testing.F) {
 	f.Add([]byte(someBase))
 	f.Add([]byte(`{"process": null, "linux": {"resources": null}, "mounts": [{}]}`))
@@ -167,7 +167,7 @@ func FuzzParseBase(f *testing.F) {
 		in.Defaults.Base = b
 		s, err := Container(in)
 		if err != nil {
-			return // a NUL byte in the environment, say
+			return // for example a NUL byte in the environment
 		}
 		same(t, "capabilities", s.Process.Capabilities, plain.Process.Capabilities)
 		same(t, "namespaces", s.Linux.Namespaces, plain.Linux.Namespaces)

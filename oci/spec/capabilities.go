@@ -25,7 +25,7 @@ var capabilityNames = [...]string{
 const allCapabilities = CapSet(1)<<len(capabilityNames) - 1
 
 // ParseCapabilities reads capability names in any case, with or without the
-// CAP_ prefix. ALL stands for every one.
+// CAP_ prefix. ALL stands for every capability.
 func ParseCapabilities(names []string) (CapSet, error) {
 	var set CapSet
 	for _, name := range names {
@@ -43,7 +43,8 @@ func ParseCapabilities(names []string) (CapSet, error) {
 	return set, nil
 }
 
-// Names are the capabilities with their CAP_ prefix, by number.
+// Names returns the capabilities with their CAP_ prefix, in order of their
+// numbers.
 func (c CapSet) Names() []string {
 	names := []string{}
 	for n, name := range capabilityNames {
@@ -54,22 +55,23 @@ func (c CapSet) Names() []string {
 	return names
 }
 
-// has takes the full name, CAP_ and all.
+// has takes the full name, including CAP_.
 func (c CapSet) has(name string) bool {
 	n := slices.Index(capabilityNames[:], strings.TrimPrefix(name, "CAP_"))
 	return n >= 0 && c&(1<<n) != 0
 }
 
-// capabilities writes the sets of the first process. The inheritable set stays
-// empty (CVE-2022-24769) but for what the ambient set needs, and that holds
-// only what was asked to be there (CVE-2018-1000400). A process that is not
-// root loses the rest when the kernel runs its program.
+// capabilities writes the capability sets of the first process. The inheritable
+// set (CVE-2022-24769) holds only what the ambient set needs, and the ambient
+// set only what was requested for it (CVE-2018-1000400). A process that is not
+// root loses the rest when the kernel executes its program.
 func capabilities(in *Input, s *specs.Spec) error {
 	set, ambient, err := in.capabilitySets()
 	if err != nil {
 		return err
 	}
-	// Nobody can hand on what he lacks: runc refuses to start such a container.
+	// A process cannot pass on capabilities that it lacks: runc refuses to start
+	// such a container.
 	set &= in.Facts.Host.Bounding
 	if f := in.linuxFeatures(); f != nil && f.Capabilities != nil {
 		var known CapSet
@@ -90,9 +92,9 @@ func capabilities(in *Input, s *specs.Spec) error {
 	return nil
 }
 
-// capabilitySets are those of the process and, among them, the ambient ones.
-// ALL is taken first, then single names; a name that is added and dropped is
-// dropped.
+// capabilitySets returns the process's capabilities and, among them, the
+// ambient ones. ALL is applied first, then single names; a name that is both
+// added and dropped is dropped.
 func (in *Input) capabilitySets() (set, ambient CapSet, err error) {
 	asked := in.security().GetCapabilities()
 	addAll, add, err := splitAll(asked.GetAddCapabilities())
@@ -119,7 +121,7 @@ func (in *Input) capabilitySets() (set, ambient CapSet, err error) {
 	return (set | add | ambient) &^ drop, ambient, nil
 }
 
-// splitAll parses names and tells apart whether ALL was among them.
+// splitAll parses names and reports separately whether ALL was among them.
 func splitAll(names []string) (all bool, single CapSet, err error) {
 	isAll := func(name string) bool { return strings.EqualFold(name, "ALL") }
 	all = slices.ContainsFunc(names, isAll)

@@ -34,7 +34,7 @@ func TestParseCapabilities(t *testing.T) {
 	}
 }
 
-// TestCapabilityNumbers: each name is at the kernel's number.
+// TestCapabilityNumbers: each name has the kernel's number.
 func TestCapabilityNumbers(t *testing.T) {
 	for name, number := range map[string]int{
 		"CAP_CHOWN": unix.CAP_CHOWN, "CAP_KILL": unix.CAP_KILL, "CAP_SETPCAP": unix.CAP_SETPCAP,
@@ -106,8 +106,8 @@ func TestCapabilitySets(t *testing.T) {
 	}
 }
 
-// TestCapabilitiesOfTheNode: nobody gets what crius lacks or the runtime does
-// not know, the privileged neither.
+// TestCapabilitiesOfTheNode: no container gets capabilities that crius lacks or
+// the runtime does not know, not even a privileged one.
 func TestCapabilitiesOfTheNode(t *testing.T) {
 	const resource = CapSet(1) << unix.CAP_SYS_RESOURCE
 	for name, change := range map[string]func(*Input){

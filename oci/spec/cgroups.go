@@ -12,18 +12,18 @@ const (
 	Systemd  = "systemd"
 )
 
-// What the names of containers' cgroups begin with: CrioPrefix is what cAdvisor
-// takes for CRI-O's.
+// Prefixes of the names of containers' cgroups. cAdvisor takes CrioPrefix for
+// CRI-O's.
 const (
 	CgroupPrefix = "crius"
 	CrioPrefix   = "crio"
 )
 
-// CgroupsPath is the linux.cgroupsPath of the container id below the pod's
+// CgroupsPath returns linux.cgroupsPath for the container id below the pod's
 // cgroup_parent: with the cgroupfs driver a path to prefix-id, with the systemd
 // driver "slice:prefix:id", which runtimes turn into prefix-id.scope in that
-// slice. A parent that belongs to the other driver is refused, for the container
-// would escape the pod's limits (CVE-2025-47291).
+// slice. A parent that belongs to the other driver is refused, because the
+// container would escape the pod's limits (CVE-2025-47291).
 func CgroupsPath(driver, prefix, parent, id string) (string, error) {
 	if id == "" || strings.ContainsAny(id, "/:\x00") {
 		return "", invalid("container id %q cannot name a cgroup", id)
@@ -45,8 +45,8 @@ func CgroupsPath(driver, prefix, parent, id string) (string, error) {
 	return "", invalid("cgroup driver %q is unknown: must be %s or %s", driver, Cgroupfs, Systemd)
 }
 
-// CgroupfsPath is where the cgroup of a CgroupsPath is below the mount of each
-// hierarchy.
+// CgroupfsPath returns the path, below the mount of each hierarchy, of the
+// cgroup that a CgroupsPath names.
 func CgroupfsPath(driver, cgroupsPath string) (string, error) {
 	if driver != Systemd {
 		return cgroupfsParent(cgroupsPath)
@@ -77,8 +77,8 @@ func cgroupfsParent(parent string) (string, error) {
 	return path.Clean("/" + parent), nil
 }
 
-// systemdSlice takes a slice's name or its path in the hierarchy and returns
-// the name.
+// systemdSlice takes the name of a slice or its path in the hierarchy and
+// returns the name.
 func systemdSlice(parent string) (string, error) {
 	if !strings.HasSuffix(parent, ".slice") {
 		return "", invalid("cgroup_parent %q is not a systemd slice, but crius uses the systemd driver: the kubelet seems to use cgroupfs; set the kubelet's cgroupDriver and runtime.cgroup_driver to the same value", parent)
@@ -94,10 +94,11 @@ func systemdSlice(parent string) (string, error) {
 	return slice, nil
 }
 
-// sliceName is a unit name whose dashes separate the slices it is nested in.
+// sliceName matches a unit name whose dashes separate the slices in which it is
+// nested.
 var sliceName = regexp.MustCompile(`^[A-Za-z0-9_.\\@]+(-[A-Za-z0-9_.\\@]+)*\.slice$`)
 
-// expandSlice is the directory of a slice: a-b.slice lies in a.slice.
+// expandSlice returns the directory of a slice: a-b.slice lies in a.slice.
 func expandSlice(slice string) (string, error) {
 	if slice == "-.slice" {
 		return "/", nil

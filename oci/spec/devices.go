@@ -11,12 +11,13 @@ import (
 
 // Device is a resolved device node.
 type Device struct {
-	specs.LinuxDevice        // Path is the one in the container
-	Access            string // what the device cgroup allows: of r, w and m
+	specs.LinuxDevice        // Path is the path in the container
+	Access            string // access that the device cgroup allows: some of r, w and m
 }
 
-// devices writes the nodes and the device cgroup's rules. The runtime itself
-// makes the standard nodes (null, zero, full, random, urandom, tty, ptmx).
+// devices writes the device nodes and the rules of the device cgroup. The
+// runtime itself makes the standard nodes (null, zero, full, random, urandom,
+// tty, ptmx).
 func devices(in *Input, s *specs.Spec) error {
 	list := slices.Concat(in.Defaults.Devices, in.requestedDevices())
 	everything := in.privileged() && !in.Defaults.PrivilegedWithoutHostDevices
@@ -43,9 +44,9 @@ func devices(in *Input, s *specs.Spec) error {
 	return nil
 }
 
-// requestedDevices are the request's, which may belong to the container's user
-// instead of whom they belong to on the node, so that no init container has to
-// change that (kubernetes/kubernetes#92211).
+// requestedDevices returns the devices of the request. With DeviceOwnership
+// they belong to the container's user instead of their owner on the node, so
+// that no init container has to change it (kubernetes/kubernetes#92211).
 func (in *Input) requestedDevices() []Device {
 	if !in.Defaults.DeviceOwnership {
 		return in.Facts.Devices
@@ -73,8 +74,8 @@ func lastPerPath(list []Device) []Device {
 	return out
 }
 
-// standardDevices are the rules for what every container may use: any node may
-// be made, a few harmless ones opened.
+// standardDevices are the rules that apply to every container: it may make any
+// node and open a few harmless ones.
 func standardDevices() []specs.LinuxDeviceCgroup {
 	const any = -1
 	return []specs.LinuxDeviceCgroup{
@@ -91,7 +92,7 @@ func standardDevices() []specs.LinuxDeviceCgroup {
 	}
 }
 
-// allowDevice leaves negative numbers out, which means any.
+// allowDevice leaves out negative numbers, which mean any.
 func allowDevice(kind string, major, minor int64, access string) specs.LinuxDeviceCgroup {
 	r := specs.LinuxDeviceCgroup{Allow: true, Type: kind, Access: access}
 	if major >= 0 {
@@ -110,7 +111,7 @@ func runtimeMakes(devicePath string) bool {
 	}, devicePath)
 }
 
-// mountedOver tells whether a bind mount covers the path or a directory above
+// mountedOver reports whether a bind mount covers the path or a directory above
 // it: a node made there would be made on the node's own file system.
 func mountedOver(mounts []specs.Mount, devicePath string) bool {
 	return slices.ContainsFunc(mounts, func(m specs.Mount) bool {
@@ -131,8 +132,8 @@ func clonePtr[T any](p *T) *T {
 	return &v
 }
 
-// validateDevice returns the request's device with its gaps filled: no path in
-// the container means the same as on the node, no permissions mean all.
+// validateDevice returns the request's device with defaults filled in: no
+// container path means the same path as on the node, no permissions mean all.
 func validateDevice(d *cri.Device) (host, container, access string, err error) {
 	host, container, access = d.GetHostPath(), d.GetContainerPath(), d.GetPermissions()
 	if container == "" {
@@ -152,7 +153,8 @@ func validateDevice(d *cri.Device) (host, container, access string, err error) {
 	return path.Clean(host), path.Clean(container), access, nil
 }
 
-// ParseDevice reads host[:container][:permissions], the configuration's form.
+// ParseDevice reads host[:container][:permissions], the form used in the
+// configuration.
 func ParseDevice(s string) (*cri.Device, error) {
 	parts := strings.Split(s, ":")
 	d := &cri.Device{HostPath: parts[0]}

@@ -24,7 +24,7 @@ func nodes(s *specs.Spec) map[string]int64 {
 	return out
 }
 
-// TestDeviceOwnership: what the request does not say stays as on the node.
+// TestDeviceOwnership: what the request leaves open stays as on the node.
 func TestDeviceOwnership(t *testing.T) {
 	id := func(n uint32) *uint32 { return &n }
 	device := Device{LinuxDevice: specs.LinuxDevice{Path: "/dev/fuse", Type: "c", UID: id(7), GID: id(8)}, Access: "rw"}
@@ -128,8 +128,8 @@ func TestPrivilegedDevices(t *testing.T) {
 	}
 }
 
-// TestDeviceUnderVolume: no node is made in a volume, whose directory is the
-// node's own.
+// TestDeviceUnderVolume: no device node is made in a volume, whose directory
+// belongs to the node.
 func TestDeviceUnderVolume(t *testing.T) {
 	s := mutate(t, func(in *Input) {
 		withMounts(&cri.Mount{ContainerPath: "/vol", HostPath: "/v"}, &cri.Mount{ContainerPath: "/dev/x", HostPath: "/x"})(in)

@@ -11,14 +11,14 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// podID and containerID look like crius's own.
+// podID and containerID have the form of crius's ids.
 const (
 	podID       = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
 	containerID = "cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc"
 )
 
-// typical is a pod's container as a kubelet asks for it, on an imaginary node.
-// Tests change what they are about.
+// typical is a pod's container as a kubelet requests it, on an imaginary node.
+// Tests change the part that they test.
 func typical() Input {
 	return Input{
 		Request:  Request{Pod: typicalPod(), Container: typicalContainer(), Image: typicalImage()},
@@ -111,7 +111,7 @@ func typicalDefaults() Defaults {
 	return Defaults{Capabilities: caps}
 }
 
-// runcFeatures is a runtime that knows all that specs may ask of it.
+// runcFeatures describes a runtime that supports everything specs may need.
 func runcFeatures() *features.Features {
 	return &features.Features{
 		OCIVersionMin: "1.0.0",
@@ -123,14 +123,15 @@ func runcFeatures() *features.Features {
 	}
 }
 
-// goldenSpec is one shape of request that occurs in the wild.
+// goldenSpec is one kind of request that clients really send.
 type goldenSpec struct {
 	name  string
 	infra bool
 	with  func(*Input)
 }
 
-// goldenSpecs are the requests whose whole specs are kept in testdata/golden.
+// goldenSpecs are the requests whose complete specs are kept in
+// testdata/golden.
 func goldenSpecs() []goldenSpec {
 	return []goldenSpec{
 		{name: "kubelet-root", with: func(*Input) {}},
@@ -195,7 +196,7 @@ func kubeletUser(in *Input) {
 	}
 }
 
-// oldKubelet sends profiles as strings only (up to 1.18).
+// oldKubelet sends profiles as strings only, as kubelets up to 1.18 do.
 func oldKubelet(in *Input) {
 	sc := in.Request.Container.Linux.SecurityContext
 	sc.Seccomp = nil
@@ -205,7 +206,7 @@ func oldKubelet(in *Input) {
 	in.Request.Pod.Linux.SecurityContext.SeccompProfilePath = "runtime/default"
 }
 
-// restricted is the restricted Pod Security Standard.
+// restricted follows the restricted Pod Security Standard.
 func restricted(in *Input) {
 	sc := in.Request.Container.Linux.SecurityContext
 	sc.RunAsUser = &cri.Int64Value{Value: 1000}

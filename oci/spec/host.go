@@ -6,25 +6,27 @@ import (
 	"strings"
 )
 
-// Host is what the rules must know of the node and of crius itself.
+// Host holds the facts about the node and about crius itself that the rules
+// need.
 type Host struct {
 	Arch   string // as Go calls it
 	Kernel string // release, 6.1.0-13-amd64
 
-	// Bounding is what crius itself may have at most, and so hand on.
+	// Bounding is the bounding set of crius itself: it cannot give containers
+	// more.
 	Bounding CapSet
-	// OOMScoreAdjMin is the lowest oom_score_adj that crius may set: without
-	// CAP_SYS_RESOURCE no lower than its own.
+	// OOMScoreAdjMin is the lowest oom_score_adj that crius may set: its own,
+	// unless it has CAP_SYS_RESOURCE.
 	OOMScoreAdjMin int
 	OpenFiles      uint64 // crius's own hard limit of open files; 0: unknown
 
 	CgroupV2       bool // resources are in the unified hierarchy; false on v1 and hybrid nodes
 	SwapAccounting bool // memory and swap can be limited together
-	HugeTLB        bool // the hugetlb controller is there
+	HugeTLB        bool // the node has the hugetlb controller
 	HugePageSizes  []string
 	PidsController bool
 
-	Seccomp, AppArmor, SELinux bool // the kernel has it, switched on
+	Seccomp, AppArmor, SELinux bool // the kernel has it and it is enabled
 }
 
 func (h Host) kernelAtLeast(want string) bool {

@@ -7,65 +7,67 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Input is all that a spec depends on.
+// Input is everything on which a spec depends.
 type Input struct {
-	Request  Request  // what is asked for
-	Asked    Asked    // what annotations of the pod ask for
-	Facts    Facts    // what was found or made for this container
-	Defaults Defaults // the node's policy, equal for all containers of a handler
+	Request  Request  // what the kubelet requested
+	Asked    Asked    // what annotations of the pod request
+	Facts    Facts    // what was resolved or made for this container
+	Defaults Defaults // the node's policy, the same for all containers of a handler
 
 	base *specs.Spec // from Defaults.Base; never nil in a rule
 }
 
-// Request is what the kubelet sent, and the image it names.
+// Request is the kubelet's request, with the configuration of the image that it
+// names.
 type Request struct {
 	Pod       *cri.PodSandboxConfig
 	Container *cri.ContainerConfig
-	Image     *imagespec.ImageConfig // nil: the image says nothing
-	// PrivilegedPod says that the pod has privileged containers by now, if Pod does not.
+	Image     *imagespec.ImageConfig // nil: no image configuration
+	// PrivilegedPod says that the pod has privileged containers by now even if
+	// Pod does not say so.
 	PrivilegedPod bool
 }
 
-// Asked is what annotations of the pod ask for, as far as a spec says it.
+// Asked is what annotations of the pod request, where a spec can express it.
 type Asked struct {
 	Umask           *uint32                      // of the first process
 	WritableCgroups bool                         // the container may make cgroups below its own; cgroup v2
-	Resources       *cri.LinuxContainerResources // instead of the request's; nil: those
-	InfraCPUs       string                       // on which the infra container runs; empty: all
-	LogVolume       string                       // emptyDir volume in whose place the pod's logs are mounted; empty: none
-	Seccomp         *Profile                     // of a container that the request leaves unconfined; nil: none
+	Resources       *cri.LinuxContainerResources // replaces the request's; nil: the request's apply
+	InfraCPUs       string                       // CPUs of the infra container; empty: all
+	LogVolume       string                       // emptyDir volume that is replaced by a mount of the pod's logs; empty: none
+	Seccomp         *Profile                     // for a container that the request leaves unconfined; nil: none
 }
 
-// Facts is what the caller resolved. Paths are the node's, absolute.
+// Facts is what the caller resolved. Paths are absolute paths on the node.
 type Facts struct {
 	PodID       string
 	Rootfs      string   // mounted root file system
-	Hostname    string   // of the pod, or of the node where the pod shares its network
+	Hostname    string   // of the pod, or of the node if the pod shares its network
 	User        Identity // from ResolveUser; the zero value is root
 	CgroupsPath string   // from CgroupsPath
 	Namespaces  Namespaces
 	Files       Files
 
-	// MountSources runs parallel to the request's mounts and may be shorter:
-	// where each really comes from (links resolved, image volume mounted).
-	// Empty: the mount's host_path as it stands.
+	// MountSources runs parallel to the request's mounts and may be shorter: the
+	// real source of each (links resolved, image volume mounted). Empty: the
+	// mount's host_path as it stands.
 	MountSources []string
 
-	// BindVolumes are volumes of the image, as MakeVolumes returns them, that stay
-	// writable where the root file system is read-only.
+	// BindVolumes are volumes of the image, as MakeVolumes returns them, that
+	// stay writable when the root file system is read-only.
 	BindVolumes []string
 
-	NodeMounts []*cri.Mount // what the container gets of the node's files; the request's mounts win
+	NodeMounts []*cri.Mount // mounts of the node's files that the handler or node adds; the request's mounts win
 
 	Devices     []Device // the request's, from ResolveDevices
 	HostDevices []Device // from HostDevices; given to privileged containers
 
 	Seccomp *Profile // from ResolveSeccomp: the request's localhost profile
 
-	SELinuxLevel string // that of the pod; the request's wins
+	SELinuxLevel string // the pod's; the request's wins
 
 	Host     Host               // from ResolveHost
-	Features *features.Features // of the handler; nil: it does not tell
+	Features *features.Features // of the handler; nil: it does not report them
 
 	// MountOptions lists mount options that a handler without Features is known
 	// to understand ("rro").
@@ -74,17 +76,18 @@ type Facts struct {
 	IDMap bool // the handler can make id-mapped mounts
 
 	// OwnKernel says that the handler runs the pod on a kernel of its own, in a
-	// virtual machine or gVisor, where the pod's sysctls are yet to be set.
+	// virtual machine or gVisor. The runtime must still set the pod's sysctls
+	// there.
 	OwnKernel bool
 	// VirtualMachine says that this kernel is in a virtual machine.
 	VirtualMachine bool
 }
 
 // Namespaces are the paths of namespaces to join. An empty path means a new
-// namespace, or the node's where the pod asks for that.
+// namespace, or the node's if the pod asks for it.
 type Namespaces struct {
 	Net, IPC, UTS string
-	PID           string // of the pod's infra container, or of the container that is the target
+	PID           string // of the pod's infra container, or of the target container
 	User          string
 }
 
@@ -92,7 +95,7 @@ type Namespaces struct {
 // request mounts something there itself. Empty: not mounted.
 type Files struct {
 	ResolvConf, Hostname, Hosts string
-	Shm                         string // directory; empty: the container gets a /dev/shm of its own
+	Shm                         string // directory; empty: the container gets its own /dev/shm
 }
 
 // Defaults is the node's policy.
@@ -108,12 +111,13 @@ type Defaults struct {
 	Seccomp                     *Profile // RuntimeDefault; nil: DefaultProfile
 	AppArmorProfile             string   // RuntimeDefault, loaded by the caller; empty: none
 	AllowedAnnotations          []string // pod annotations that reach the runtime, by key or path.Match pattern
-	AllowedContainerAnnotations []string // the same of the container's, which override the pod's
+	AllowedContainerAnnotations []string // the same for annotations of the container, which override the pod's
 	Annotations                 []string // key=value, for every container
 	SELinux                     *SELinux // nil: the node has none
 
 	// PrivilegedWithoutHostDevices withholds the node's devices from privileged
-	// containers; with AllDevicesAllowed these may make nodes of them and use those.
+	// containers; with AllDevicesAllowed these may make their own device nodes
+	// and use them.
 	PrivilegedWithoutHostDevices bool
 	AllDevicesAllowed            bool
 
@@ -121,7 +125,7 @@ type Defaults struct {
 	Base            *Base // nil: none
 }
 
-// writableCgroups tells whether the container may make cgroups below its own.
+// writableCgroups reports whether the container may make cgroups below its own.
 func (in *Input) writableCgroups() bool {
 	return in.Defaults.WritableCgroups || in.Asked.WritableCgroups
 }
@@ -136,13 +140,13 @@ func (in *Input) podSecurity() *cri.LinuxSandboxSecurityContext {
 
 func (in *Input) privileged() bool { return in.security().GetPrivileged() }
 
-// hostNetwork tells whether the pod shares the node's network, and with it the
-// node's UTS namespace.
+// hostNetwork reports whether the pod shares the node's network, and with it
+// the node's UTS namespace.
 func (in *Input) hostNetwork() bool {
 	return in.podSecurity().GetNamespaceOptions().GetNetwork() == cri.NamespaceMode_NODE
 }
 
-// linuxFeatures is nil where the handler does not tell.
+// linuxFeatures is nil if the handler does not report its features.
 func (in *Input) linuxFeatures() *features.Linux {
 	if in.Facts.Features == nil {
 		return nil

@@ -10,8 +10,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// mounts lists what every container has, the pod's files and what the request
-// asks for, parents before children.
+// mounts lists the mounts of every container, the pod's files and the requested
+// mounts, parents before children.
 func mounts(in *Input, s *specs.Spec) error {
 	if in.writableCgroups() && !in.Facts.Host.CgroupV2 {
 		return unimplemented("writable cgroups, requested by the handler's cgroup_writable or the annotation cgroup2-mount-hierarchy-rw.crio.io, require cgroup v2, but this node has v1")
@@ -25,7 +25,7 @@ func mounts(in *Input, s *specs.Spec) error {
 	return nil
 }
 
-// kernelMounts are the file systems that programs expect to find.
+// kernelMounts returns the file systems that programs expect.
 func kernelMounts(in *Input) []specs.Mount {
 	access := "ro"
 	if in.privileged() {
@@ -67,7 +67,7 @@ func shm(source string) specs.Mount {
 	return m
 }
 
-// fileMounts are the files made for the pod.
+// fileMounts returns mounts of the files that are made for the pod.
 func fileMounts(in *Input) []specs.Mount {
 	access := "rw"
 	if in.security().GetReadonlyRootfs() || in.Defaults.ReadOnly {
@@ -90,8 +90,8 @@ func fileMounts(in *Input) []specs.Mount {
 	return list
 }
 
-// volumeMounts mount each directory on itself: a root file system that the runtime
-// makes read-only does not make the mounts in it read-only.
+// volumeMounts mounts each directory on itself: when the runtime makes a root
+// file system read-only, the mounts in it stay writable.
 func volumeMounts(in *Input) []specs.Mount {
 	var list []specs.Mount
 	for _, volume := range in.Facts.BindVolumes {
@@ -103,9 +103,10 @@ func volumeMounts(in *Input) []specs.Mount {
 	return list
 }
 
-// nodeMounts are writable: runtimes make the places of other mounts in them. For the
-// same reason they are left out below a mount of the request that is not, and below one
-// from which the node would get them.
+// nodeMounts returns the node's mounts. They are writable, because runtimes
+// make the targets of other mounts in them. For the same reason one is left out
+// below a read-only mount of the request, and below one through which such
+// targets would appear on the node.
 func nodeMounts(in *Input) []specs.Mount {
 	var list []specs.Mount
 	for _, m := range in.Facts.NodeMounts {
@@ -124,8 +125,8 @@ func nodeMounts(in *Input) []specs.Mount {
 }
 
 // overlay puts asked over base: the last mount of a destination wins, and a
-// /dev that was asked for comes with all that is below it. The result is
-// ordered by depth, otherwise as given.
+// requested /dev replaces everything below it in base. The result is ordered by
+// depth, otherwise as given.
 func overlay(base, asked []specs.Mount) []specs.Mount {
 	ownDev := slices.ContainsFunc(asked, func(m specs.Mount) bool { return m.Destination == "/dev" })
 	if ownDev {
@@ -162,10 +163,11 @@ func requestMounts(in *Input) ([]specs.Mount, error) {
 	return list, nil
 }
 
-// withLogs is a mount of the request or, in place of that of the log volume, one of the
-// pod's logs, which the container can read only. It is made in the container alone: a
-// mount in a volume of the kubelet, or a link where pods may write, would leave it to them
-// what is unmounted on the node and where logs go (CVE-2025-0750).
+// withLogs returns the request's mount or, for the log volume, a read-only
+// mount of the pod's logs instead. Only the container gets that mount: if crius
+// mounted the logs into a volume of the kubelet, or followed a link that pods
+// can write, a pod could decide what is unmounted on the node and where logs go
+// (CVE-2025-0750).
 func (in *Input) withLogs(m *cri.Mount) *cri.Mount {
 	pod, volume := in.Request.Pod, in.Asked.LogVolume
 	kubelets := "/pods/" + pod.GetMetadata().GetUid() + "/volumes/kubernetes.io~empty-dir/" + volume
@@ -175,16 +177,16 @@ func (in *Input) withLogs(m *cri.Mount) *cri.Mount {
 	return &cri.Mount{ContainerPath: m.GetContainerPath(), HostPath: pod.GetLogDirectory(), Readonly: true}
 }
 
-// coverable are files of /proc over which others may be mounted: statistics per
-// container, as lxcfs has them, and what checkpoints and FIPS mode need.
+// coverable are files of /proc over which a mount is allowed: per-container
+// statistics, as lxcfs provides them, and what checkpoints and FIPS mode need.
 var coverable = []string{
 	"/proc/cpuinfo", "/proc/diskstats", "/proc/loadavg", "/proc/meminfo", "/proc/slabinfo", "/proc/stat", "/proc/swaps", "/proc/uptime",
 	"/proc/sys/kernel/ns_last_pid", "/proc/sys/crypto/fips_enabled",
 }
 
-// validateProcMount keeps mounts off /proc. A runtime writes security labels and
-// sysctls there, and would write them elsewhere (CVE-2019-16884, CVE-2025-52881).
-// runc refuses the same mounts; crun makes them.
+// validateProcMount refuses mounts on /proc. A runtime writes security labels
+// and sysctls there, and would write them elsewhere (CVE-2019-16884,
+// CVE-2025-52881). runc refuses the same mounts; crun makes them.
 func validateProcMount(target, source string) error {
 	below := strings.HasPrefix(target, "/proc/") && !slices.Contains(coverable, target)
 	if below || target == "/proc" && path.Clean(source) != "/proc" {
@@ -219,7 +221,7 @@ func (in *Input) requestMount(m *cri.Mount, source string) (specs.Mount, error) 
 		UIDMappings: idMappings(m.GetUidMappings()),
 		GIDMappings: idMappings(m.GetGidMappings()),
 	}
-	if m.GetImage() != nil { // its files have the owners of the pod's user namespace already
+	if m.GetImage() != nil { // its files already have owners of the pod's user namespace
 		mount.UIDMappings, mount.GIDMappings = nil, nil
 	}
 	return mount, nil
@@ -241,7 +243,7 @@ func validateSource(m *cri.Mount, source string) error {
 }
 
 // mountOptions translates the request's flags and admits further options only
-// if they restrict or concern access times.
+// if they restrict access or concern access times.
 func (in *Input) mountOptions(m *cri.Mount) ([]string, error) {
 	propagation, ok := propagations()[m.GetPropagation()]
 	if !ok {
@@ -262,7 +264,7 @@ func (in *Input) mountOptions(m *cri.Mount) ([]string, error) {
 	}
 	options := []string{"rbind", propagation, access}
 	if m.GetImage() != nil {
-		options = append(options, "nosuid", "nodev") // its files are data, whoever made them
+		options = append(options, "nosuid", "nodev") // its files are data, whoever owns them
 	}
 	for _, option := range m.GetMountOptions() {
 		if !slices.Contains(MountRestrictions(), option) {
@@ -284,13 +286,14 @@ func propagations() map[cri.MountPropagation]string {
 }
 
 // MountRestrictions are the mount_options that a request may have: those that
-// take rights away (CRI: Mount.mount_options, KEP-5855).
+// take away rights (CRI: Mount.mount_options, KEP-5855).
 func MountRestrictions() []string {
 	return []string{"noexec", "nodev", "nosuid"}
 }
 
-// knowsMountOption is false where nobody says so: a runtime takes an option
-// that it does not know for the file system's and drops it on a bind mount.
+// knowsMountOption returns false if nothing says that the runtime knows the
+// option: a runtime passes an option that it does not know to the file system,
+// and drops it on a bind mount.
 func (in *Input) knowsMountOption(option string) bool {
 	if f := in.Facts.Features; f != nil && f.MountOptions != nil {
 		return slices.Contains(f.MountOptions, option)
@@ -298,8 +301,8 @@ func (in *Input) knowsMountOption(option string) bool {
 	return slices.Contains(in.Facts.MountOptions, option)
 }
 
-// validateIDMap lets id mappings pass only to a runtime that says it applies
-// them: others would show the volume with the wrong owners.
+// validateIDMap accepts id mappings only for a runtime that reports that it
+// applies them: others would show the volume with the wrong owners.
 func (in *Input) validateIDMap(m *cri.Mount) error {
 	uids, gids := len(m.GetUidMappings()), len(m.GetGidMappings())
 	if uids == 0 && gids == 0 {
@@ -314,7 +317,8 @@ func (in *Input) validateIDMap(m *cri.Mount) error {
 	return nil
 }
 
-// rootPropagation must be at least as open as the most open volume's.
+// rootPropagation returns a propagation at least as open as that of the most
+// open volume.
 func rootPropagation(asked []*cri.Mount) string {
 	propagation := ""
 	for _, m := range asked {

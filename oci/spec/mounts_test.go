@@ -65,8 +65,9 @@ func TestMountsOverOurs(t *testing.T) {
 	}
 }
 
-// What the node gives is mounted before what the request mounts in it, and gives way to
-// what the request mounts in its place, or above it without leave to make a place in it.
+// The node's mounts come before requested mounts inside them. They give way to
+// a requested mount in the same place, or above if a place may not be made in
+// it.
 func TestNodeMounts(t *testing.T) {
 	given := func(mounts ...*cri.Mount) *specs.Spec {
 		return mutate(t, func(in *Input) {
@@ -97,8 +98,8 @@ func TestNodeMounts(t *testing.T) {
 	}
 }
 
-// A pod sees its logs read-only in the place of one of its own empty volumes, and of no
-// other mount.
+// A pod sees its logs read-only in place of one of its own emptyDir volumes,
+// and of no other mount.
 func TestLogsInVolume_CVE_2025_0750(t *testing.T) {
 	const volumes = "/var/lib/kubelet/pods/the-uid/volumes/"
 	logs := "/var/log/pods/ns_name_the-uid"
@@ -113,7 +114,7 @@ func TestLogsInVolume_CVE_2025_0750(t *testing.T) {
 	} {
 		s := mutate(t, func(in *Input) {
 			withMounts(&cri.Mount{ContainerPath: "/logs", HostPath: source, Propagation: cri.MountPropagation_PROPAGATION_BIDIRECTIONAL})(in)
-			in.Request.Container.Linux.SecurityContext.Privileged = true // bidirectional mounts want it
+			in.Request.Container.Linux.SecurityContext.Privileged = true // required for bidirectional mounts
 			in.Request.Pod.Linux.SecurityContext.Privileged = true
 			in.Request.Pod.Metadata.Uid, in.Request.Pod.LogDirectory, in.Asked.LogVolume = "the-uid", logs, "logs"
 		})
@@ -137,7 +138,8 @@ func TestLogsInVolume_CVE_2025_0750(t *testing.T) {
 	}
 }
 
-// TestDevMount: the node's /dev comes whole, and no device node is made in it.
+// TestDevMount: the node's /dev is mounted whole, and no device node is made in
+// it.
 func TestDevMount(t *testing.T) {
 	s := mutate(t, func(in *Input) {
 		withMounts(&cri.Mount{ContainerPath: "/dev", HostPath: "/dev"}, &cri.Mount{ContainerPath: "/dev/shm", HostPath: "/shm"})(in)
@@ -230,7 +232,8 @@ func TestMountsRefused(t *testing.T) {
 	}
 }
 
-// TestMountAbilities: features win over what is known of the runtime's name.
+// TestMountAbilities: reported features take precedence over what is known
+// about the runtime's name.
 func TestMountAbilities(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -253,7 +256,7 @@ func TestMountAbilities(t *testing.T) {
 	}
 }
 
-// TestIDMappedMounts: only a runtime that can make them gets them.
+// TestIDMappedMounts: only a runtime that supports them gets them.
 func TestIDMappedMounts(t *testing.T) {
 	ids := []*cri.IDMapping{{HostId: 5, ContainerId: 0, Length: 7}}
 	in := typical()
@@ -302,7 +305,7 @@ func TestPodFiles(t *testing.T) {
 	}
 }
 
-// Nothing is mounted in /proc but files of statistics, and /proc itself.
+// Nothing is mounted in /proc except files of statistics, and /proc itself.
 func TestMountsInProc_CVE_2019_16884_CVE_2025_52881(t *testing.T) {
 	for _, c := range []struct {
 		target, source string

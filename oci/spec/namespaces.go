@@ -8,9 +8,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// namespaces says what the container joins, makes or shares with the node.
-// Network, IPC and UTS belong to the pod; the PID namespace is the container's
-// choice.
+// namespaces writes which namespaces the container joins, makes or shares with
+// the node. Network, IPC and UTS belong to the pod; each container chooses its
+// PID namespace.
 func namespaces(in *Input, s *specs.Spec) error {
 	paths := in.Facts.Namespaces
 	pod := in.podSecurity().GetNamespaceOptions()
@@ -30,7 +30,7 @@ func namespaces(in *Input, s *specs.Spec) error {
 	} else if in.Facts.OwnKernel {
 		addNamespace(s, specs.UTSNamespace, "")
 	}
-	if in.Facts.OwnKernel { // which takes nothing over from a namespace of the node's
+	if in.Facts.OwnKernel { // inherits nothing from a namespace of the node
 		s.Hostname = in.Facts.Hostname
 	}
 	if pod.GetIpc() != cri.NamespaceMode_NODE {
@@ -81,7 +81,7 @@ func addNamespace(s *specs.Spec, kind specs.LinuxNamespaceType, path string) {
 	s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: kind, Path: path})
 }
 
-// ownUserNamespace tells whether the pod has a user namespace of its own.
+// ownUserNamespace reports whether the pod has its own user namespace.
 func ownUserNamespace(pod *cri.PodSandboxConfig) bool {
 	users := pod.GetLinux().GetSecurityContext().GetNamespaceOptions().GetUsernsOptions()
 	return users != nil && users.GetMode() == cri.NamespaceMode_POD
@@ -92,7 +92,8 @@ func userNamespace(in *Input, s *specs.Spec) error {
 	if err := validateUserNamespace(users); err != nil {
 		return err
 	}
-	// Containers repeat what the pod has; they cannot have another one.
+	// A container's options repeat the pod's; it cannot have another user
+	// namespace.
 	if own := in.security().GetNamespaceOptions().GetUsernsOptions(); own != nil && !sameUsers(own, users) {
 		return invalid("userns_options of the container differ from the pod's")
 	}
@@ -104,7 +105,7 @@ func userNamespace(in *Input, s *specs.Spec) error {
 	}
 	path := in.Facts.Namespaces.User
 	addNamespace(s, specs.UserNamespace, path)
-	if path == "" { // a namespace that is joined has its mappings already, and takes no others
+	if path == "" { // a joined namespace already has its mappings and accepts no others
 		s.Linux.UIDMappings = idMappings(users.GetUids())
 		s.Linux.GIDMappings = idMappings(users.GetGids())
 	}
@@ -112,7 +113,8 @@ func userNamespace(in *Input, s *specs.Spec) error {
 }
 
 // validateUserNamespace checks the pod's userns_options. CRI knows the modes
-// POD and NODE only; one mapping each, which must give the container a root.
+// POD and NODE only. POD needs one mapping each, which must map the container's
+// root.
 func validateUserNamespace(users *cri.UserNamespace) error {
 	switch {
 	case users == nil:
@@ -131,7 +133,7 @@ func validateUserNamespace(users *cri.UserNamespace) error {
 	return validateMapping("gids", users.GetGids())
 }
 
-// sameUsers takes no options for mode NODE.
+// sameUsers treats nil options as mode NODE.
 func sameUsers(a, b *cri.UserNamespace) bool {
 	node := func(u *cri.UserNamespace) bool { return u == nil || u.GetMode() == cri.NamespaceMode_NODE }
 	return node(a) && node(b) || proto.Equal(a, b)

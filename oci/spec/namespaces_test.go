@@ -181,7 +181,7 @@ func TestUserNamespaceOptions(t *testing.T) {
 }
 
 // TestSysOfUserNamespace: sysfs cannot be mounted over a network that the user
-// namespace does not own, and a group that is not mapped cannot own a terminal.
+// namespace does not own, and an unmapped group cannot own a terminal.
 func TestSysOfUserNamespace(t *testing.T) {
 	in := typical()
 	hostNamespaces(&in)
@@ -250,7 +250,8 @@ func TestValidatePod(t *testing.T) {
 	}
 }
 
-// A kernel of its own has a hostname of its own, with or without the node's network.
+// A pod with its own kernel has its own hostname, with or without the node's
+// network.
 func TestHostnameOfAnOwnKernel(t *testing.T) {
 	for _, network := range []cri.NamespaceMode{cri.NamespaceMode_POD, cri.NamespaceMode_NODE} {
 		s := mutate(t, func(in *Input) {
@@ -263,8 +264,8 @@ func TestHostnameOfAnOwnKernel(t *testing.T) {
 	}
 }
 
-// The id maps of a pod's user namespace contain exactly the ids that they name,
-// the last of which is the last there is.
+// The id maps of a pod's user namespace contain exactly the ids in their
+// ranges, up to the largest possible id.
 func FuzzIDMap(f *testing.F) {
 	f.Add(uint32(0), uint32(65536), uint32(65535))
 	f.Add(uint32(0), uint32(65536), uint32(65536))

@@ -28,7 +28,7 @@ import (
 	"github.com/crius-run/crius/test/kit/program"
 )
 
-// report is what the probe says of the container from within.
+// report is what the probe sees from inside the container.
 type report struct {
 	Status     map[string]string
 	Cwd        string
@@ -43,7 +43,7 @@ type report struct {
 	Errors     map[string]string
 }
 
-// runtimes are the real ones, with what is known of their abilities.
+// ociRuntime is a real runtime, with what is known of its abilities.
 type ociRuntime struct {
 	name, path   string
 	features     *features.Features
@@ -74,8 +74,8 @@ func lookPath(t *testing.T, name string) string {
 	return path
 }
 
-// mountHugeTLB gives the one controller that a hybrid node leaves in the v2
-// hierarchy to v1; crun 1.8 refuses to start otherwise. It stays mounted.
+// mountHugeTLB mounts, on v1, the one controller that a hybrid node leaves in
+// the v2 hierarchy; otherwise crun 1.8 refuses to start. It stays mounted.
 func mountHugeTLB(t *testing.T) {
 	t.Helper()
 	const dir = "/sys/fs/cgroup/hugetlb"
@@ -93,7 +93,7 @@ func mountHugeTLB(t *testing.T) {
 	}
 }
 
-// probe is the static test program, built once, in probeDir.
+// probeDir is the directory of the static test program, built once.
 var probeDir atomic.Pointer[string]
 
 var probe = sync.OnceValues(func() (string, error) {
@@ -141,7 +141,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// node is a place for one container: the facts of the typical input made real.
+// node is the environment of one container: the facts of the typical input made
+// real.
 type node struct {
 	dir, rootfs string
 	host        Host
@@ -173,7 +174,7 @@ func newNode(t *testing.T) node {
 			t.Fatal(err)
 		}
 	}
-	// t.TempDir's parent is closed to mapped users.
+	// Mapped users cannot enter t.TempDir's parent.
 	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -205,8 +206,8 @@ func copyProgram(t *testing.T, from, to string) {
 	}
 }
 
-// realize replaces the imaginary facts by real ones. What the request mounts is
-// made below the node's directory.
+// realize replaces the imaginary facts with real ones. The sources of requested
+// mounts are made below the node's directory.
 func (n node) realize(t *testing.T, in Input, rt ociRuntime) Input {
 	t.Helper()
 	in.Request.Container = proto.Clone(in.Request.Container).(*cri.ContainerConfig)
@@ -244,7 +245,7 @@ func (n node) realize(t *testing.T, in Input, rt ociRuntime) Input {
 	return in
 }
 
-// volume makes a volume's source: a file where a file is to be mounted over.
+// volume makes a volume's source: a file if the target is a file.
 func (n node) volume(t *testing.T, host, container string) string {
 	t.Helper()
 	path := filepath.Join(n.dir, "host", host)
@@ -264,7 +265,7 @@ func (n node) volume(t *testing.T, host, container string) string {
 	return path
 }
 
-// realizeNamespaces makes those that the imaginary facts have.
+// realizeNamespaces makes the namespaces of the imaginary facts.
 func (n node) realizeNamespaces(t *testing.T, in *Input) {
 	t.Helper()
 	have := &in.Facts.Namespaces
@@ -301,11 +302,11 @@ func nsMaps(mappings []*cri.IDMapping) []ns.IDMap {
 	return out
 }
 
-// newPIDNamespace starts a process that is alone in one, as an infra container
-// or a target would be.
+// newPIDNamespace starts a process alone in a new PID namespace, like an infra
+// container or a target.
 func newPIDNamespace(t *testing.T) string {
 	t.Helper()
-	cmd := exec.Command("cat") // ends with this process; a death signal would come with the end of a thread
+	cmd := exec.Command("cat") // ends with this process; a death signal would come at the end of the thread
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
 	if _, err := cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
@@ -320,8 +321,8 @@ func newPIDNamespace(t *testing.T) string {
 	return fmt.Sprintf("/proc/%d/ns/pid", cmd.Process.Pid)
 }
 
-// run creates and starts a container, decodes what its program says into
-// answer, calls while it runs, and removes it without a trace.
+// run creates and starts a container, decodes its program's output into answer,
+// calls while as it runs, and removes all traces of it.
 func (rt ociRuntime) run(t *testing.T, n node, s *specs.Spec, answer any, while func(pid int)) {
 	t.Helper()
 	bundle := filepath.Join(n.dir, "bundle")
@@ -393,8 +394,8 @@ func contents(name string) string {
 	return string(bytes.TrimSpace(data))
 }
 
-// removeCgroup removes the container's cgroup, where the runtime left it, and
-// the test's own above it.
+// removeCgroup removes the container's cgroup, if the runtime left it, and the
+// test's own above it.
 func removeCgroup(t *testing.T, cgroup string) {
 	t.Helper()
 	for _, dir := range append(hierarchies(t, cgroup), hierarchies(t, filepath.Dir(cgroup))...) {
@@ -404,7 +405,7 @@ func removeCgroup(t *testing.T, cgroup string) {
 	}
 }
 
-// removeCgroupTop removes cgroupTop, which must have no cgroup below it any more.
+// removeCgroupTop removes cgroupTop, which must have no cgroups left.
 func removeCgroupTop() error {
 	dirs, err := filepath.Glob("/sys/fs/cgroup/*" + cgroupTop)
 	for _, dir := range append(dirs, "/sys/fs/cgroup"+cgroupTop) {
@@ -415,7 +416,7 @@ func removeCgroupTop() error {
 	return err
 }
 
-// hierarchies are the places of a cgroup on a v1, hybrid or v2 node.
+// hierarchies returns the paths of a cgroup on a v1, hybrid or v2 node.
 func hierarchies(t *testing.T, cgroup string) []string {
 	t.Helper()
 	const mount = "/sys/fs/cgroup"

@@ -6,8 +6,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// ValidatePod refuses a pod whose security context, namespaces or sysctls
-// cannot be right, before anything is made for it.
+// ValidatePod refuses a pod with an invalid security context, namespaces or
+// sysctls, before anything is made for it.
 func ValidatePod(pod *cri.PodSandboxConfig) error {
 	sc := pod.GetLinux().GetSecurityContext()
 	if err := validatePodUser(sc); err != nil {

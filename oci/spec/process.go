@@ -38,8 +38,8 @@ func command(in *Input, s *specs.Spec) error {
 	return nil
 }
 
-// environment lays the request over the image over the node's defaults over
-// what every container has. Values are bytes; keys must be names.
+// environment merges, in order of priority: the request, the image, the node's
+// defaults, what every container has. Values are bytes; keys must be names.
 func environment(in *Input, s *specs.Spec) error {
 	for _, kv := range in.Request.Container.GetEnvs() {
 		if kv.GetKey() == "" || strings.Contains(kv.GetKey(), "=") {
@@ -80,7 +80,7 @@ func (in *Input) environment() *variables {
 	return env
 }
 
-// variables is an environment in the order in which its names first appeared;
+// variables is an environment in order of the first appearance of each name;
 // the last value of a name wins.
 type variables struct {
 	names  []string
@@ -120,9 +120,9 @@ func (v *variables) list() []string {
 	return list
 }
 
-// workdir takes the request's over the image's. A path that leads through the
-// kernel's magic links is refused: it names files the runtime has open rather
-// than a place in the container (CVE-2024-21626).
+// workdir prefers the request's directory to the image's. A path that leads
+// through the kernel's magic links is refused: it names files that the runtime
+// has open rather than a place in the container (CVE-2024-21626).
 func workdir(in *Input, s *specs.Spec) error {
 	dir := in.workdir()
 	if !path.IsAbs(dir) || strings.ContainsRune(dir, 0) {
@@ -155,7 +155,7 @@ func (in *Input) Home() string {
 	return in.workdir()
 }
 
-// magicLink reports whether a clean path is inside some process's directory of
+// magicLink reports whether a clean path is inside a process's directory in
 // /proc or among the links to it in /dev.
 func magicLink(clean string) bool {
 	parts := strings.Split(strings.TrimPrefix(clean, "/"), "/")
@@ -172,8 +172,8 @@ func magicLink(clean string) bool {
 	return false
 }
 
-// limits is what else the request says about the process: terminal, gaining of
-// privileges, rlimits and the score for the OOM killer.
+// limits writes the rest of what the request says about the process: terminal,
+// no_new_privs, rlimits and the OOM score.
 func limits(in *Input, s *specs.Spec) error {
 	s.Process.Terminal = in.Request.Container.GetTty()
 	s.Process.NoNewPrivileges = in.security().GetNoNewPrivs()
@@ -183,7 +183,7 @@ func limits(in *Input, s *specs.Spec) error {
 	if score < -1000 || score > 1000 {
 		return invalid("oom_score_adj %d is not between -1000 and 1000", score)
 	}
-	// Always set: else the container would inherit the monitor's.
+	// Always set: otherwise the container would inherit the monitor's score.
 	s.Process.OOMScoreAdj = new(OOMScoreAdj(score, in.Facts.Host))
 	return nil
 }
@@ -201,12 +201,13 @@ func (in *Input) limitOpenFiles(limits []specs.POSIXRlimit) []specs.POSIXRlimit 
 	return append(limits, specs.POSIXRlimit{Type: name, Soft: min(soft, hard), Hard: hard})
 }
 
-// OOMScoreAdj is the score that a process of the container gets: not below the
-// floor, where the kernel refuses and runc dies without saying why.
+// OOMScoreAdj returns the score for a process of the container: not below the
+// floor, because the kernel refuses lower ones and runc dies without saying
+// why.
 func OOMScoreAdj(asked int64, host Host) int { return max(int(asked), host.OOMScoreAdjMin) }
 
-// ParseUlimit reads a resource limit of the form nofile=1024:4096 (soft, hard)
-// or nofile=1024; -1 and "unlimited" mean no limit.
+// ParseUlimit reads a resource limit such as nofile=1024:4096 (soft, hard) or
+// nofile=1024; -1 and "unlimited" mean no limit.
 func ParseUlimit(s string) (specs.POSIXRlimit, error) {
 	name, value, ok := strings.Cut(s, "=")
 	if !ok || !slices.Contains(rlimits(), name) {

@@ -180,7 +180,7 @@ func TestLimitOfOpenFiles_crio_7703(t *testing.T) {
 	}
 }
 
-// hostileHomes are home directories and what becomes of them.
+// hostileHomes maps home directories to the expected result.
 func hostileHomes() map[string]string {
 	return map[string]string{
 		"/home/app":                      "/home/app",
@@ -189,7 +189,7 @@ func hostileHomes() map[string]string {
 		"":                               "/",
 		"relative":                       "/",
 		"/x\nroot::0:0::/:/bin/sh":       "/", // CVE-2022-4318
-		"/x\rroot::0:0::/:/bin/sh":       "/", // CVE-2026-15809 compared with the two letters \n
+		"/x\rroot::0:0::/:/bin/sh":       "/", // CVE-2026-15809 compared with the two characters \n
 		`/x\nroot::0:0::/:/bin/sh`:       "/", // colons
 		"/x\u2028y":                      "/",
 		"/x\x00y":                        "/",
@@ -289,8 +289,8 @@ func TestParseUlimit(t *testing.T) {
 	}
 }
 
-// FuzzEnvironment: whatever image and request say, what reaches the runtime is
-// NAME=value with each name once, and the request wins.
+// FuzzEnvironment: whatever image and request contain, the runtime gets
+// NAME=value entries with each name once, and the request wins.
 func FuzzEnvironment(f *testing.F) {
 	f.Add("A=1", "B", "x")
 	f.Add("=", "A=B", "\x00")

@@ -9,9 +9,9 @@ import (
 )
 
 // Profile is a seccomp profile before it is fitted to a container. Its JSON
-// form is the one in which the field writes profiles: the OCI runtime spec's
-// linux.seccomp, or Docker's, whose rules may depend on capabilities, the
-// architecture and the kernel.
+// form is one of the two in common use: the OCI runtime spec's linux.seccomp,
+// or Docker's, whose rules may depend on capabilities, the architecture and the
+// kernel.
 type Profile struct {
 	DefaultAction    specs.LinuxSeccompAction `json:"defaultAction"`
 	DefaultErrnoRet  *uint                    `json:"defaultErrnoRet,omitempty"`
@@ -23,7 +23,7 @@ type Profile struct {
 	Syscalls         []Rule                   `json:"syscalls"`
 }
 
-// ArchGroup is an architecture and those whose programs it can run.
+// ArchGroup is an architecture and the architectures whose programs it can run.
 type ArchGroup struct {
 	Arch     specs.Arch   `json:"architecture"`
 	SubArchs []specs.Arch `json:"subArchitectures"`
@@ -37,16 +37,16 @@ type Rule struct {
 	Excludes Condition `json:"excludes,omitzero"`
 }
 
-// Condition limits a rule to containers. A rule applies if all that its
-// Includes name is there and nothing that its Excludes name.
+// Condition limits a rule to some containers. A rule applies if everything in
+// its Includes holds and nothing in its Excludes.
 type Condition struct {
 	Caps      []string `json:"caps,omitempty"`
 	Arches    []string `json:"arches,omitempty"`    // the node's, as Go calls it
 	MinKernel string   `json:"minKernel,omitempty"` // major.minor
 }
 
-// ParseProfile reads a profile's JSON. Actions, operators and conditions that
-// it does not know it refuses: a rule not understood may be one that forbids.
+// ParseProfile reads a profile's JSON. It refuses unknown actions, operators
+// and conditions: a rule not understood may be one that forbids.
 func ParseProfile(data []byte) (*Profile, error) {
 	p := &Profile{}
 	if err := json.Unmarshal(data, p); err != nil {
@@ -106,7 +106,7 @@ func seccompOperators() []specs.LinuxSeccompOperator {
 	}
 }
 
-// nativeArch is seccomp's name for what Go calls the node's architecture.
+// nativeArch returns seccomp's name for GOARCH.
 func nativeArch(goarch string) specs.Arch {
 	switch goarch {
 	case "amd64":

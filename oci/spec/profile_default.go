@@ -7,13 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultProfile is crius's own seccomp profile for RuntimeDefault: a list of
-// what is allowed.
+// DefaultProfile returns crius's own seccomp profile for RuntimeDefault: an
+// allow list.
 //
 // A call that the profile does not mention fails with ENOSYS, as on a kernel
-// without it: libraries try new calls first and fall back on old ones, and what
-// the next kernel brings must not break them nor be reachable. Calls that exist
-// and are withheld fail with EPERM, so that programs tell their user the truth.
+// without it: libraries try new calls first and fall back on old ones, and
+// calls that a future kernel adds must neither break them nor be reachable.
+// Existing calls that are withheld fail with EPERM, so that programs report the
+// true reason.
 func DefaultProfile() *Profile {
 	syscalls := []Rule{
 		permit(fileCalls()), permit(memoryCalls()), permit(processCalls()),
@@ -60,8 +61,8 @@ func errno(number unix.Errno) *uint {
 	return &n
 }
 
-// fileCalls work on what the container's mounts show; permissions, mounts and
-// the device cgroup guard what is behind them.
+// fileCalls work on files visible through the container's mounts; permissions,
+// mounts and the device cgroup protect those files.
 func fileCalls() []string {
 	return []string{
 		"_llseek", "access", "arm_fadvise64_64", "arm_sync_file_range", "chdir", "chmod",
@@ -93,8 +94,8 @@ func memoryCalls() []string {
 	}
 }
 
-// processCalls start, end and describe processes and threads. Identities and
-// capabilities can be changed as far as the capability sets allow.
+// processCalls start, end and describe processes and threads. A process can
+// change identities and capabilities within its capability sets.
 func processCalls() []string {
 	return []string{
 		"capget", "capset", "execve", "execveat", "exit", "exit_group", "fork", "futex",
@@ -128,7 +129,7 @@ func signalCalls() []string {
 	}
 }
 
-// timeCalls read clocks and wait for them. The adjusting ones also read, and
+// timeCalls read clocks and wait for them. The adjusting calls also read, and
 // adjust only with CAP_SYS_TIME.
 func timeCalls() []string {
 	return []string{
@@ -142,7 +143,7 @@ func timeCalls() []string {
 }
 
 // waitingCalls wait for events. io_uring is not among them: it runs other calls
-// past this filter and has been the way out of many a sandbox.
+// past this filter and has led to many sandbox escapes.
 func waitingCalls() []string {
 	return []string{
 		"_newselect", "epoll_create", "epoll_create1", "epoll_ctl", "epoll_pwait",
@@ -174,7 +175,7 @@ func networkCalls() []string {
 	}
 }
 
-// machineCalls exist on some processors only and concern the caller's own
+// machineCalls exist on some processors only and affect only the caller's
 // registers, caches and segments.
 func machineCalls() []string {
 	return []string{
@@ -193,11 +194,12 @@ func conditionalCalls() []Rule {
 	return append(rules, tracing)
 }
 
-// socketFamilies allows all but AF_ALG, the kernel's crypto as a service, which
-// gave local root more than once (CVE-2026-31431), and AF_VSOCK, which knows no
-// network namespace and reaches the hypervisor. The kernel reads the family as
-// an int: a comparison of the whole register would let 1<<32|AF_ALG pass, so
-// blocks of families are matched under a mask of the low half.
+// socketFamilies allows all families except AF_ALG, the kernel's crypto API,
+// which gave local users root more than once (CVE-2026-31431), and AF_VSOCK,
+// which ignores network namespaces and reaches the hypervisor. The kernel reads
+// the family as an int: a comparison of the whole register would let
+// 1<<32|AF_ALG pass, so blocks of families are matched under a mask of the low
+// half.
 func socketFamilies() []Rule {
 	const low = 1<<32 - 1
 	var rules []Rule
@@ -213,8 +215,8 @@ func socketFamilies() []Rule {
 	return rules
 }
 
-// personalities are the ones that only change what uname says, and the question
-// which one is set. Others switch off address space randomization.
+// personalities are those that only change the output of uname, and the query
+// of the current one. Others disable address space randomization.
 func personalities() []Rule {
 	const (
 		linux   = 0
@@ -231,9 +233,9 @@ func personalities() []Rule {
 	return rules
 }
 
-// cloneFlags lets threads and processes be made, namespaces only with
+// cloneFlags permits creating threads and processes, and namespaces only with
 // CAP_SYS_ADMIN. clone3 keeps its flags in memory, where a filter cannot see
-// them; C libraries take ENOSYS as the word to use clone.
+// them; on ENOSYS, C libraries fall back on clone.
 func cloneFlags() []Rule {
 	const newNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS |
 		unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
@@ -243,7 +245,7 @@ func cloneFlags() []Rule {
 		r.Excludes.Caps = []string{"CAP_SYS_ADMIN"}
 		return r
 	}
-	common, s390 := clone(0), clone(1) // s390 has the stack first
+	common, s390 := clone(0), clone(1) // on s390 the stack comes first
 	common.Excludes.Arches = []string{"s390", "s390x"}
 	s390.Includes.Arches = []string{"s390", "s390x"}
 
@@ -255,10 +257,11 @@ func cloneFlags() []Rule {
 	return []Rule{common, s390, clone3, admin}
 }
 
-// unlocked are calls that come with any one of some capabilities.
+// unlocked are calls that any one of some capabilities permits.
 type unlocked struct{ caps, names []string }
 
-// rules allow the calls for each capability and refuse them without all.
+// rules allow the calls for each capability and refuse them if the container
+// has none of these.
 func (u unlocked) rules() []Rule {
 	var rules []Rule
 	for _, name := range u.caps {
@@ -271,8 +274,8 @@ func (u unlocked) rules() []Rule {
 	return append(rules, without)
 }
 
-// unlockedCalls would fail in the kernel without the capability too; the filter
-// keeps their code out of reach, for that is where escapes were found.
+// unlockedCalls would fail in the kernel without the capability too. The filter
+// keeps their code out of reach because exploits were found there.
 func unlockedCalls() []unlocked {
 	return []unlocked{
 		{[]string{"CAP_SYS_ADMIN"}, []string{
@@ -297,8 +300,8 @@ func unlockedCalls() []unlocked {
 	}
 }
 
-// withheldCalls are for no container: key rings and page moving know no
-// namespaces, the rest rules the whole machine or serves exploits more than
+// withheldCalls are denied to every container: key rings and page moving ignore
+// namespaces; the rest controls the whole machine or serves exploits more than
 // programs.
 func withheldCalls() []string {
 	return []string{

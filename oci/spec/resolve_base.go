@@ -12,7 +12,7 @@ import (
 const maxBaseFile = 1 << 20 // bytes
 
 // LoadBase reads a base spec from the node. A missing or invalid file is
-// fault.Precondition: the node's configuration has to be corrected.
+// fault.Precondition: the operator must correct the node's configuration.
 func LoadBase(path string) (*Base, error) {
 	text, err := regular.Read(path, maxBaseFile)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -16,9 +16,9 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// ResolveDevices looks up the nodes behind asked, in that order. Links are
-// followed; a directory stands for all nodes below it, under the same names in
-// the container.
+// ResolveDevices looks up the nodes behind asked, in that order. It follows
+// links; a directory stands for all nodes below it, under the same names in the
+// container.
 func ResolveDevices(asked []*cri.Device) ([]Device, error) {
 	var list []Device
 	for _, d := range asked {
@@ -48,8 +48,9 @@ func ResolveDevices(asked []*cri.Device) ([]Device, error) {
 	return list, nil
 }
 
-// HostDevices are the node's own device nodes, for privileged containers, under
-// /dev. Terminals and what each container has of its own are left out.
+// HostDevices returns the node's device nodes under /dev, for privileged
+// containers, without terminals and the nodes that each container has of its
+// own.
 func HostDevices() ([]Device, error) { return hostDevices("/dev") }
 
 func hostDevices(dev string) ([]Device, error) {
@@ -63,13 +64,14 @@ func hostDevices(dev string) ([]Device, error) {
 	return found, err
 }
 
-// nodesAt lists the node at path, or the nodes below it, as they are to appear
-// at container. Entries of the top directory that skip names are left out.
+// nodesAt lists the node at path, or the nodes below it, with their paths below
+// container. It leaves out entries of the top directory for which skip returns
+// true.
 func nodesAt(path, container string, skip func(name string) bool) ([]Device, error) {
 	var list []Device
 	err := filepath.WalkDir(path, func(entry string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // unplugged meanwhile
+			return nil // unplugged in the meantime
 		}
 		if err != nil {
 			return err

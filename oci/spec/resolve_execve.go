@@ -8,26 +8,29 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// What execve(2) takes (fs/exec.c of the kernel).
+// Limits of execve(2) (fs/exec.c of the kernel).
 const (
-	// MaxExec is the most for all arguments and variables of a program, as ExecSize counts.
+	// MaxExec is the maximum for all arguments and variables of a program, in
+	// bytes as ExecSize counts them.
 	MaxExec     = 6 << 20
-	minExec     = 128 << 10 // however small the stack
+	minExec     = 128 << 10 // regardless of the stack limit
 	stringPages = 32
-	// defaultStack is the kernel's own soft limit.
+	// defaultStack is the kernel's default soft limit.
 	defaultStack = 8 << 20
 )
 
-// MaxExecString is the most bytes that one argument, or one variable with its name, may have.
+// MaxExecString returns the maximum length, in bytes, of one argument or of one
+// variable with its name.
 func MaxExecString() int { return stringPages*os.Getpagesize() - 1 } // and a NUL
 
-// ExecSize is what so many strings with so many bytes take of the space of execve(2): a NUL and
-// a pointer each.
+// ExecSize returns how much of execve(2)'s space count strings with that many
+// bytes take: a NUL and a pointer each.
 func ExecSize(count, bytes int) int { return bytes + count*(1+strconv.IntSize/8) }
 
-// CheckExec refuses arguments and variables that no program can be started with. Stack is the
-// soft limit of the stack where the process sets none; a program that is started may get
-// more by default, so less than the kernel's own counts as that.
+// CheckExec refuses arguments and variables with which no program can be
+// started. stack is the soft stack limit that applies if the process sets none.
+// A started program may get a higher limit by default, so a value below the
+// kernel's default counts as that default.
 func CheckExec(p *specs.Process, stack uint64) error {
 	size := 0
 	for i, arg := range p.Args {
@@ -62,7 +65,7 @@ func execProblem(text string) string {
 	return ""
 }
 
-// stackLimit is the soft limit with which the process begins.
+// stackLimit returns the soft stack limit with which the process begins.
 func stackLimit(p *specs.Process, otherwise uint64) uint64 {
 	for _, limit := range p.Rlimits {
 		if limit.Type == "RLIMIT_STACK" {
@@ -72,5 +75,5 @@ func stackLimit(p *specs.Process, otherwise uint64) uint64 {
 	return max(otherwise, defaultStack)
 }
 
-// execSpace is a quarter of the stack, within bounds.
+// execSpace returns a quarter of the stack, within bounds.
 func execSpace(stack uint64) int { return int(max(min(stack/4, MaxExec), minExec)) }

@@ -13,7 +13,8 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// filled are the arguments and variables of a program, size bytes of the kernel's space.
+// filled returns arguments and variables of a program that take size bytes of
+// execve's space.
 func filled(size int) *specs.Process {
 	p := &specs.Process{Args: []string{"true"}}
 	size -= ExecSize(1, len("true"))
@@ -25,7 +26,7 @@ func filled(size int) *specs.Process {
 	return p
 }
 
-// The kernel is asked as well.
+// Also asks the kernel.
 func TestExecRefusesWhatTheKernelDoes(t *testing.T) {
 	t.Parallel()
 	var stack unix.Rlimit
@@ -61,7 +62,7 @@ func TestExecRefusesWhatTheKernelDoes(t *testing.T) {
 	}
 }
 
-// run leaves no variable out, as os/exec does where a name comes again.
+// run passes every variable on; os/exec would drop repeated names.
 func run(program string, process *specs.Process) error {
 	p, err := os.StartProcess(program, process.Args, &os.ProcAttr{Env: append([]string{}, process.Env...)})
 	if err != nil {

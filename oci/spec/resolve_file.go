@@ -17,11 +17,11 @@ import (
 	"github.com/crius-run/crius/internal/regular"
 )
 
-// ReadRootfsFile reads a file of a container's root file system. Every link on
-// the way is resolved inside that tree, kernel magic links are refused, and so
-// is anything but a regular file of at most limit bytes (CVE-2025-4437,
-// CVE-2026-47262). A file that is not there is fs.ErrNotExist; everything else
-// that is wrong with it is fault.Invalid, for the image made it so.
+// ReadRootfsFile reads a file of a container's root file system. It resolves
+// every link on the way inside that tree, and refuses kernel magic links and
+// anything but a regular file of at most limit bytes (CVE-2025-4437,
+// CVE-2026-47262). A missing file is fs.ErrNotExist; everything else that is
+// wrong with the file is fault.Invalid, because the image caused it.
 func ReadRootfsFile(rootfs, name string, limit int64) ([]byte, error) {
 	fd, err := openBelow(rootfs, name)
 	if err != nil {
@@ -31,9 +31,9 @@ func ReadRootfsFile(rootfs, name string, limit int64) ([]byte, error) {
 	return regular.ReadFD(fd, "the image's "+name, limit)
 }
 
-// ResolveBelow is the path of a directory or regular file that name leads to in
-// a mounted image, with every link resolved inside the image. Errors are those
-// of ReadRootfsFile.
+// ResolveBelow returns the path of the directory or regular file to which name
+// leads in a mounted image, with every link resolved inside the image. Errors
+// are those of ReadRootfsFile.
 func ResolveBelow(rootfs, name string) (string, error) {
 	fd, err := openBelow(rootfs, name)
 	if err != nil {
@@ -51,11 +51,11 @@ func ResolveBelow(rootfs, name string) (string, error) {
 	return os.Readlink(link)
 }
 
-// CheckRootfs refuses a root file system in which a link or a file is in the place
-// of /proc, /sys or /dev: a runtime may follow it and make its own links and mounts
-// on the node (CVE-2026-41579, CVE-2026-47766), or take what the image has for
-// the kernel's files (CVE-2023-27561). It refuses mounts that links of the image
-// lead into /proc as well, where crun would make them (CVE-2019-16884).
+// CheckRootfs refuses a root file system that has a link or a file in place of
+// /proc, /sys or /dev: a runtime may follow it and make its links and mounts on
+// the node (CVE-2026-41579, CVE-2026-47766), or take the image's files for the
+// kernel's (CVE-2023-27561). It also refuses mounts that links of the image
+// lead into /proc, where crun would make them (CVE-2019-16884).
 func CheckRootfs(rootfs string, mounts []*cri.Mount) error {
 	for _, name := range []string{"/proc", "/sys", "/dev"} {
 		info, err := os.Lstat(filepath.Join(rootfs, name))
@@ -81,17 +81,17 @@ func CheckRootfs(rootfs string, mounts []*cri.Mount) error {
 	return nil
 }
 
-// openTries is how often a path is looked up. The kernel gives up on one with
-// ".." whenever something is renamed or mounted anywhere on the node meanwhile
-// (openat2(2), EAGAIN), and some pod may do that all the time.
+// openTries is the number of attempts to look up a path. The kernel gives up on
+// a path with ".." whenever anything on the node is renamed or mounted
+// meanwhile (openat2(2), EAGAIN), and a pod may do that all the time.
 const openTries = 128
 
-// openBelow returns an O_PATH descriptor, since merely opening a device or a
-// FIFO has effects.
+// openBelow returns an O_PATH descriptor, because opening a device or a FIFO
+// has side effects.
 func openBelow(rootfs, name string) (fd int, err error) {
 	root, err := unix.Open(rootfs, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		// Not to be taken for a file that is missing from the image.
+		// Must not look like a file that is missing from the image.
 		return -1, precondition("root file system %s cannot be opened (%v): is it mounted?", rootfs, err)
 	}
 	defer unix.Close(root)

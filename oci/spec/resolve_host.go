@@ -14,8 +14,8 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 )
 
-// ResolveHost reads the facts about the node and this process that specs
-// depend on. They hold until either is restarted.
+// ResolveHost reads the facts about the node and this process on which specs
+// depend. They hold until either is restarted.
 func ResolveHost() (Host, error) {
 	host, err := hostFrom(os.DirFS("/"))
 	if err != nil {
@@ -38,7 +38,7 @@ func hostFrom(root fs.FS) (Host, error) {
 	if err != nil {
 		return Host{}, err
 	}
-	// What crius cannot do itself it cannot hand on either.
+	// crius cannot pass on capabilities that it lacks.
 	host.Bounding = bounding & effective & allCapabilities
 	if host.OOMScoreAdjMin, err = oomFloor(root, effective); err != nil {
 		return Host{}, err
@@ -94,7 +94,7 @@ func oomFloor(root fs.FS, effective CapSet) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(own)))
 }
 
-// cgroupFacts tells the hierarchies apart by the files in them.
+// cgroupFacts identifies the cgroup hierarchies by the files in them.
 func cgroupFacts(root fs.FS, host *Host) error {
 	const mount = "sys/fs/cgroup"
 	controllers, err := fs.ReadFile(root, mount+"/cgroup.controllers")
@@ -112,8 +112,8 @@ func cgroupFacts(root fs.FS, host *Host) error {
 	host.HugeTLB = slices.Contains(list, "hugetlb")
 	host.PidsController = slices.Contains(list, "pids")
 
-	// The root cgroup has no memory files: look where this process is, and
-	// where that is the root, whether the kernel has swap at all.
+	// The root cgroup has no memory files: look in this process's cgroup or, if
+	// that is the root, whether the kernel has swap at all.
 	own, err := fs.ReadFile(root, "proc/self/cgroup")
 	if err != nil {
 		return err
@@ -126,9 +126,9 @@ func cgroupFacts(root fs.FS, host *Host) error {
 	return nil
 }
 
-// policyLoaded tells whether SELinux has a policy. Until it gets one, which is
-// never on a node where it is compiled in and not used, every process has the
-// label of the kernel, and runtimes call it disabled.
+// policyLoaded reports whether SELinux has a policy. Until one is loaded
+// (never, on a node where SELinux is compiled in but unused), every process has
+// the label of the kernel, and runtimes treat SELinux as disabled.
 func policyLoaded(root fs.FS) bool {
 	own, err := fs.ReadFile(root, "proc/self/attr/current")
 	return err == nil && strings.TrimRight(string(own), "\x00\n") != "kernel"

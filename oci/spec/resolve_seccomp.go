@@ -14,7 +14,7 @@ import (
 const maxProfileFile = 4 << 20
 
 // ResolveSeccomp loads the localhost profile that a container's request names,
-// for Facts.Seccomp. It is nil where the request names none.
+// for Facts.Seccomp. It returns nil if the request names none.
 func ResolveSeccomp(sc *cri.LinuxContainerSecurityContext) (*Profile, error) {
 	want, err := chooseProfile(sc.GetSeccomp(), sc.GetSeccompProfilePath(), unconfined)
 	if err != nil {
@@ -29,16 +29,17 @@ func ResolveSeccomp(sc *cri.LinuxContainerSecurityContext) (*Profile, error) {
 	return LoadProfile(want.ref)
 }
 
-// LeftUnconfined tells whether a container's request leaves it without a seccomp profile,
-// and an annotation of the pod may give it one. Privileged containers have none.
+// LeftUnconfined reports whether a container's request leaves it without a
+// seccomp profile, so that an annotation of the pod may give it one. A
+// privileged container does not count: it never has a profile.
 func LeftUnconfined(sc *cri.LinuxContainerSecurityContext) bool {
 	want, err := chooseProfile(sc.GetSeccomp(), sc.GetSeccompProfilePath(), unconfined)
 	return err == nil && want.confinement == unconfined && !sc.GetPrivileged()
 }
 
-// CheckPodSeccomp refuses a pod whose own localhost profile cannot be loaded. It
-// is for the pod's infra container, which has the runtime's default instead; but
-// whoever names a profile relies on it.
+// CheckPodSeccomp refuses a pod whose localhost profile cannot be loaded. That
+// profile is for the pod's infra container, which runs under the runtime's
+// default instead; but a user who names a profile relies on it.
 func CheckPodSeccomp(sc *cri.LinuxSandboxSecurityContext) error {
 	_, err := ResolveSeccomp(&cri.LinuxContainerSecurityContext{
 		Seccomp: sc.GetSeccomp(), SeccompProfilePath: sc.GetSeccompProfilePath(), Privileged: sc.GetPrivileged(),

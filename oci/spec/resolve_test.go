@@ -63,7 +63,7 @@ func TestResolveUser(t *testing.T) {
 	}
 }
 
-// Links of an image, however made, lead to files of the image or nowhere, never
+// An image's links, however made, lead to files of the image or nowhere, never
 // to the node's.
 func TestRootfsFileStaysInside_CVE_2024_5154_CVE_2024_9676(t *testing.T) {
 	outside := t.TempDir()
@@ -95,7 +95,7 @@ func TestRootfsFileStaysInside_CVE_2024_5154_CVE_2024_9676(t *testing.T) {
 	}
 }
 
-// TestRootfsFileWithProcMounted: also where a magic link would work.
+// TestRootfsFileWithProcMounted: even where a magic link would work.
 func TestRootfsFileWithProcMounted(t *testing.T) {
 	root := image(t, map[string]string{"etc/passwd": "->/proc/self/root/etc/passwd", "proc/x": ""})
 	proc := filepath.Join(root, "proc")
@@ -108,8 +108,8 @@ func TestRootfsFileWithProcMounted(t *testing.T) {
 	}
 }
 
-// What an image has for passwd is read only if it is an ordinary file of ordinary
-// size. None of these may hang.
+// An image's passwd is read only if it is a regular file of ordinary size. None
+// of these may hang.
 func TestHugePasswd_CVE_2025_4437_CVE_2026_47262(t *testing.T) {
 	for name, make := range map[string]func(path string) error{
 		"huge sparse file": func(p string) error {
@@ -365,7 +365,7 @@ func TestAddAccount(t *testing.T) {
 		if err := os.MkdirAll(filepath.Join(rootfs, "etc"), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if c.file != "" { // behind a link, which would lead out
+		if c.file != "" { // behind a link that would lead out
 			writeFile(t, filepath.Join(rootfs, "passwd"), c.file)
 			if err := os.Symlink("../../../../passwd", file); err != nil {
 				t.Fatal(err)
@@ -388,7 +388,7 @@ func TestAddAccount(t *testing.T) {
 	}
 }
 
-// Only directories may be in the place of the kernel's file systems.
+// Only directories are allowed in place of the kernel's file systems.
 func TestCheckRootfs_CVE_2023_27561_CVE_2026_41579(t *testing.T) {
 	for name, c := range map[string]struct {
 		files map[string]string
@@ -408,7 +408,8 @@ func TestCheckRootfs_CVE_2023_27561_CVE_2026_41579(t *testing.T) {
 	}
 }
 
-// Links of an image are followed inside it to where a mount would be made.
+// An image's links are followed inside it to the place where a mount would be
+// made.
 func TestMountsThatLinksLeadIntoProc_CVE_2019_16884(t *testing.T) {
 	root := image(t, map[string]string{
 		"alias": "->/proc/self", "kernel": "->proc/sys/kernel", "up": "->../../../proc", "via": "->alias",

@@ -16,10 +16,10 @@ import (
 // maxAccountFile bounds an image's passwd and group file (CVE-2025-4437).
 const maxAccountFile = 10 << 20
 
-// ResolveUser finds out whom a container runs as: the request's user and
-// groups, else the image's, with names, primary group and further groups from
-// the passwd and group files below rootfs, never the node's. A missing file is
-// an empty one.
+// ResolveUser determines the user of a container: the request's user and
+// groups, else the image's, with names, primary group and supplementary groups
+// from the passwd and group files below rootfs, never the node's. A missing
+// file counts as empty.
 func ResolveUser(rootfs string, sc *cri.LinuxContainerSecurityContext, imageUser string) (Identity, error) {
 	passwd, err := readAccounts(rootfs, "/etc/passwd")
 	if err != nil {
@@ -34,8 +34,7 @@ func ResolveUser(rootfs string, sc *cri.LinuxContainerSecurityContext, imageUser
 
 // AddAccount adds a line, from Identity.PasswdLine or Identity.GroupLine, to
 // the /etc/passwd or /etc/group of a mounted root file system. It does nothing
-// where there is no line to add, or no file to add it to: what the image says
-// nothing about is nobody's business.
+// if the line is empty or the image has no such file.
 func AddAccount(rootfs, name, line string) error {
 	if line == "" {
 		return nil
@@ -47,7 +46,7 @@ func AddAccount(rootfs, name, line string) error {
 	if !strings.HasSuffix(text, "\n") {
 		line = "\n" + line
 	}
-	// The same file again: nobody else is in the container yet.
+	// The same file as before: nothing else runs in the container yet.
 	fd, err := openBelow(rootfs, name)
 	if err != nil {
 		return err

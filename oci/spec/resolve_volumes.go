@@ -15,21 +15,21 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Limits of the volumes that an image declares, far beyond those of real images.
+// Limits on the volumes that an image declares, far above those of real images.
 const (
 	maxVolumes    = 128
 	maxVolumePath = unix.PathMax - 1
 
-	// maxVolumeDepth is in directories. Each may have to be made, and is looked up from
-	// the root on: thousands in each volume would take minutes.
+	// maxVolumeDepth is in directories. MakeVolumes may have to make each one and
+	// looks it up from the root: thousands in each volume would take minutes.
 	maxVolumeDepth = 32
 )
 
-// MakeVolumes makes the directories that the image declares as its volumes where
-// they are missing, for the container's user, and returns all of them, parents
-// first, with links resolved inside the root file system. Those that the request
-// mounts something on or above are left out. Volumes that cannot be are ignored:
-// the second result says why, in an entry for each. Too many are fault.Invalid.
+// MakeVolumes makes the missing directories among the volumes that the image
+// declares, for the container's user, and returns all of them, parents first,
+// with links resolved inside the root file system. It leaves out volumes at or
+// below a target of the request's mounts. Invalid volumes are ignored; the
+// second result has an error for each. Too many volumes are fault.Invalid.
 //
 // The root file system must be mounted, and no process may run in it yet.
 func MakeVolumes(in *Input) (volumes []string, ignored []error, err error) {
@@ -70,7 +70,8 @@ func MakeVolumes(in *Input) (volumes []string, ignored []error, err error) {
 	return volumes, ignored, nil
 }
 
-// mountTargets are the places of the request's mounts, with links resolved.
+// mountTargets returns the targets of the request's mounts, with links
+// resolved.
 func mountTargets(in *Input) ([]string, error) {
 	var targets []string
 	for _, m := range in.Request.Container.GetMounts() {
@@ -85,7 +86,8 @@ func mountTargets(in *Input) ([]string, error) {
 
 var errVolumePath = errors.New("not an absolute path below /, or it contains \"..\"")
 
-// resolveVolume is the path to which a volume leads inside the root file system.
+// resolveVolume returns the path to which a volume leads inside the root file
+// system.
 func resolveVolume(rootfs, declared string) (string, error) {
 	if !path.IsAbs(declared) || len(declared) > maxVolumePath || strings.ContainsRune(declared, 0) ||
 		slices.Contains(strings.Split(declared, "/"), "..") {
@@ -113,12 +115,14 @@ func resolveVolume(rootfs, declared string) (string, error) {
 
 var errVolumeDepth = fmt.Errorf("it is more than %d directories deep", maxVolumeDepth)
 
-// reservedPaths are the places of the kernel's file systems and the pod's files.
+// reservedPaths are where the kernel's file systems and the pod's files are
+// mounted.
 var reservedPaths = []string{"/proc", "/sys", "/dev", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"}
 
 var errVolumeReserved = errors.New("it would cover a kernel file system or a file that crius manages")
 
-// below is a path in the root file system as the container has it.
+// below returns the path of target, a path in the container, as seen inside the
+// root file system.
 func below(rootfs, target string) string {
 	return path.Join("/", strings.TrimPrefix(target, path.Clean(rootfs)))
 }
@@ -131,7 +135,7 @@ func atOrBelow(name string, dirs []string) bool {
 
 var errVolumeFile = errors.New("the image has a file at this path, not a directory")
 
-// makeVolume makes a directory, and those above it that are missing.
+// makeVolume makes a directory and its missing parents.
 func makeVolume(root *os.Root, volume string, uid, gid int) error {
 	name := strings.TrimPrefix(volume, "/")
 	for end := range len(name) + 1 {
@@ -143,7 +147,7 @@ func makeVolume(root *os.Root, volume string, uid, gid int) error {
 			continue
 		}
 		if err == nil {
-			err = root.Chmod(name[:end], 0o755) // whatever the server's umask is
+			err = root.Chmod(name[:end], 0o755) // regardless of the server's umask
 		}
 		if err == nil {
 			err = root.Lchown(name[:end], uid, gid)
@@ -159,7 +163,8 @@ func makeVolume(root *os.Root, volume string, uid, gid int) error {
 	return err
 }
 
-// imageCausedVolumeError tells whether the volume, and not the node, is at fault.
+// imageCausedVolumeError reports whether the volume, and not the node, is at
+// fault.
 func imageCausedVolumeError(err error) bool {
 	for _, cause := range []error{errVolumePath, errVolumeDepth, errVolumeReserved, errVolumeFile, unix.ENOTDIR, unix.ELOOP, unix.ENAMETOOLONG} {
 		if errors.Is(err, cause) {
@@ -193,7 +198,7 @@ func MarkRootfs(in *Input) error {
 	return fmt.Errorf("make %s: %w", containerEnv, err)
 }
 
-// nodeID is what an id of the container is on the node.
+// nodeID maps an id of the container to the id on the node.
 func nodeID(mappings []*cri.IDMapping, id uint32) int {
 	for _, m := range mappings {
 		if id >= m.GetContainerId() && id-m.GetContainerId() < m.GetLength() {

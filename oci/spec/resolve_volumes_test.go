@@ -15,7 +15,8 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// volumeInput is a container of an image with volumes, as the user of the test.
+// volumeInput is a container of an image with volumes, run as the user of the
+// test.
 func volumeInput(rootfs string, volumes []string, mounts ...*cri.Mount) *Input {
 	config := &imagespec.ImageConfig{Volumes: map[string]struct{}{}}
 	for _, name := range volumes {
@@ -60,7 +61,7 @@ func TestMakeVolumes(t *testing.T) {
 	}
 }
 
-// Links of an image do not have directories made outside it.
+// An image's links cause no directories outside it.
 func TestVolumesStayInside_CVE_2022_23648(t *testing.T) {
 	outside := t.TempDir()
 	root := image(t, map[string]string{"link": "->" + outside, "up": "->../../../../../../../../.." + outside, "d/link": "->../../../../../../../.." + outside})

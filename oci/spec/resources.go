@@ -12,7 +12,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// resources writes the cgroup and its limits.
+// resources writes the cgroup path and its limits.
 func resources(in *Input, s *specs.Spec) error {
 	r, err := Resources(cmp.Or(in.Asked.Resources, in.Request.Container.GetLinux().GetResources()), in.Facts.Host)
 	if err != nil {
@@ -20,12 +20,14 @@ func resources(in *Input, s *specs.Spec) error {
 	}
 	s.Linux.CgroupsPath = in.Facts.CgroupsPath
 	s.Linux.Resources = r
-	// A new cgroup has no quota, and crun 1.8.1 fails to write "no limit" with cgroup v1.
+	// A new cgroup has no quota, and crun 1.8.1 fails to write "no limit" on
+	// cgroup v1.
 	if r.CPU != nil && r.CPU.Quota != nil && *r.CPU.Quota == -1 {
 		r.CPU.Quota = nil
 	}
 	// Left out when unlimited: crun 1.8.1 would write "-1" into pids.max. A
-	// default nobody asked for must not fail where the node cannot count.
+	// default that nobody requested must not fail on a node without the pids
+	// controller.
 	if _, own := r.Unified["pids.max"]; in.Defaults.PidsLimit > 0 && in.Facts.Host.PidsController && !own {
 		limit := in.Defaults.PidsLimit
 		r.Pids = &specs.LinuxPids{Limit: &limit}
@@ -59,8 +61,8 @@ func cpu(r *cri.LinuxContainerResources) (*specs.LinuxCPU, error) {
 	if r.GetCpuShares() < 0 || r.GetCpuPeriod() < 0 {
 		return nil, invalid("cpu_shares %d and cpu_period %d must not be negative", r.GetCpuShares(), r.GetCpuPeriod())
 	}
-	// What the kernel takes (kernel/sched/core.c: a period from 1 ms to 1 s, no
-	// quota below 1 ms), said before anything is written.
+	// The kernel's bounds (kernel/sched/core.c: a period from 1 ms to 1 s, no
+	// quota below 1 ms), checked before anything is written.
 	if p := r.GetCpuPeriod(); p != 0 && (p < 1000 || p > 1_000_000) {
 		return nil, invalid("cpu_period %d is not between 1000 and 1000000 microseconds", p)
 	}
@@ -88,8 +90,8 @@ func cpu(r *cri.LinuxContainerResources) (*specs.LinuxCPU, error) {
 	return &out, nil
 }
 
-// memory sets memory plus swap to the memory limit where the request does not
-// name it: a container swaps only if the kubelet says so.
+// memory sets the limit of memory plus swap to the memory limit if the request
+// does not set it: a container swaps only if the kubelet says so.
 func memory(r *cri.LinuxContainerResources, host Host) (*specs.LinuxMemory, error) {
 	limit, swap := r.GetMemoryLimitInBytes(), r.GetMemorySwapLimitInBytes()
 	if limit < -1 || swap < -1 {
@@ -116,9 +118,10 @@ func memory(r *cri.LinuxContainerResources, host Host) (*specs.LinuxMemory, erro
 
 var pageSize = regexp.MustCompile(`^[1-9][0-9]{0,5}[KMG]B$`)
 
-// hugepages are left out where the node has no controller for them: the
+// hugepages leaves limits out if the node has no hugetlb controller: the
 // kubelet sends a limit for each size to every container. A container cannot
-// exceed a limit of 0 for a size that the node lacks, so that is left out as well.
+// exceed a limit of 0 for a size that the node lacks, so that is left out as
+// well.
 func hugepages(r *cri.LinuxContainerResources, host Host) ([]specs.LinuxHugepageLimit, error) {
 	var out []specs.LinuxHugepageLimit
 	for _, l := range r.GetHugepageLimits() {
@@ -150,7 +153,7 @@ func unified(r *cri.LinuxContainerResources, host Host) (map[string]string, erro
 	}
 	out := map[string]string{}
 	for key, value := range r.GetUnified() {
-		if strings.HasPrefix(key, "cgroup.") { // cgroup.procs takes any process of the node, cgroup.kill ends it
+		if strings.HasPrefix(key, "cgroup.") { // cgroup.procs accepts any process of the node, cgroup.kill kills it
 			return nil, invalid("unified resource %.80q is not a limit: the files cgroup.* belong to the runtime", key)
 		}
 		if !unifiedKey.MatchString(key) || len(value) > 4096 || strings.ContainsAny(value, "\n\x00") {
@@ -161,8 +164,8 @@ func unified(r *cri.LinuxContainerResources, host Host) (map[string]string, erro
 	return out, nil
 }
 
-// Report returns base with the limits in r that CRI can express, for limits that were
-// not set by a request. Nil sets none.
+// Report returns base overlaid with those limits in r that CRI can express, for
+// limits that no request has set. A nil r sets none.
 func Report(base *cri.LinuxContainerResources, r *specs.LinuxResources) *cri.LinuxContainerResources {
 	if r == nil {
 		return base
@@ -180,7 +183,7 @@ func Report(base *cri.LinuxContainerResources, r *specs.LinuxResources) *cri.Lin
 	if m := r.Memory; m != nil {
 		reportLimit(&out.MemoryLimitInBytes, m.Limit)
 		if noSwap := m.Limit != nil && m.Swap != nil && *m.Limit == *m.Swap; !noSwap || out.MemorySwapLimitInBytes != 0 {
-			reportLimit(&out.MemorySwapLimitInBytes, m.Swap) // else it follows the limit of memory by itself
+			reportLimit(&out.MemorySwapLimitInBytes, m.Swap) // otherwise it follows the memory limit
 		}
 	}
 	for _, limit := range r.HugepageLimits {

@@ -94,7 +94,8 @@ func TestHugePagesOfASizeThatTheNodeLacks(t *testing.T) {
 	}
 }
 
-// A kubelet whose CPU manager is static sends -1 for containers with CPUs of their own.
+// A kubelet with the static CPU manager sends -1 for containers with exclusive
+// CPUs.
 func TestNoQuotaIsLeftOutOfNewContainers(t *testing.T) {
 	for quota, want := range map[int64]bool{-1: false, 50_000: true} {
 		s := mutate(t, func(in *Input) { in.Request.Container.Linux.Resources.CpuQuota = quota })

@@ -14,12 +14,12 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// TestRuntimes lets the real runtimes make the containers of the golden specs and compares
-// what the kernel gave them with what their specs say.
+// TestRuntimes has the real runtimes create the containers of the golden specs,
+// and compares what the kernel gave them with their specs.
 func TestRuntimes(t *testing.T) {
 	elsewhere := []string{
 		"infra-vm",       // has nothing to join here
-		"terminal",       // wants a console socket: the monitor's tests
+		"terminal",       // needs a console socket: covered by the monitor's tests
 		"user-namespace", // TestUserNamespace
 	}
 	for _, rt := range runtimes(t) {
@@ -66,7 +66,7 @@ func checkProcess(t *testing.T, s *specs.Spec, r report) {
 		"CapPrm":     capHex(t, p.Capabilities.Permitted),
 		"CapEff":     capHex(t, p.Capabilities.Effective),
 	}
-	if p.User.UID != 0 { // the kernel takes them when the program runs
+	if p.User.UID != 0 { // the kernel takes them when the program is executed
 		status["CapPrm"], status["CapEff"] = status["CapAmb"], status["CapAmb"]
 	}
 	for field, want := range status {
@@ -168,13 +168,13 @@ func checkMounts(t *testing.T, s *specs.Spec, r report) {
 			}
 		}
 		if m.Type == "cgroup" {
-			continue // on v1 a tmpfs of the runtime's, see checkAttempts
+			continue // on v1 a tmpfs of the runtime, see checkAttempts
 		}
 		readonly := slices.Contains(m.Options, "ro") || slices.Contains(m.Options, "rro")
 		if readonly != slices.Contains(have, "ro") {
 			t.Errorf("%s: %s, asked for %v", m.Destination, options, m.Options)
 		}
-		// crun makes everything shared if the root is to be.
+		// crun makes every mount shared if the root must be.
 		wide := s.Linux.RootfsPropagation == "rshared"
 		if shared := slices.Contains(m.Options, "rshared"); shared != strings.Contains(tags, "shared:") && (shared || !wide) {
 			t.Errorf("%s: propagation %q, asked for %v", m.Destination, tags, m.Options)
@@ -182,7 +182,7 @@ func checkMounts(t *testing.T, s *specs.Spec, r report) {
 	}
 }
 
-// checkCgroup reads the limits back, as v1 or v2 has them.
+// checkCgroup reads the limits back, from v1 or v2 files.
 func checkCgroup(t *testing.T, s *specs.Spec, v2 bool) {
 	t.Helper()
 	read := func(controller, file string) string {
@@ -221,7 +221,7 @@ func checkCgroup(t *testing.T, s *specs.Spec, v2 bool) {
 		}
 	}
 	if v2 {
-		return // a program in the kernel, see checkAttempts
+		return // a BPF program in the kernel, see checkAttempts
 	}
 	everything := strings.Contains(read("devices", "devices.list"), "a *:* rwm")
 	if everything != (len(r.Devices) == 1 && r.Devices[0].Allow) {
@@ -276,7 +276,7 @@ func checkAttempts(t *testing.T, goldenSpec string, r report) {
 			want[attempt] = "ok"
 		}
 		want["list /sys/firmware"] = firmware
-		want["read kcore"] = "" // the test machine may lack what it takes
+		want["read kcore"] = "" // the test machine may lack the prerequisites
 		want["make a cgroup"] = ""
 	case "unmasked":
 		want["write domainname"] = ""
@@ -293,8 +293,8 @@ func checkAttempts(t *testing.T, goldenSpec string, r report) {
 	}
 }
 
-// TestUserNamespace: the pod's user namespace is joined, with the others in it,
-// and root in the container is nobody on the node.
+// TestUserNamespace: the container joins the pod's user namespace and the
+// others in it, and its root is not root on the node.
 func TestUserNamespace(t *testing.T) {
 	for _, rt := range runtimes(t) {
 		t.Run(rt.name, func(t *testing.T) {
@@ -309,7 +309,7 @@ func TestUserNamespace(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if rt.name == "runc" { // before 1.2 it wants the mappings too; crius asks such a one for no user namespace
+			if rt.name == "runc" { // before 1.2 runc needs the mappings too; crius gives such a runc no user namespaces
 				users := in.podSecurity().GetNamespaceOptions().GetUsernsOptions()
 				s.Linux.UIDMappings, s.Linux.GIDMappings = idMappings(users.GetUids()), idMappings(users.GetGids())
 			}
@@ -321,7 +321,7 @@ func TestUserNamespace(t *testing.T) {
 				}
 			})
 			checkProcess(t, s, r)
-			if rt.name != "crun" { // 1.8 forgets the flags of some mounts in a user namespace
+			if rt.name != "crun" { // crun 1.8 forgets the flags of some mounts in a user namespace
 				checkMounts(t, s, r)
 			}
 			if r.Errors["write /new"] != "ok" || !strings.Contains(r.Errors["write sysrq"], "no such file") {
@@ -345,7 +345,7 @@ func chown(t *testing.T, dir string, id int) {
 	}
 }
 
-// A process in a group cannot shed it to read what the group is denied: the
+// A process cannot drop a group to read what is denied to that group: the
 // primary group is among the supplementary ones.
 func TestPrimaryGroupIsSupplementary_CVE_2022_2995_CVE_2023_25173(t *testing.T) {
 	for _, rt := range runtimes(t) {

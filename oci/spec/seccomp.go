@@ -8,9 +8,9 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// seccomp fits the profile that the request chooses to the container, or the one that the
-// pod asks for by annotation. No profile asked for means none (CRI); a privileged container
-// has none.
+// seccomp writes the profile that the request chooses, fitted to the container,
+// or the one that the pod requests by annotation. CRI: no profile requested
+// means none; a privileged container has none.
 func seccomp(in *Input, s *specs.Spec) error {
 	sc := in.security()
 	want, err := chooseProfile(sc.GetSeccomp(), sc.GetSeccompProfilePath(), unconfined)
@@ -56,9 +56,9 @@ func (in *Input) seccompEnabled() bool {
 	return in.Facts.Host.Seccomp
 }
 
-// fit resolves a profile's conditions for a container with these capabilities
-// and leaves out what the runtime does not know, as long as that makes the
-// profile no weaker.
+// fit resolves a profile's conditions for a container with these capabilities.
+// It leaves out what the runtime does not know, provided that this does not
+// weaken the profile.
 func (in *Input) fit(p *Profile, caps *specs.LinuxCapabilities) (*specs.LinuxSeccomp, error) {
 	out := &specs.LinuxSeccomp{
 		DefaultAction:    p.DefaultAction,
@@ -91,8 +91,8 @@ func (in *Input) fit(p *Profile, caps *specs.LinuxCapabilities) (*specs.LinuxSec
 	return out, nil
 }
 
-// seccompArchs are those whose system calls the filter will know. The kernel
-// kills a process that uses any other.
+// seccompArchs returns the architectures whose system calls the filter covers.
+// The kernel kills a process that uses any other.
 func (in *Input) seccompArchs(p *Profile) []specs.Arch {
 	archs := slices.Clone(p.Architectures)
 	for _, group := range p.ArchMap {

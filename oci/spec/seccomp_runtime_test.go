@@ -13,9 +13,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// TestSeccompCalls lets the kernel say which calls the default profile lets
-// through. Outside of a container all of them get to the kernel, which answers
-// differently: that shows that the test can tell.
+// TestSeccompCalls asks the kernel which calls the default profile lets
+// through. Outside a container every call reaches the kernel, which answers
+// differently: that shows that the test can distinguish.
 func TestSeccompCalls(t *testing.T) {
 	kernel := callsOfThisKernel(t)
 	confined := map[string]string{
@@ -80,7 +80,7 @@ func TestSeccompCalls(t *testing.T) {
 	}
 }
 
-// callsOfThisKernel is what the probe says when nothing confines it.
+// callsOfThisKernel is what the probe reports when nothing confines it.
 func callsOfThisKernel(t *testing.T) map[string]string {
 	t.Helper()
 	cmd := exec.Command(probePath(t), "calls")
@@ -166,7 +166,8 @@ done
 	}
 }
 
-// installProgram copies a program of the machine and the libraries it names.
+// installProgram copies a program of the machine and the libraries that it
+// names.
 func installProgram(t *testing.T, rootfs, name string) {
 	t.Helper()
 	path := lookPath(t, name)

@@ -23,8 +23,8 @@ func TestDefaultProfileGolden(t *testing.T) {
 	golden(t, "testdata/seccomp.json", DefaultProfile())
 }
 
-// TestDefaultProfileKnowsEveryCall: each system call that the kernel has on the
-// common processors was thought about. What is left to ENOSYS is named here.
+// TestDefaultProfileKnowsEveryCall: every system call of the kernel on the
+// common processors has been considered. Those left to ENOSYS are named here.
 func TestDefaultProfileKnowsEveryCall(t *testing.T) {
 	leftOut := []string{
 		// gone from the kernel, or never in it
@@ -33,9 +33,9 @@ func TestDefaultProfileKnowsEveryCall(t *testing.T) {
 		"nfsservctl", "prof", "profil", "putpmsg", "query_module", "security", "stty", "tuxcall", "ulimit", "vserver",
 		// superseded for decades
 		"oldfstat", "oldlstat", "oldolduname", "oldstat", "olduname", "sgetmask", "ssetmask", "sysfs", "uselib", "ustat",
-		// new, and of use to none yet that runs in a container
+		// new, and not yet useful to any containerized program
 		"file_getattr", "file_setattr", "listns", "lsm_get_self_attr", "lsm_list_modules", "lsm_set_self_attr",
-		// single processors' own
+		// specific to single processors
 		"multiplexer", "pciconfig_iobase", "pciconfig_read", "pciconfig_write", "rtas", "s390_guarded_storage",
 		"s390_sthyi", "spu_create", "spu_run", "subpage_prot", "switch_endian", "sys_debug_setcontext", "syscall_mask",
 		"timerfd",
@@ -83,8 +83,8 @@ func kernelCalls(t *testing.T, arch string) []string {
 	return calls
 }
 
-// TestDefaultProfileIsConsistent: for any capabilities, no call is allowed
-// without condition and refused at the same time.
+// TestDefaultProfileIsConsistent: for any capabilities, no call is both allowed
+// without condition and refused.
 func TestDefaultProfileIsConsistent(t *testing.T) {
 	for _, caps := range []CapSet{0, typicalDefaults().Capabilities, 1 << unix.CAP_SYS_ADMIN, 1 << unix.CAP_BPF, 1 << unix.CAP_SYS_CHROOT, allCapabilities} {
 		s := mutate(t, func(in *Input) { in.Defaults.Capabilities = caps })
@@ -100,7 +100,7 @@ func TestDefaultProfileIsConsistent(t *testing.T) {
 	}
 }
 
-// verdict is what the profile says to a call with that first argument.
+// verdict returns the profile's action for a call with that first argument.
 func verdict(p *specs.LinuxSeccomp, call string, arg uint64) string {
 	for _, r := range p.Syscalls {
 		if !slices.Contains(r.Names, call) {
@@ -125,7 +125,7 @@ func verdict(p *specs.LinuxSeccomp, call string, arg uint64) string {
 	return unix.ErrnoName(unix.Errno(*p.DefaultErrnoRet))
 }
 
-// AF_ALG is out of reach, and AF_VSOCK; the kernel looks at the low half of the
+// AF_ALG and AF_VSOCK are out of reach; the kernel looks at the low half of the
 // register only, and so must the filter. Every other family is allowed.
 func TestSocketFamilies_CVE_2026_31431(t *testing.T) {
 	p := mutate(t, func(*Input) {}).Linux.Seccomp
@@ -210,7 +210,7 @@ func TestSeccompChoice(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(*Input, *cri.LinuxContainerSecurityContext)
-		want   specs.LinuxSeccompAction // "" is none
+		want   specs.LinuxSeccompAction // "" means none
 		err    error
 	}{
 		{"default", func(*Input, *cri.LinuxContainerSecurityContext) {}, specs.ActErrno, nil},
@@ -398,7 +398,8 @@ func FuzzParseProfile(f *testing.F) {
 	})
 }
 
-// The profile that the pod asks for by annotation is for containers that have no other.
+// The profile that the pod requests by annotation applies to containers that
+// have no other.
 func TestAskedProfile(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*cri.LinuxContainerSecurityContext)

@@ -10,8 +10,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// privilege refuses a privileged container in a pod that neither its own request nor the
-// container's says to have one.
+// privilege refuses a privileged container in a pod that is not declared to
+// have privileged containers, neither by its own request nor by PrivilegedPod.
 func privilege(in *Input, _ *specs.Spec) error {
 	if in.privileged() && !in.podSecurity().GetPrivileged() && !in.Request.PrivilegedPod {
 		return invalid("a privileged container needs a privileged pod: set privileged in the security context of sandbox_config too")
@@ -19,10 +19,10 @@ func privilege(in *Input, _ *specs.Spec) error {
 	return nil
 }
 
-// pathMasks hides the parts of /proc and /sys that tell of the node or change
-// it. The kubelet sends whole lists and, for procMount Unmasked, empty ones,
-// so that empty lists in a security context mean nothing hidden; a request
-// without a security context has the defaults.
+// pathMasks hides the parts of /proc and /sys that reveal or change the node.
+// The kubelet sends complete lists and, for procMount Unmasked, empty ones, so
+// empty lists in a security context hide nothing; a request without a security
+// context gets the defaults.
 func pathMasks(in *Input, s *specs.Spec) error {
 	sc := in.security()
 	switch {
@@ -40,15 +40,15 @@ func pathMasks(in *Input, s *specs.Spec) error {
 	}
 	s.Linux.MaskedPaths = slices.Clone(sc.GetMaskedPaths())
 	s.Linux.ReadonlyPaths = slices.Clone(sc.GetReadonlyPaths())
-	// Kubelets before 1.29 do not know of it.
+	// Kubelets before 1.29 do not mask it.
 	if len(s.Linux.MaskedPaths) > 0 && !slices.Contains(s.Linux.MaskedPaths, powercap) {
 		s.Linux.MaskedPaths = append(s.Linux.MaskedPaths, powercap)
 	}
 	return nil
 }
 
-// powercap shows the processor's energy use, precise enough to tell what other
-// programs compute (GHSA-7ww5-4wqc-m92c).
+// powercap shows the processor's energy use, precisely enough to reveal what
+// other programs compute (GHSA-7ww5-4wqc-m92c).
 const powercap = "/sys/devices/virtual/powercap"
 
 func defaultMaskedPaths() []string {
@@ -63,7 +63,8 @@ func defaultReadonlyPaths() []string {
 	return []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 }
 
-// confinement is what a seccomp or AppArmor request comes down to.
+// confinement is the kind of seccomp or AppArmor confinement that a request
+// chooses.
 type confinement int
 
 const (
@@ -78,9 +79,9 @@ type choice struct {
 	ref string
 }
 
-// chooseProfile reads the profile field or, where a kubelet up to 1.18 left it
-// out, the deprecated string; absent is what neither means. A localhost profile
-// without a name is an error, never no profile (CVE-2023-2431).
+// chooseProfile reads the profile field or, if a kubelet up to 1.18 left it
+// out, the deprecated string; it returns absent if neither is set. A localhost
+// profile without a name is an error, never no profile (CVE-2023-2431).
 func chooseProfile(profile *cri.SecurityProfile, deprecated string, absent confinement) (choice, error) {
 	if profile != nil {
 		switch profile.GetProfileType() {
@@ -116,7 +117,7 @@ func localhostProfile(ref string) (choice, error) {
 	return choice{localhost, ref}, nil
 }
 
-// appArmorProfile is the AppArmor profile, where the node has AppArmor.
+// appArmorProfile writes the AppArmor profile, if the node has AppArmor.
 func appArmorProfile(in *Input, s *specs.Spec) (err error) {
 	s.Process.ApparmorProfile, err = in.appArmor()
 	return err
@@ -126,8 +127,8 @@ func (in *Input) appArmor() (string, error) {
 	sc := in.security()
 	want, err := chooseProfile(sc.GetApparmor(), sc.GetApparmorProfile(), runtimeDefault)
 	if err == nil && want.confinement == localhost {
-		// The kubelet sends the profile's name, others put the deprecated string's
-		// prefix before it here, too.
+		// The kubelet sends the profile's name; other clients prefix it as in the
+		// deprecated string.
 		want, err = localhostProfile(strings.TrimPrefix(want.ref, "localhost/"))
 	}
 	if err != nil {

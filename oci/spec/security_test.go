@@ -36,7 +36,7 @@ func TestPrivileged(t *testing.T) {
 	}
 }
 
-// Lists are those that the kubelet sends, empty for procMount Unmasked.
+// The lists are the kubelet's, empty for procMount Unmasked.
 func TestPathMasks_GHSA_7ww5_4wqc_m92c(t *testing.T) {
 	s := mutate(t, func(*Input) {})
 	if !slices.Equal(s.Linux.MaskedPaths, append(kubeletMaskedPaths(), powercap)) {
@@ -191,8 +191,8 @@ func TestMaskedPathsAreAbsolute(t *testing.T) {
 	}
 }
 
-// A localhost profile has a name, or there is no container (CVE-2023-2431): no
-// text makes it unconfined but the words that say so.
+// A localhost profile must have a name (CVE-2023-2431): no text makes a
+// container unconfined except the documented words.
 func FuzzAppArmorProfile(f *testing.F) {
 	for _, text := range []string{"", "runtime/default", "docker/default", "unconfined", "localhost/", "localhost/x", "localhost/unconfined", "localhost/localhost/", "LOCALHOST/x", "localhost/\x00"} {
 		f.Add(text, false, int32(0))

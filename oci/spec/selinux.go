@@ -10,16 +10,17 @@ import (
 	"github.com/crius-run/crius/internal/selinux"
 )
 
-// SELinux is how the node separates pods by SELinux.
+// SELinux configures how the node separates pods by SELinux.
 type SELinux struct {
 	selinux.Contexts
 	// HostNetwork: containers on the node's network are confined as well.
 	HostNetwork bool
 }
 
-// FileContext is the context of the files of a pod with this level, and of a container
-// of it, which may be nil: the file type of containers, at their level. A nil receiver,
-// a node without SELinux, has none. Options that cannot be part of a context are
+// FileContext returns the SELinux context for files of a pod with this level,
+// or of one of its containers (nil: of the pod): the file type of containers,
+// at their level. It returns an empty context for a nil receiver, which means a
+// node without SELinux. Options that cannot be part of a context are
 // fault.Invalid.
 func (s *SELinux) FileContext(level string, pod *cri.PodSandboxConfig, container *cri.ContainerConfig) (string, error) {
 	if s == nil {
@@ -29,7 +30,7 @@ func (s *SELinux) FileContext(level string, pod *cri.PodSandboxConfig, container
 	for name, value := range map[string]string{
 		"user": options.GetUser(), "role": options.GetRole(), "type": options.GetType(), "level": options.GetLevel(),
 	} {
-		// What is in it becomes part of a mount option.
+		// The value becomes part of a mount option.
 		if len(value) > maxContextPart || strings.ContainsFunc(value, notInContexts) || name != "level" && strings.ContainsAny(value, ":,") {
 			return "", invalid("selinux_options: %s %.80q cannot be part of an SELinux context", name, value)
 		}
@@ -37,8 +38,8 @@ func (s *SELinux) FileContext(level string, pod *cri.PodSandboxConfig, container
 	return selinux.At(selinux.At(s.File, level), options.GetLevel()), nil
 }
 
-// maxContextPart bounds a part of a context: a level with all 1024 categories, one by
-// one, has less.
+// maxContextPart bounds a part of a context: even a level that lists all 1024
+// categories is shorter.
 const maxContextPart = 8 << 10
 
 func notInContexts(r rune) bool {
@@ -46,7 +47,8 @@ func notInContexts(r rune) bool {
 	return !letter && !strings.ContainsRune("_.-:,", r)
 }
 
-// seLinuxOptions are the container's, or those of its pod where it brings none.
+// seLinuxOptions returns the container's options, or the pod's if the container
+// has none.
 func seLinuxOptions(pod *cri.PodSandboxConfig, container *cri.ContainerConfig) *cri.SELinuxOption {
 	if own := container.GetLinux().GetSecurityContext().GetSelinuxOptions(); own != nil {
 		return own
@@ -62,16 +64,16 @@ func (s *SELinux) Confines(pod *cri.PodSandboxConfig, container *cri.ContainerCo
 	return s != nil && (seLinuxOptions(pod, container).GetType() != "" || !privileged && !s.free(pod))
 }
 
-// free tells whether the pod is in the node's PID, IPC or network namespace, which
-// the types of containers are not made for.
+// free reports whether the pod is in the node's PID, IPC or network namespace,
+// for which container types are not made.
 func (s *SELinux) free(pod *cri.PodSandboxConfig) bool {
 	options := pod.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	return options.GetPid() == cri.NamespaceMode_NODE || options.GetIpc() == cri.NamespaceMode_NODE ||
 		options.GetNetwork() == cri.NamespaceMode_NODE && !s.HostNetwork
 }
 
-// Relabels are the host paths of mounts that are to get the container's file context
-// (CRI: Mount.selinux_relabel).
+// Relabels returns the host paths of mounts that must get the container's file
+// context (CRI: Mount.selinux_relabel).
 func Relabels(container *cri.ContainerConfig) []string {
 	var paths []string
 	for _, m := range container.GetMounts() {
@@ -82,8 +84,8 @@ func Relabels(container *cri.ContainerConfig) []string {
 	return paths
 }
 
-// seLinuxLabels gives the process its context, and the runtime that of the file
-// systems that it mounts.
+// seLinuxLabels writes the context of the process and that of the file systems
+// that the runtime mounts.
 func seLinuxLabels(in *Input, s *specs.Spec) error {
 	policy := in.Defaults.SELinux
 	if policy == nil || !in.takesSELinux() {
@@ -107,7 +109,8 @@ func seLinuxLabels(in *Input, s *specs.Spec) error {
 	return err
 }
 
-// takesSELinux tells whether the handler can set a context: gVisor refuses any.
+// takesSELinux reports whether the handler can set a context: gVisor refuses
+// any.
 func (in *Input) takesSELinux() bool {
 	if f := in.linuxFeatures(); f != nil && f.Selinux != nil && f.Selinux.Enabled != nil {
 		return *f.Selinux.Enabled
@@ -115,8 +118,8 @@ func (in *Input) takesSELinux() bool {
 	return !in.Facts.OwnKernel || in.Facts.VirtualMachine
 }
 
-// initSystem tells whether a container runs an init system, which does what others may
-// not (it mounts, and writes to its cgroup).
+// initSystem reports whether a container runs an init system, which needs more
+// rights than other programs (it mounts, and writes to its cgroup).
 func initSystem(args []string) bool {
 	if len(args) == 0 {
 		return false

@@ -122,7 +122,8 @@ func TestSELinuxLabels(t *testing.T) {
 	}
 }
 
-// The infra container is confined like the pod's others, and free where these are.
+// The infra container is confined like the pod's other containers, and
+// unconfined if they are.
 func TestSELinuxLabelsOfInfra(t *testing.T) {
 	in := typical()
 	in.Defaults.SELinux, in.Facts.SELinuxLevel = targeted(), "s0:c1,c2"
@@ -133,7 +134,7 @@ func TestSELinuxLabelsOfInfra(t *testing.T) {
 	}
 }
 
-// A volume gets the label of whoever is confined to it, and only of those.
+// A volume gets a label only for containers that are confined.
 func TestConfines(t *testing.T) {
 	in := typical()
 	pod, container := in.Request.Pod, in.Request.Container
@@ -157,7 +158,8 @@ func TestConfines(t *testing.T) {
 	}
 }
 
-// Options become parts of a context and of a mount option, and cannot add another.
+// Options become parts of a context and of a mount option, and cannot add
+// another option.
 func TestSELinuxOptionsThatCannotBe(t *testing.T) {
 	for _, options := range []*cri.SELinuxOption{
 		{Level: `s0",upperdir="/etc`}, {Level: "s0:c1\x00"}, {Level: "s0 c1"}, {User: "u:r"}, {Role: "r,rw"}, {Type: "t\n"},

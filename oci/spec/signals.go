@@ -8,8 +8,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Real-time signals as C programs count them: the two lowest the kernel has
-// are the C library's own.
+// Real-time signals as C programs count them: the C library reserves the
+// kernel's two lowest.
 const (
 	sigRTMin = 34
 	sigRTMax = 64
@@ -45,8 +45,8 @@ func ImageStopSignal(image string) (unix.Signal, cri.Signal, bool) {
 	return 0, 0, false
 }
 
-// signalNumber reads the number off the enum's name, which is SIGNAL_ and the
-// signal's own name with the signs spelled out.
+// signalNumber derives the number from the enum's name: SIGNAL_ followed by the
+// signal's name, with plus and minus spelled out.
 func signalNumber(signal cri.Signal) (unix.Signal, bool) {
 	name, ok := strings.CutPrefix(cri.Signal_name[int32(signal)], "SIGNAL_")
 	if !ok {
@@ -55,7 +55,7 @@ func signalNumber(signal cri.Signal) (unix.Signal, bool) {
 	return parseSignal(strings.NewReplacer("PLUS", "+", "MINUS", "-").Replace(name))
 }
 
-// parseSignal reads a number or a name in any case, with or without SIG.
+// parseSignal reads a number, or a name in any case with or without SIG.
 func parseSignal(s string) (unix.Signal, bool) {
 	if number, err := strconv.ParseUint(s, 10, 7); err == nil {
 		return unix.Signal(number), true

@@ -10,7 +10,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// TestEveryStopSignal: all 65 of CRI's signals have a number, and their own.
+// TestEveryStopSignal: each of CRI's 65 signals has its own number.
 func TestEveryStopSignal(t *testing.T) {
 	numbers := map[unix.Signal]int{}
 	for value := 1; value <= 65; value++ {

@@ -1,25 +1,24 @@
-// Package spec turns a CRI request plus resolved facts into an OCI runtime
-// spec.
+// Package spec turns a CRI request and resolved facts into an OCI runtime spec.
 //
-// It has two halves, and no file belongs to both.
+// It has two halves, and every file belongs to only one of them.
 //
 // The pure half is Container and Sandbox: folds over small rules, one concern
-// each. A rule looks at the Input, writes its own part of the spec and may
-// refuse the request; it does no I/O, changes nothing reachable from the Input
-// and shares no slice or map with it (CVE-2021-21334), so that equal inputs
-// give equal specs and containers of one image cannot see each other's data.
-// Parsers and validators that the rest of crius needs as well (StopSignal,
-// ValidatePod, Resources, CgroupsPath, …) live here too.
+// each. A rule reads the Input, writes its own part of the spec and may refuse
+// the request; it does no I/O, changes nothing reachable from the Input and
+// shares no slice or map with it (CVE-2021-21334), so that equal inputs give
+// equal specs and containers of one image cannot see each other's data. Parsers
+// and validators that other packages need as well (StopSignal, ValidatePod,
+// Resources, CgroupsPath, …) live here too.
 //
 // The resolving half, in the files named resolve_*.go, reads what the rules
-// must know from the node and from the mounted image: Host, users and groups,
-// device nodes, seccomp profiles. What it reads below a container's root file
-// system is hostile: such reads are confined to that tree, limited in size and
-// refuse anything but regular files.
+// need from the node and from the mounted image: Host, users and groups, device
+// nodes, seccomp profiles. What it reads below a container's root file system
+// is hostile: such reads are confined to that tree, limited in size and refuse
+// anything but regular files.
 //
-// Errors that are the request's fault wrap fault.Invalid, what the handler or
-// the node cannot do wraps fault.Unimplemented, and a pod that lacks something
-// the container relies on fault.Precondition.
+// Errors caused by the request wrap fault.Invalid, those for what the handler
+// or the node cannot do wrap fault.Unimplemented, and those for a pod that
+// lacks something on which the container relies wrap fault.Precondition.
 package spec
 
 import (
@@ -35,7 +34,7 @@ import (
 // rule writes one concern into the spec or refuses the request.
 type rule func(in *Input, s *specs.Spec) error
 
-// Container returns the spec of the container that in.Request asks for.
+// Container returns the spec of the container in in.Request.
 func Container(in Input) (*specs.Spec, error) {
 	if in.Request.Pod == nil || in.Request.Container == nil {
 		return nil, invalid("the request has no pod or no container configuration")
@@ -45,9 +44,9 @@ func Container(in Input) (*specs.Spec, error) {
 
 // Sandbox returns the spec of a pod's infra container: the first process of a
 // shared PID namespace, or the root container that a virtual machine handler
-// wants. It runs args from a read-only root file system, without capabilities
-// and under the runtime's default profiles, whatever the pod asks for its
-// containers; in.Request.Container and Image play no part.
+// needs. It runs args from a read-only root file system, without capabilities
+// and under the runtime's default profiles, whatever the pod requests for its
+// containers. It ignores in.Request.Container and in.Request.Image.
 func Sandbox(in Input, args []string) (*specs.Spec, error) {
 	if in.Request.Pod == nil {
 		return nil, invalid("the request has no pod configuration")
@@ -75,10 +74,10 @@ func Sandbox(in Input, args []string) (*specs.Spec, error) {
 
 const infraScore = -998
 
-// infra is the request for an infra container: tight, and the same for all
-// pods but for the node's PID namespace and the SELinux label. The score keeps
-// the kernel from killing a whole pod for want of a few pages (the kubelet's
-// own figure for pause processes).
+// infra returns the request for an infra container: locked down, and the same
+// for all pods except for the node's PID namespace and the SELinux label. The
+// score keeps the kernel from killing a whole pod to free a few pages (it is
+// the kubelet's own value for pause processes).
 func infra(pod *cri.PodSandboxConfig, args []string) *cri.ContainerConfig {
 	sc := pod.GetLinux().GetSecurityContext()
 	pid := cri.NamespaceMode_CONTAINER
@@ -104,10 +103,10 @@ func infra(pod *cri.PodSandboxConfig, args []string) *cri.ContainerConfig {
 	}
 }
 
-// sandboxResources are those of a sandbox with a kernel of its own: all that the
-// containers use is used in its cgroup, so their limits together are its limits,
-// and what the pod may use beyond them for such a kernel. None is set that the
-// request leaves open: the pod's own cgroup may have one.
+// sandboxResources returns the limits of a sandbox with its own kernel: the
+// sandbox's cgroup accounts for all of the containers' usage, so its limits are
+// the sum of theirs plus the pod's overhead for such a kernel. A limit that the
+// request leaves open is not set: the pod's own cgroup may have one.
 func sandboxResources(pod *cri.PodSandboxConfig) *cri.LinuxContainerResources {
 	r, over := pod.GetLinux().GetResources(), pod.GetLinux().GetOverhead()
 	sum := &cri.LinuxContainerResources{
@@ -127,12 +126,12 @@ func sandboxResources(pod *cri.PodSandboxConfig) *cri.LinuxContainerResources {
 	return sum
 }
 
-// SandboxResources are the limits of a sandbox with a kernel of its own.
+// SandboxResources returns the limits of a sandbox with its own kernel.
 func SandboxResources(pod *cri.PodSandboxConfig, host Host) (*specs.LinuxResources, error) {
 	return Resources(sandboxResources(pod), host)
 }
 
-// fold applies the rules that every container has and then the given ones. The
+// fold applies the rules that every container has, then the given ones. The
 // order matters where a rule reads what an earlier one wrote: devices look at
 // the mounts, seccomp at the capabilities.
 func fold(in *Input, more ...rule) (*specs.Spec, error) {

@@ -67,7 +67,7 @@ func marshal(t *testing.T, v any) []byte {
 	return append(data, '\n')
 }
 
-// No golden file outlives its goldenSpec either.
+// No golden file outlives its goldenSpec.
 func TestEverySpecHasAGoldenFile(t *testing.T) {
 	files, err := filepath.Glob("testdata/golden/*.json")
 	if err != nil {
@@ -83,7 +83,7 @@ func TestEverySpecHasAGoldenFile(t *testing.T) {
 	}
 }
 
-// Also at the same time, and the input is as it was before.
+// Also concurrently, and the input stays unchanged.
 func TestEqualInputsGiveEqualSpecs(t *testing.T) {
 	for _, a := range goldenSpecs() {
 		t.Run(a.name, func(t *testing.T) {
@@ -112,9 +112,9 @@ func TestEqualInputsGiveEqualSpecs(t *testing.T) {
 	}
 }
 
-// Nothing in a spec is shared with the input, so that no container can come by
-// what another one's spec holds. Everything reachable from one spec is
-// overwritten; the next one must not show it.
+// A spec shares nothing with the input, so that no container can reach data of
+// another container's spec. The test overwrites everything reachable from one
+// spec; the next spec must not show it.
 func TestSpecsShareNothing_CVE_2021_21334(t *testing.T) {
 	for _, a := range goldenSpecs() {
 		t.Run(a.name, func(t *testing.T) {
@@ -139,7 +139,8 @@ func TestSpecsShareNothing_CVE_2021_21334(t *testing.T) {
 	}
 }
 
-// scribble overwrites all that v leads to, and the unused room of slices.
+// scribble overwrites everything reachable from v, and the spare capacity of
+// slices.
 func scribble(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -170,7 +171,8 @@ func scribble(v reflect.Value) {
 	}
 }
 
-// What is not in a resolve_ file cannot do I/O, for it does not import the means to.
+// A file without the prefix resolve_ cannot do I/O, because it imports nothing
+// that does.
 func TestRulesImportNothingThatDoesIO(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil {
@@ -216,8 +218,8 @@ func TestIncompleteRequests(t *testing.T) {
 	}
 }
 
-// TestInfraIsTight: whatever the pod allows its containers, and the node's
-// defaults allow, the infra container has none of it.
+// TestInfraIsTight: the infra container has nothing of what the pod allows its
+// containers or the node's defaults allow.
 func TestInfraIsTight(t *testing.T) {
 	in := typical()
 	privilegedPod(&in)

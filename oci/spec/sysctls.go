@@ -11,14 +11,15 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// sysctlName is a path below /proc/sys whose steps are separated by dots or by
-// slashes (interface names may hold dots then). No step can be "..".
+// sysctlName matches a path below /proc/sys whose elements are separated by
+// dots or by slashes (interface names may then contain dots). No element can be
+// "..".
 var sysctlName = regexp.MustCompile(`^[A-Za-z0-9]([-_A-Za-z0-9]*[A-Za-z0-9])?([./][A-Za-z0-9]([-_A-Za-z0-9]*[A-Za-z0-9])?)+$`)
 
 // ValidateSysctls refuses sysctls that are malformed or that would not stay in
 // the pod: those of a namespace that it shares with the node (CVE-2022-0532)
 // and those that belong to no namespace. Values must be plain text without the
-// characters that lists of sysctls are made of (CVE-2022-0811).
+// separators used in lists of sysctls (CVE-2022-0811).
 func ValidateSysctls(sysctls map[string]string, hostNet, hostIPC bool) error {
 	for _, name := range slices.Sorted(maps.Keys(sysctls)) {
 		if len(name) > 253 || !sysctlName.MatchString(name) {
@@ -51,8 +52,9 @@ func notInSysctl(r rune) bool {
 	return r != '\t' && (r < ' ' || r > '~') || r == '+' || r == '='
 }
 
-// sysctlNamespace is the namespace in which a sysctl has its value, or empty.
-// kernel.hostname is the hostname field's business, and runtimes refuse it.
+// sysctlNamespace returns the namespace to which a sysctl belongs, or empty.
+// kernel.hostname is set by the hostname field, and runtimes refuse it as a
+// sysctl.
 func sysctlNamespace(name string) specs.LinuxNamespaceType {
 	dotted := strings.ReplaceAll(name, "/", ".")
 	switch {
@@ -67,9 +69,9 @@ func sysctlNamespace(name string) specs.LinuxNamespaceType {
 	return ""
 }
 
-// Sysctls are those to set in the pod's namespaces: its own over the node's
-// defaults. Defaults that do not fit the pod are left out, requested ones that
-// do not fit refuse the pod.
+// Sysctls returns the sysctls to set in the pod's namespaces: its own over the
+// node's defaults. Defaults that do not fit the pod are left out; a requested
+// one that does not fit is an error.
 func Sysctls(defaults map[string]string, pod *cri.PodSandboxConfig) (map[string]string, error) {
 	options := pod.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	hostNet := options.GetNetwork() == cri.NamespaceMode_NODE
@@ -93,8 +95,9 @@ func Sysctls(defaults map[string]string, pod *cri.PodSandboxConfig) (map[string]
 
 const pingGroups = "net.ipv4.ping_group_range"
 
-// Unprivileged are the sysctls that let processes without capabilities bind ports below
-// 1024, and send and receive ICMP echo messages, in the network of their pod.
+// Unprivileged returns the sysctls that let processes without capabilities bind
+// ports below 1024, and send and receive ICMP echo messages, in their pod's
+// network.
 func Unprivileged(ports, ping bool) map[string]string {
 	sysctls := map[string]string{}
 	if ports {
@@ -106,8 +109,8 @@ func Unprivileged(ports, ping bool) map[string]string {
 	return sysctls
 }
 
-// groupsTooLarge reports whether groups of the pod have ids on the node which kernels
-// before Linux 6.4 do not take in net.ipv4.ping_group_range.
+// groupsTooLarge reports whether groups of the pod have ids on the node that
+// kernels before Linux 6.4 do not accept in net.ipv4.ping_group_range.
 func groupsTooLarge(pod *cri.PodSandboxConfig) bool {
 	if !ownUserNamespace(pod) {
 		return false

@@ -113,7 +113,8 @@ func TestUnprivilegedSysctls(t *testing.T) {
 	}
 }
 
-// A default must not keep a pod from running whose groups some kernels refuse.
+// A default must not keep a pod from running because some kernels refuse its
+// groups.
 func TestPingGroupsOfUserNamespaces(t *testing.T) {
 	for last, want := range map[uint32]int{1<<31 - 1: 1, 1 << 31: 0} {
 		pod := typicalPod()
@@ -137,8 +138,8 @@ func TestParseSysctls(t *testing.T) {
 	}
 }
 
-// FuzzSysctls: what passes stays below /proc/sys in the pod's own corners, and
-// cannot be taken for two settings by anything that joins them.
+// FuzzSysctls: an accepted sysctl stays below /proc/sys within the pod's
+// namespaces, and cannot be read as two settings by a program that joins them.
 func FuzzSysctls(f *testing.F) {
 	f.Add("net.ipv4.ip_forward", "1", false, false)
 	f.Add("kernel.shm/../core_pattern", "|x", false, true)

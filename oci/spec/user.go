@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// maxID is the largest user or group id accepted. Larger ones turn negative
+	// maxID is the largest accepted user or group id. Larger ones turn negative
 	// in programs that keep ids in a signed int (CVE-2024-40635).
 	maxID = 1<<31 - 1
 
@@ -22,18 +22,18 @@ const (
 	maxGroups = 65536
 )
 
-// Identity is whom a container's first process runs as. The zero value is root
-// with no further groups.
+// Identity is the user and groups of a container's first process. The zero
+// value is root without supplementary groups.
 type Identity struct {
 	UID, GID uint32
 	Groups   []uint32 // supplementary; ResolveUser always includes GID (CVE-2022-2995)
 
-	Username  string // of UID in the image; empty: it has none
-	Groupname string // of GID in the image; empty: it has none
-	Home      string // from the image's passwd, as it stands there
+	Username  string // name of UID in the image; empty: it has none
+	Groupname string // name of GID in the image; empty: it has none
+	Home      string // from the image's passwd, unchanged
 }
 
-// CRI is the form in which a container's status reports the identity.
+// CRI returns the identity in the form that a container's status reports.
 func (u Identity) CRI() *cri.ContainerUser {
 	user := &cri.LinuxContainerUser{Uid: int64(u.UID), Gid: int64(u.GID)}
 	for _, gid := range u.Groups {
@@ -42,11 +42,10 @@ func (u Identity) CRI() *cri.ContainerUser {
 	return &cri.ContainerUser{Linux: user}
 }
 
-// PasswdLine is the line to append to the passwd of a root file system so that the
-// user has a name there, with home as directory. It is empty where the image knows
-// the user. The name is "user" and the number: shadow, systemd and others refuse
-// names of digits alone (cri-o#9432). Whatever home contains, the result is one line
-// of seven fields (CVE-2022-4318, CVE-2026-15809).
+// PasswdLine returns the line to append to the passwd of a root file system so
+// that the user has a name there, its own number, with home as its directory.
+// It returns an empty line if the image knows the user. Whatever home contains,
+// the result is one line of seven fields (CVE-2022-4318, CVE-2026-15809).
 func (u Identity) PasswdLine(home string) string {
 	if u.Username != "" {
 		return ""
@@ -62,7 +61,8 @@ func (u Identity) GroupLine() string {
 	return fmt.Sprintf("group%d:x:%d:\n", u.GID, u.GID)
 }
 
-// cleanHome is home if it can stand in a passwd line, else the root directory.
+// cleanHome returns home if it can stand in a passwd line, else the root
+// directory.
 func cleanHome(home string) string {
 	bad := func(r rune) bool { return r == ':' || r == unicode.ReplacementChar || !unicode.IsPrint(r) }
 	if !path.IsAbs(home) || len(home) > 4096 || strings.ContainsFunc(home, bad) {
@@ -91,7 +91,7 @@ func identity(in *Input, s *specs.Spec) error {
 	return nil
 }
 
-// account is a user or group as asked for: a number or a name.
+// account is a requested user or group: a number or a name.
 type account struct {
 	id     uint32
 	name   string
@@ -151,9 +151,9 @@ func parseAccount(s string) (account, error) {
 	return account{id: id}, nil
 }
 
-// numeric reports whether s must be a number. What looks like one but is not
-// valid is never looked up as a name: the kubelet took it for a non-root user
-// (CVE-2024-40635, CVE-2026-46680).
+// numeric reports whether s must be a number. A malformed number is never
+// looked up as a name: the kubelet took it for a non-root user (CVE-2024-40635,
+// CVE-2026-46680).
 func numeric(s string) bool {
 	return s != "" && (s[0] == '+' || s[0] == '-' || '0' <= s[0] && s[0] <= '9')
 }
@@ -172,9 +172,8 @@ func checkID(field string, id int64) (uint32, error) {
 	return uint32(id), nil
 }
 
-// ImageUser is what CRI reports of an image's User in Image.uid and
-// Image.username: the number, or the name, or neither where the image says
-// nothing.
+// ImageUser returns what CRI reports for an image's User in Image.uid and
+// Image.username: the number, or the name, or neither if the image sets none.
 func ImageUser(user string) (*cri.Int64Value, string, error) {
 	u, _, err := parseUser(user)
 	switch {
@@ -216,8 +215,8 @@ func identify(sc *cri.LinuxContainerSecurityContext, imageUser, passwd, groups s
 	return id, err
 }
 
-// supplementary returns the process's further groups, sorted, and the name of
-// its primary one.
+// supplementary returns the process's supplementary groups, sorted, and the
+// name of its primary group.
 func supplementary(sc *cri.LinuxContainerSecurityContext, id Identity, groups string) ([]uint32, string, error) {
 	gids := []uint32{id.GID}
 	for _, asked := range sc.GetSupplementalGroups() {
@@ -254,7 +253,7 @@ type userEntry struct {
 	uid, gid   uint32
 }
 
-// findUser is the first entry of that name or number, as libc finds it.
+// findUser returns the first entry with that name or number, as libc does.
 func findUser(passwd string, want account) (userEntry, bool) {
 	for fields := range entries(passwd, 4) {
 		uid, okUID := parseID(fields[2])
@@ -312,8 +311,8 @@ func groupEntries(groups string) iter.Seq[groupEntry] {
 	}
 }
 
-// entries yields the lines of a passwd or group file that have at least that
-// many fields and a name.
+// entries yields the lines of a passwd or group file that have a name and at
+// least that many fields.
 func entries(file string, fields int) iter.Seq[[]string] {
 	return func(yield func([]string) bool) {
 		for line := range strings.Lines(file) {

@@ -135,8 +135,8 @@ func TestIdentifyRefused(t *testing.T) {
 	}
 }
 
-// What looks like a number is one in range or an error. The passwd file holds
-// each as a name, with root's number, to catch a look-up.
+// Something that looks like a number is either in range or an error. The passwd
+// file has each as a name, with root's number, to catch a look-up.
 func TestUserOutOfRange_CVE_2024_40635_CVE_2026_46680(t *testing.T) {
 	for _, user := range []string{
 		"2147483648", "4294967295", "4294967296", "9223372036854775808", "18446744073709551616",

@@ -10,11 +10,12 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go/features"
 )
 
-// oldestVersion is what a runtime that does not name its features gets: crun
-// up to 1.8 refuses anything but 1.0.x.
+// oldestVersion is for a runtime that does not report its features: crun up to
+// 1.8 refuses anything but 1.0.x.
 const oldestVersion = "1.0.2"
 
-// ociVersion is the newest version that both the runtime and this package know.
+// ociVersion returns the newest version that both the runtime and this package
+// know.
 func ociVersion(f *features.Features) string {
 	if f == nil {
 		return oldestVersion

@@ -37,7 +37,7 @@ func TestKernelVersion(t *testing.T) {
 }
 
 // A bundle has a version that crius and any runtime know, whatever the runtime
-// says of itself.
+// reports.
 func FuzzOCIVersion(f *testing.F) {
 	for _, newest := range []string{"1.2.0", "1.2.0-rc.1+dev", "65536.0.0", "1.0", "-1.0.0", "1.1.0\n", ""} {
 		f.Add(newest)
@@ -56,7 +56,7 @@ func FuzzOCIVersion(f *testing.F) {
 	})
 }
 
-// The release of the kernel has whatever its distribution appends.
+// A kernel release ends in whatever its distribution appends.
 func FuzzKernelRelease(f *testing.F) {
 	for _, release := range []string{"6.1.0-13-amd64", "5.15-rc1", "4", "4.", ".8", "6.x", "99999999999999999999.1", "+6.1", ""} {
 		f.Add(release)

@@ -7,12 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// calls makes system calls that do nothing, by way of arguments which the
-// kernel refuses: the error tells whether the call got as far as the kernel.
+// calls makes system calls without effect, with arguments that the kernel
+// refuses: the error shows whether the call reached the kernel.
 func calls() map[string]string {
 	runtime.LockOSThread()
 	const (
-		nowhere   = 1           // no valid address
+		nowhere   = 1           // an invalid address
 		noFD      = ^uintptr(0) // no open file
 		noPID     = 1 << 22
 		newUser   = unix.CLONE_NEWUSER

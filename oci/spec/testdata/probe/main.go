@@ -1,6 +1,6 @@
-// Command probe is the program of the test containers. It says what it finds
-// itself to be (report), or which system calls it may make (calls), and waits to
-// be killed.
+// Command probe is the program of the test containers. It reports its
+// environment (report) or the system calls that it may make (calls), and then
+// waits to be killed.
 package main
 
 import (
@@ -31,7 +31,7 @@ func main() {
 	}
 }
 
-// Report is the container from within.
+// Report describes the container as seen from inside.
 type Report struct {
 	Status     map[string]string // /proc/self/status
 	Cwd        string
@@ -43,7 +43,7 @@ type Report struct {
 	Mounts     []string // mountinfo
 	Limits     string
 	Dev        []string
-	PIDs       int // processes it can see
+	PIDs       int // visible processes
 	Errors     map[string]string
 }
 
@@ -75,7 +75,7 @@ func report() Report {
 	return r
 }
 
-// attempts are things that a container may or may not do.
+// attempts are actions that a container may or may not be able to do.
 func attempts() map[string]string {
 	write := func(name string) error { return os.WriteFile(name, []byte("x"), 0o644) }
 	open := func(name string) error {
@@ -112,7 +112,7 @@ func attempts() map[string]string {
 	return out
 }
 
-// makeCgroup makes one inside the container's own, where v1 or v2 has it.
+// makeCgroup makes a cgroup inside the container's own, on v1 or v2.
 func makeCgroup() error {
 	dir := "/sys/fs/cgroup"
 	if _, err := os.Stat(dir + "/pids"); err == nil {
@@ -121,7 +121,7 @@ func makeCgroup() error {
 	return os.Mkdir(dir+"/new", 0o755)
 }
 
-// ownNode makes a device node and opens it: the device cgroup's business.
+// ownNode makes a device node and opens it, which the device cgroup decides.
 func ownNode() error {
 	const kmsg = 1<<8 | 11
 	if err := syscall.Mknod("/tmp/kmsg", syscall.S_IFCHR|0o666, kmsg); err != nil {
