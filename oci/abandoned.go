@@ -22,29 +22,30 @@ import (
 	"github.com/crius-run/crius/oci/proc"
 )
 
-// How the names of commands' directories in a bundle begin.
+// Prefixes of the names of commands' directories in a bundle.
 const (
-	execDirs    = "exec-"    // those of an ExecSync, and those that are being started
-	sessionDirs = "session-" // those of a session with a shim: its FIFOs
+	execDirs    = "exec-"    // of ExecSync commands, and of commands that are being started
+	sessionDirs = "session-" // of sessions with a shim: their FIFOs
 )
 
-// execIDOf is what a shim knows the command by.
+// execIDOf returns the id by which a shim knows the command.
 func execIDOf(dir string) string {
 	return strings.TrimPrefix(strings.TrimPrefix(filepath.Base(dir), execDirs), sessionDirs)
 }
 
-// pidFileOf is the file in an exec's directory to which the runtime writes the pid.
+// pidFileOf returns the file in an exec's directory to which the runtime writes
+// the pid.
 func pidFileOf(dir string) string { return filepath.Join(dir, "pid") }
 
 // innerPIDFileOf is the same for the pid inside a runtime sandbox.
 func innerPIDFileOf(dir string) string { return filepath.Join(dir, "guest") }
 
-// EndAbandoned takes abandonedTime at most to find out what commands there are, and
-// only if a runtime is still starting one.
+// EndAbandoned takes at most abandonedTime to find the commands, and only if a
+// runtime is still starting one.
 func (t *cliTask) EndAbandoned(ctx context.Context) func(context.Context) error {
 	starting, cancel := context.WithTimeout(ctx, abandonedTime)
 	defer cancel()
-	_, _ = endEach(ctx, t.ref.ID, t.ref.abandonedDirs(), func(dir string) error { // which returns none
+	_, _ = endEach(ctx, t.ref.ID, t.ref.abandonedDirs(), func(dir string) error { // the callback returns no error
 		if e := t.abandoned(starting, dir); e != nil {
 			slog.InfoContext(ctx, "killing exec process left by a previous server", "container", t.ref.ID, "pid", e.PID)
 			t.killExec(ctx, e)
@@ -54,7 +55,7 @@ func (t *cliTask) EndAbandoned(ctx context.Context) func(context.Context) error 
 	return nil
 }
 
-// EndAbandoned leaves it to the shim to know whether a command still runs.
+// EndAbandoned relies on the shim to know whether a command still runs.
 func (t *shimTask) EndAbandoned(ctx context.Context) func(context.Context) error {
 	left, err := t.endCommands(ctx, t.ref.abandonedDirs())
 	if err == nil {
@@ -67,8 +68,9 @@ func (t *shimTask) EndAbandoned(ctx context.Context) func(context.Context) error
 	}
 }
 
-// endCommands gives the shim lastTime for all commands, of which abandonedTime is for
-// those that it is starting. It returns the directories of those that it did not end.
+// endCommands gives the shim lastTime for all commands, including abandonedTime
+// for those that it is still starting. It returns the directories of commands
+// that it did not end.
 func (t *shimTask) endCommands(ctx context.Context, dirs []string) (left []string, err error) {
 	answering, cancel := context.WithTimeout(ctx, lastTime)
 	defer cancel()
@@ -79,11 +81,12 @@ func (t *shimTask) endCommands(ctx context.Context, dirs []string) (left []strin
 	})
 }
 
-// endCommand kills a command, with all that it has started where that is within
-// reach, and has the shim forget it. A shim that is asked to forget what it is just
-// starting may start it nevertheless: that is waited for until starting ends, and looked
-// for when the shim has forgotten it.
-// Earlier are the directories of all commands of earlier servers.
+// endCommand kills a command, with all of its descendants that are within
+// reach, and deletes it in the shim. A shim that is asked to delete a command
+// that it is just starting may start it nevertheless: endCommand waits for that
+// until the context starting ends, and looks for the process once the shim has
+// deleted the command. earlier are the directories of all commands of earlier
+// servers.
 func (t *shimTask) endCommand(ctx, starting context.Context, exec string, earlier []string) error {
 	process := shim.Process{ID: t.ref.ID, Exec: exec}
 	client, err := t.record.Dial(ctx)
@@ -128,12 +131,12 @@ func (t *shimTask) killByPID(ctx context.Context, pid int) {
 	c.Kill(ctx, t.ref.ID, t.ref.Cgroup)
 }
 
-// killUnknown kills exec processes that the shim does not know of. A shim kills its
-// runtime when the connection that requested an exec is lost, but the runtime may have
-// started the process by then. Such a process is a child of the shim, whereas orphans of
-// the container are children of its init. In the node's PID namespace the two cannot be
-// told apart, so such a process keeps running. An error means that they cannot be
-// identified now.
+// killUnknown kills exec processes that the shim does not know. A shim kills
+// its runtime when the connection that requested an exec is lost, but the
+// runtime may have started the process by then. Such a process is a child of
+// the shim, whereas orphans of the container are children of its init. In the
+// node's PID namespace the two cannot be distinguished, so such a process keeps
+// running. An error means that they cannot be identified now.
 func (t *shimTask) killUnknown(ctx context.Context, client *shim.Client, earlier []string) error {
 	own, ownErr := os.Stat("/proc/self/ns/pid")
 	theirs, err := os.Stat(fmt.Sprintf("/proc/%d/ns/pid", t.PID()))
@@ -148,7 +151,7 @@ func (t *shimTask) killUnknown(ctx context.Context, client *shim.Client, earlier
 	if err != nil {
 		return err
 	}
-	strangers := proc.Children(parent.PID) // first: the directory of a command is made before it
+	strangers := proc.Children(parent.PID) // first: the directory of a command is made before the process starts
 	known := map[int]bool{t.PID(): true}
 	for _, dir := range slices.Concat(t.ref.dirs(execDirs), t.ref.dirs(sessionDirs)) {
 		if slices.Contains(earlier, dir) {
@@ -173,17 +176,18 @@ func (t *shimTask) killUnknown(ctx context.Context, client *shim.Client, earlier
 	return nil
 }
 
-// abandonedDirs are the directories of commands, as long as this server has begun none.
+// abandonedDirs returns the directories of commands of earlier servers. It must
+// run before this server starts any command.
 func (r Ref) abandonedDirs() []string { return r.dirs(execDirs) }
 
-// dirs are those in the bundle whose names begin so.
+// dirs returns the bundle's directories whose names have the prefix.
 func (r Ref) dirs(prefix string) []string {
 	found, _ := filepath.Glob(filepath.Join(r.Dir, prefix+"*")) // the pattern is well-formed
 	return found
 }
 
-// endEach calls end for the directory of each command, and removes it then. What end
-// could not do is left.
+// endEach calls end for each command's directory, then removes it. If end fails
+// the directory stays.
 func endEach(ctx context.Context, id string, dirs []string, end func(dir string) error) (left []string, err error) {
 	for _, dir := range dirs {
 		if failed := end(dir); failed != nil {
@@ -198,14 +202,14 @@ func endEach(ctx context.Context, id string, dirs []string, end func(dir string)
 	return left, err
 }
 
-// abandonedTime is what runtimes get that are still starting commands of a container,
-// which are looked for at this pace.
+// abandonedTime is how long runtimes get that are still starting commands of a
+// container; it is also the interval between checks.
 var abandonedTime = 2 * time.Second
 
 const abandonedPace = 20 * time.Millisecond
 
-// abandoned is the command to which an exec's directory belongs, nil if it does not
-// run before ctx ends.
+// abandoned returns the command to which an exec's directory belongs, or nil if
+// it does not run before ctx ends.
 func (t *cliTask) abandoned(ctx context.Context, dir string) *execution {
 	e := &execution{}
 	written := poll.Until(ctx, abandonedPace, func() bool {
@@ -224,8 +228,8 @@ func (t *cliTask) abandoned(ctx context.Context, dir string) *execution {
 	return e
 }
 
-// hasStarted tells whether a pid is still that of the command: another process that
-// has got the number began after the runtime had written it down.
+// hasStarted reports whether a pid is still that of the command: if the number
+// was reused, the new process began after the runtime had written it down.
 func (e *execution) hasStarted(group, dir string) bool {
 	written, err := os.Stat(pidFileOf(dir))
 	if err != nil {

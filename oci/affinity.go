@@ -13,11 +13,12 @@ import (
 	"github.com/crius-run/crius/oci/tuning"
 )
 
-// fitAffinity is an affinity of exec processes with what the kernel would refuse, and the
-// runtime then the command, replaced. The one in the spec is from when the container was
-// created: the container may have other CPUs by now, and the runtime, which takes on the
-// initial one before it joins the container, may be kept off these. An empty affinity would
-// not do: runc takes that of the spec then.
+// fitAffinity returns an affinity for exec processes in which CPUs that the
+// kernel would refuse, which would fail the command, are replaced. The affinity
+// in the spec dates from the container's creation: the container may have other
+// CPUs by now, and the runtime, which sets the initial affinity before it joins
+// the container, may not be allowed to use these. An empty affinity would not
+// help: runc then takes the spec's.
 func fitAffinity(a specs.CPUAffinity, container, runtime tuning.Set) *specs.CPUAffinity {
 	if refused(a.Initial, runtime) {
 		a.Initial = ""
@@ -28,14 +29,14 @@ func fitAffinity(a specs.CPUAffinity, container, runtime tuning.Set) *specs.CPUA
 	return &a
 }
 
-// refused says whether sched_setaffinity(2) fails for a list of CPUs.
+// refused reports whether sched_setaffinity(2) fails for a list of CPUs.
 func refused(list string, allowed tuning.Set) bool {
 	asked, err := tuning.ParseSet(list)
 	return err == nil && len(asked) > 0 && !slices.ContainsFunc(asked, func(cpu int) bool { return slices.Contains(allowed, cpu) })
 }
 
-// presentCPUs are those of a container's processes: in the cgroup that crun adds, if it is
-// there. Read is cgroup.ReadFile.
+// presentCPUs returns the CPUs of a container's processes: of the cgroup that
+// crun adds, if it exists. read is cgroup.ReadFile.
 func presentCPUs(read func(cgroup, name string) (string, error), cgroup string) (tuning.Set, error) {
 	for _, dir := range []string{path.Join(cgroup, "container"), cgroup} {
 		for _, name := range []string{"cpuset.cpus.effective", "cpuset.cpus"} { // v2, v1
@@ -52,7 +53,7 @@ func presentCPUs(read func(cgroup, name string) (string, error), cgroup string) 
 	return nil, fault.NotFound
 }
 
-// ownCPUs are those that a runtime which this server starts may use.
+// ownCPUs returns the CPUs that a runtime started by this server may use.
 func ownCPUs() (own tuning.Set) {
 	var set unix.CPUSet
 	if err := inherit.Start(func() error { return unix.SchedGetaffinity(0, &set) }); err != nil {

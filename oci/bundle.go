@@ -21,10 +21,10 @@ import (
 	rules "github.com/crius-run/crius/oci/spec"
 )
 
-// writeSpec puts config.json into the bundle, unless it is longer than ReadSpec reads. It is
-// derived from the record and needs no fsync.
+// writeSpec writes config.json into the bundle, unless it is longer than
+// ReadSpec reads. It is derived from the record and needs no fsync.
 func writeSpec(dir string, spec *specs.Spec) error {
-	if size := SpecSize(spec); size > maxSpec { // before so much is made in memory
+	if size := SpecSize(spec); size > maxSpec { // before so much memory is used
 		return tooLong(size)
 	}
 	text, err := encode(spec)
@@ -37,17 +37,19 @@ func writeSpec(dir string, spec *specs.Spec) error {
 	return os.WriteFile(filepath.Join(dir, "config.json"), text, 0o600)
 }
 
-// keptSpec is how much of a config.json is kept when its container has exited.
+// keptSpec is the number of bytes of config.json that are kept after its
+// container has exited.
 const keptSpec = 256 << 10
 
-// shortening is one bundle at a time, since each is read as a whole.
+// shortening admits one bundle at a time, because each is read into memory as a
+// whole.
 var shortening sync.Mutex
 
-// ShortenSpec takes what makes a config.json long out of the bundle of a container that
-// has exited, until keptSpec is kept: its environment and arguments, then its lists, then its
-// annotations and all but the beginning of its program's name. The rest stays, such as its
-// namespaces. It leaves alone what is not long, and a bundle that hooks may read when the container
-// is deleted.
+// ShortenSpec shortens the config.json of an exited container to keptSpec: it
+// removes the environment and arguments, then lists, then annotations and all
+// but the beginning of the program's name, until it is short enough. The rest
+// stays, such as the namespaces. It leaves a short config.json alone, and a
+// bundle that hooks may read when the container is deleted.
 func ShortenSpec(dir string) error {
 	file := filepath.Join(dir, "config.json")
 	info, err := os.Lstat(file)
@@ -73,8 +75,8 @@ func ShortenSpec(dir string) error {
 	return replace(file, text)
 }
 
-// shortened encodes a spec without as much of it as is needed, what says least about the
-// container first. It changes the spec.
+// shortened encodes a spec without as many parts as necessary, beginning with
+// those that say least about the container. It changes the spec.
 func shortened(spec *specs.Spec) (text []byte, err error) {
 	for _, drop := range []func(*specs.Spec){dropCommand, dropLists, dropTexts} {
 		drop(spec)
@@ -102,20 +104,21 @@ func dropLists(spec *specs.Spec) {
 	}
 }
 
-// dropTexts: annotations are no longer read, and errors quote no more of a program's name.
+// dropTexts drops annotations, which are no longer read, and most of the
+// program's name, which errors only quote.
 func dropTexts(spec *specs.Spec) {
 	const quoted = 256
 	spec.Annotations = nil
 	if p := spec.Process; p != nil {
-		p.Env = nil // of a PATH that is long
+		p.Env = nil // a PATH may be long
 		for i, arg := range p.Args {
 			p.Args[i] = strings.ToValidUTF8(arg[:min(len(arg), quoted)], "")
 		}
 	}
 }
 
-// replace is seen by nobody half-way, unless the disk is full: then the file itself is written
-// over, which needs no room.
+// replace replaces a file atomically. If the disk is full it overwrites the
+// file in place instead, which needs no space.
 func replace(file string, text []byte) error {
 	part := file + ".part"
 	err := os.WriteFile(part, text, 0o600)
@@ -129,7 +132,8 @@ func replace(file string, text []byte) error {
 	return err
 }
 
-// overwrite puts text, which is no longer than what is there, in its place.
+// overwrite writes text, which must not be longer than the file, over the
+// file's content.
 func overwrite(file string, text []byte) error {
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err != nil {
@@ -144,9 +148,9 @@ func tooLong(size int) error {
 		size, maxSpec, fault.Invalid)
 }
 
-// encodeProcess encodes a command, which has the container's environment, when there is room
-// for it in the container's pod. The caller calls free when it is written where the pod is
-// measured, or no longer needed.
+// encodeProcess encodes a command, including the container's environment, once
+// the pod's memory budget has room for it. The caller calls free when the text
+// has been written where the pod's memory is measured, or is no longer needed.
 func (r Ref) encodeProcess(process *specs.Process) (text []byte, free func(), err error) {
 	const rest = 4 << 10 // beside its texts
 	size := SpecSize(&specs.Spec{Process: process}) + rest
@@ -166,7 +170,8 @@ func (r Ref) encodeProcess(process *specs.Process) (text []byte, free func(), er
 	return text, free, err
 }
 
-// encode is json.Marshal without the escapes for HTML, of six bytes for a character.
+// encode is json.Marshal without HTML escapes, which take six bytes per
+// character.
 func encode(v any) ([]byte, error) {
 	var text bytes.Buffer
 	e := json.NewEncoder(&text)
@@ -177,7 +182,8 @@ func encode(v any) ([]byte, error) {
 	return text.Bytes(), nil
 }
 
-// SpecSize is how many bytes a config.json takes, but for what is of one size in all.
+// SpecSize returns the size of a config.json in bytes, without the parts whose
+// size is about the same for all.
 func SpecSize(spec *specs.Spec) int {
 	size := 0
 	count := func(texts ...string) {
@@ -199,7 +205,8 @@ func SpecSize(spec *specs.Spec) int {
 	return size
 }
 
-// encodedSize is the length of a string in JSON, with its quotes and a comma.
+// encodedSize returns the length of a string in JSON, with its quotes and a
+// comma.
 func encodedSize(text string) int {
 	size := len(text) + len(`"",`)
 	for i := range len(text) {
@@ -213,7 +220,8 @@ func encodedSize(text string) int {
 	return size
 }
 
-// checkProcess refuses what the kernel cannot start, and what config.json cannot hold.
+// checkProcess refuses a process that the kernel cannot start or config.json
+// cannot hold.
 func checkProcess(p *specs.Process) error {
 	if p == nil {
 		return nil
@@ -233,7 +241,8 @@ func checkProcess(p *specs.Process) error {
 	return nil
 }
 
-// checkPaths refuses paths that the kernel does not take, before a runtime fails with them.
+// checkPaths refuses paths that the kernel does not accept, before a runtime
+// fails with them.
 func checkPaths(spec *specs.Spec) error {
 	check := func(what string, paths ...string) error {
 		for _, path := range paths {
@@ -259,22 +268,26 @@ func checkPaths(spec *specs.Spec) error {
 	return cmp.Or(errs...)
 }
 
-// ReadOnlyFile is a mount that shows a file of the node in the container.
+// ReadOnlyFile returns a mount that shows a file of the node in the container,
+// read-only.
 func ReadOnlyFile(source, destination string) specs.Mount {
 	return specs.Mount{Destination: destination, Type: "bind", Source: source, Options: []string{"bind", "ro", "nosuid", "nodev"}}
 }
 
 const (
-	// maxSpec has room for all that the kernel passes to a program, and for its mounts.
+	// maxSpec has room for everything that the kernel passes to a program, and
+	// for its mounts.
 	maxSpec = 16 << 20
-	// maxRead is more, for what other servers and earlier versions have written.
+	// maxRead is larger, for files that other servers and earlier versions have
+	// written.
 	maxRead = 64 << 20
-	// maxWritten is what earlier versions made of a request: 16 MiB, six bytes for each.
+	// maxWritten is the largest file that earlier versions made of a request: 16
+	// MiB, six bytes per character.
 	maxWritten = 112 << 20
 )
 
 // ReadSpec reads the config.json of a bundle, or a part of it: T may be any
-// type that the document decodes into. The bundle may be another server's.
+// type into which the document decodes. The bundle may be another server's.
 func ReadSpec[T any](dir string) (*T, error) { return readSpec[T](dir, maxRead) }
 
 func readSpec[T any](dir string, limit int64) (*T, error) {
@@ -286,9 +299,9 @@ func readSpec[T any](dir string, limit int64) (*T, error) {
 	return part, json.Unmarshal(text, part)
 }
 
-// readProcess reads the process of a bundle, or a part of it, as ReadSpec does, but
-// no further than to its end: it is near the beginning of a document that is mostly
-// the seccomp profile.
+// readProcess reads the process of a bundle, or a part of it, like ReadSpec,
+// but stops at its end: the process is near the beginning of a document that is
+// mostly the seccomp profile.
 func readProcess[T any](dir string) (*T, error) {
 	f, err := regular.OpenIn(dir, "config.json", maxRead)
 	if err != nil {
@@ -302,7 +315,7 @@ func readProcess[T any](dir string) (*T, error) {
 	return process, nil
 }
 
-// decodeField decodes one field of the object that is next.
+// decodeField decodes one field of the object that comes next.
 func decodeField(d *json.Decoder, name string, into any) error {
 	if _, err := d.Token(); err != nil { // {
 		return err

@@ -19,7 +19,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// The process is found wherever it stands, and what follows is not even looked at.
+// The process is found wherever it stands, and what follows it is not read.
 func TestReadProcess(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -72,7 +72,7 @@ func TestReadProcess(t *testing.T) {
 	}
 }
 
-// Nothing is written that cannot be read back, whatever JSON makes of it.
+// Nothing is written that cannot be read back, however JSON encodes it.
 func TestBundleIsNeverLongerThanWhatIsRead(t *testing.T) {
 	t.Parallel()
 	value := func(c string) string { return "A=" + strings.Repeat(c, 100_000) }
@@ -185,7 +185,7 @@ func TestBundlesOfEarlierVersionsAreShortened(t *testing.T) {
 	}
 }
 
-// What gives room back needs none.
+// Freeing space needs no free space.
 func TestBundleIsShortenedOnAFullDisk(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -231,8 +231,8 @@ func TestSpecSizeIsThatOfItsTexts(t *testing.T) {
 	}
 }
 
-// What the request, the image, CDI, plugins and the node have put into a spec is checked where
-// it is written.
+// Everything that the request, the image, CDI, plugins and the node put into a
+// spec is checked where it is written.
 func TestFinalSpecIsOneThatTheKernelTakes(t *testing.T) {
 	t.Parallel()
 	long := "/" + strings.Repeat("x", unix.PathMax)
@@ -253,7 +253,7 @@ func TestFinalSpecIsOneThatTheKernelTakes(t *testing.T) {
 	}
 }
 
-// What is read of a bundle's process is what a reader of the whole bundle gets,
+// A reader of the process alone gets what a reader of the whole bundle gets,
 // however the document is written.
 func FuzzReadProcess(f *testing.F) {
 	for _, text := range []string{

@@ -12,13 +12,14 @@ import (
 	"github.com/crius-run/crius/internal/mount"
 )
 
-// checkCreated refuses a container that a runtime has created with mounts that links
-// have led elsewhere: into /proc, or from there over a device or a masked path. oci/spec
-// refuses those that links of the image bring about, but links may be in volumes as
-// well, where others change them meanwhile. The container's program has not run yet.
+// checkCreated refuses a created container if links have led its mounts
+// elsewhere: into /proc, or from there over a device or a masked path. oci/spec
+// refuses those caused by links of the image, but volumes may contain links as
+// well, which others can change at any time. The container's program has not
+// run yet.
 func checkCreated(pid int, s *specs.Spec) error {
 	if pid == 0 {
-		return nil // it has ended already
+		return nil // it has already ended
 	}
 	var refused error
 	err := mount.EachOf(pid, func(m mount.Info) bool {
@@ -31,7 +32,7 @@ func checkCreated(pid int, s *specs.Spec) error {
 	return refused
 }
 
-// checkMount goes by where mounts are and what they show.
+// checkMount looks at where a mount is and at what it shows.
 func checkMount(m mount.Info, s *specs.Spec) error {
 	asked := func(dest string) (specs.Mount, bool) {
 		i := slices.IndexFunc(s.Mounts, func(m specs.Mount) bool { return path.Clean(m.Destination) == dest })
@@ -46,7 +47,7 @@ func checkMount(m mount.Info, s *specs.Spec) error {
 	switch proc, _ := asked("/proc"); {
 	case exact:
 		return nil
-	case strings.HasPrefix(m.Point, "/proc/") && proc.Type == "bind": // the node's, with what is mounted there
+	case strings.HasPrefix(m.Point, "/proc/") && proc.Type == "bind": // the node's /proc, with what is mounted there
 		return nil
 	case masked && ofProc:
 		return fmt.Errorf("masked path %s exposes %s of /proc: /dev/null has been replaced by a symbolic link: %w", m.Point, m.Root, fault.Invalid)

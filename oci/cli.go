@@ -28,9 +28,9 @@ import (
 	"github.com/crius-run/crius/oci/stdio"
 )
 
-// cli drives a runtime by the OCI command line: runc, crun and whatever else
-// understands create, start, kill, delete, exec, update and state. In what they
-// differ their quirks say.
+// cli drives a runtime by the OCI command line: runc, crun and every other
+// runtime that understands create, start, kill, delete, exec, update and state.
+// Their differences are in their quirks.
 type cli struct{ *entry }
 
 // verbTimeout bounds the runtime's quick verbs. They take tens of
@@ -41,7 +41,7 @@ func (r *cli) Probe(ctx context.Context) (*Abilities, error) {
 	return r.probe(ctx, func(ctx context.Context, path string) (*Abilities, error) { return ask(ctx, path, r.features) })
 }
 
-// argv is a complete command line of the runtime.
+// argv returns a complete command line of the runtime.
 func (r *cli) argv(a *Abilities, args ...string) []string {
 	argv := []string{a.Path, "--root", r.handler.Root}
 	if flag := a.quirks.systemd; r.systemd && flag != "" {
@@ -51,7 +51,8 @@ func (r *cli) argv(a *Abilities, args ...string) []string {
 	return append(argv, args...)
 }
 
-// run executes one quick verb of the runtime on a container, whose id it appends.
+// run executes one quick verb of the runtime on a container, and appends the
+// container's id.
 func (r *cli) run(ctx context.Context, ref Ref, stdin []byte, args ...string) ([]byte, error) {
 	return r.runWith(ctx, ref, command{stdin: stdin}, args...)
 }
@@ -63,7 +64,7 @@ func (r *cli) runWith(ctx context.Context, ref Ref, c command, args ...string) (
 	}
 	ctx, cancel := context.WithTimeout(ctx, verbTimeout)
 	defer cancel()
-	if !slices.Contains(args, ref.ID) { // some verbs want more after it
+	if !slices.Contains(args, ref.ID) { // some verbs have arguments after the id
 		args = append(args, ref.ID)
 	}
 	c.argv, c.env = r.argv(a, args...), mountItselfIn(ref.Dir)
@@ -74,7 +75,7 @@ func (r *cli) runWith(ctx context.Context, ref Ref, c command, args ...string) (
 	return out, nil
 }
 
-// verbOf is the first of the arguments that is no flag.
+// verbOf returns the first argument that is not a flag.
 func verbOf(args []string) string {
 	for _, arg := range args {
 		if !strings.HasPrefix(arg, "-") {
@@ -129,17 +130,17 @@ func (r *cli) task(ref Ref, client *conmon.Client) (Task, error) {
 
 func (r *cli) Load(ctx context.Context, ref Ref) (Task, error) { return load(ctx, r, ref) }
 
-// Delete kills whatever lives in the cgroup, and only then asks the runtime to forget: it
-// never has to kill anything itself, which is what makes its delete quick and free of
-// races.
+// Delete kills all processes in the cgroup before it runs the runtime's delete:
+// the runtime then has nothing to kill, which makes its delete quick and free
+// of races.
 func (r *cli) Delete(ctx context.Context, ref Ref) error { return remove(ctx, r, ref, true) }
 
-// forget removes the container from the runtime's own state files, which are a
-// directory of its name, or some files. Without them the runtime never heard of
-// it, or has forgotten.
+// forget removes the container from the runtime's state files: a directory of
+// its name, or some files. Without them the runtime never knew the container,
+// or has deleted it.
 func (r *cli) forget(ctx context.Context, ref Ref) error {
 	a, unusable := r.Probe(ctx)
-	patterns := append([]string{"ID*"}, runscStateFiles...) // of whatever it was
+	patterns := append([]string{"ID*"}, runscStateFiles...) // any kind of container
 	if unusable == nil {
 		patterns = a.quirks.stateFiles
 	}
@@ -148,13 +149,13 @@ func (r *cli) forget(ctx context.Context, ref Ref) error {
 		return err
 	}
 	// A runtime that has been uninstalled must not keep its pods for ever: all
-	// that it could still do is to remove its state files.
+	// that it could still do is remove its state files.
 	if unusable == nil {
 		reap := proc.ReapHelpers(a.quirks.helper, cmp.Or(ref.Sandbox, ref.ID), ref.ID)
 		reaped := make(chan struct{})
-		go func() { reap(); close(reaped) }() // for which delete waits
+		go func() { reap(); close(reaped) }() // delete waits for it
 		_, err := r.run(ctx, ref, nil, "delete", "--force")
-		if _, refused := errors.AsType[*exec.ExitError](err); refused { // and does not hang
+		if _, refused := errors.AsType[*exec.ExitError](err); refused { // the runtime ran and did not hang
 			err = r.forgetEnded(ctx, ref, err)
 		}
 		<-reaped
@@ -162,19 +163,20 @@ func (r *cli) forget(ctx context.Context, ref Ref) error {
 			return err
 		}
 	}
-	// What a runtime killed in the middle of create has left there it does not
-	// always take for a container.
+	// A runtime killed in the middle of create leaves state files that it does
+	// not always recognize as a container.
 	for _, path := range stateFiles {
 		err = errors.Join(err, mount.RemoveAll(path))
 	}
 	return err
 }
 
-// forgetEnded has the runtime forget a container that it could not by force, if it
-// has ended. crun would kill it first: pidfd_open(2) refuses a pid that has become
-// that of a thread, which current kernels call ENOENT, and crun does not take that
-// for a process that is gone. Its plain delete looks at the time at which the
-// process began, and refuses a container that runs.
+// forgetEnded has the runtime delete a container without force after a forced
+// delete failed, provided that the container has ended. crun would kill it
+// first: pidfd_open(2) refuses a pid that is now a thread's, with ENOENT on
+// current kernels, and crun does not conclude that the process is gone. Its
+// plain delete compares the start time of the process, and refuses a running
+// container.
 func (r *cli) forgetEnded(ctx context.Context, ref Ref, forced error) error {
 	if _, err := r.run(ctx, ref, nil, "delete"); err != nil {
 		return forced
@@ -182,7 +184,7 @@ func (r *cli) forgetEnded(ctx context.Context, ref Ref, forced error) error {
 	return nil
 }
 
-// watched is a container behind its monitor, however its runtime is driven.
+// watched is a container with a monitor, whatever drives its runtime.
 type watched struct {
 	ref     Ref
 	client  *conmon.Client
@@ -199,8 +201,9 @@ func (t *watched) Logged(ctx context.Context) conmon.LogCount { return t.client.
 func (t *watched) ReopenLog(ctx context.Context) error        { return t.client.ReopenLog(ctx) }
 func (t *watched) Close()                                     { t.closing.Do(func() { _ = t.client.Close() }) }
 
-// attach joins the container's streams at its monitor. The monitor of a shim knows of no
-// terminal, so resize sets the size of the one that the container's process may have.
+// attach joins the container's streams at its monitor. The monitor of a shim
+// has no terminal, so resize sets the size of the terminal that the container's
+// process may have.
 func (t *watched) attach(ctx context.Context, wanted conmon.Streams, resize func(context.Context, stdio.Size) error) (*stdio.Session, error) {
 	process, err := readProcess[struct{ Terminal bool }](t.ref.Dir)
 	if err != nil {
@@ -228,7 +231,7 @@ func (t *watched) dead() bool {
 	return err == nil
 }
 
-// cliTask is a container of a runtime of the command line.
+// cliTask is a container of a command-line runtime.
 type cliTask struct {
 	watched
 	runtime *cli
@@ -243,8 +246,8 @@ func (t *cliTask) Attach(ctx context.Context, wanted conmon.Streams) (*stdio.Ses
 	return t.attach(ctx, wanted, t.resize)
 }
 
-// Start has the runtime hold a lock while it starts the container, for it may
-// outlive this server.
+// Start has the runtime hold a lock while it starts the container, because it
+// may outlive this server.
 func (t *cliTask) Start(ctx context.Context) error {
 	lock, err := lockStart(ctx, t.ref, verbTimeout)
 	if err != nil {
@@ -261,7 +264,9 @@ func (t *cliTask) Start(ctx context.Context) error {
 	return nil
 }
 
-// startArgs are those of start, and of a sandbox's network, which is set up then.
+// startArgs returns the arguments of start, with the handler's flags for the
+// node's network if the container uses it: a sandbox sets up its network at
+// start.
 func (t *cliTask) startArgs(ctx context.Context) ([]string, error) {
 	a, err := t.runtime.Probe(ctx)
 	if err != nil {
@@ -281,12 +286,13 @@ func (t *cliTask) startArgs(ctx context.Context) ([]string, error) {
 	return args, nil
 }
 
-// leftStart is how long a start that an earlier server has left is waited for. It
-// takes tens of milliseconds; one that hangs must not hold up the server.
+// leftStart is how long to wait for a start that an earlier server left
+// running. It takes tens of milliseconds; one that hangs must not hold up the
+// server.
 const leftStart = 5 * time.Second
 
-// Started waits for a start that an earlier server may have left under way: as
-// long as that hangs, the container may be started at any moment.
+// Started waits for a start that an earlier server may have left running: as
+// long as it hangs, the container may start at any moment.
 func (t *cliTask) Started(ctx context.Context) (bool, error) {
 	lock, busy := lockStart(ctx, t.ref, leftStart)
 	if busy == nil {
@@ -308,7 +314,7 @@ func (t *cliTask) Started(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// lockStart takes the lock of the container's start, when the one who has it,
+// lockStart takes the lock of the container's start, after its present holder,
 // if any, has ended.
 func lockStart(ctx context.Context, ref Ref, timeout time.Duration) (*os.File, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fault.Timeout)
@@ -327,15 +333,15 @@ func lockStart(ctx context.Context, ref Ref, timeout time.Duration) (*os.File, e
 	return f, nil
 }
 
-// Signal goes through a pidfd, not through the runtime: a fork and exec less,
-// and the process it reaches is the one that was meant.
+// Signal uses a pidfd, not the runtime: that saves a fork and exec, and the
+// signal reaches exactly the process that was meant.
 func (t *watched) Signal(_ context.Context, sig unix.Signal) error {
 	return t.client.Signal(sig)
 }
 
 func (t *watched) Kill(ctx context.Context) error {
-	// The init first: where it has a PID namespace of its own the kernel kills
-	// the rest with it, and the cgroup is empty before anyone looks.
+	// The init first: if it has its own PID namespace the kernel kills the rest
+	// with it, and the cgroup is empty before it is checked.
 	err := t.client.Signal(unix.SIGKILL)
 	return errors.Join(err, emptyCgroup(ctx, t.ref.Cgroup))
 }
@@ -350,7 +356,8 @@ func (t *cliTask) runtimeUpdate(ctx context.Context, resources *specs.LinuxResou
 		return err
 	}
 	if m := resources.Memory; a.quirks.swapFirst && m != nil && m.Swap != nil {
-		// That fails where the limits are lowered, for which the order is right.
+		// This fails where the limits are lowered; the order is right for that
+		// case.
 		_ = t.updateOnce(ctx, &specs.LinuxResources{Memory: &specs.LinuxMemory{Swap: m.Swap}})
 	}
 	return t.updateOnce(ctx, resources)

@@ -17,26 +17,26 @@ import (
 	"github.com/crius-run/crius/internal/programs"
 )
 
-// command is one short-lived run of another program: in a process group of
-// its own that is killed as a whole when the context ends, with bounded
-// output, and with the end of its standard error as the error's text.
+// command is one short-lived run of a foreign program: in its own process
+// group, which is killed as a whole when the context ends, with bounded output,
+// and with the end of its standard error as the error's text.
 type command struct {
 	argv  []string
 	stdin []byte
-	env   []string   // beside inherit.Environ
-	files []*os.File // that it gets as 3 and so on
+	env   []string   // in addition to inherit.Environ
+	files []*os.File // passed as descriptors 3 and up
 }
 
-// mountItselfIn tells crun below 1.9 where to mount itself for a moment, as it
-// does at each call so that no container can overwrite it: if it is killed just
-// then, the mount stays. In the container's own directory it goes with that;
-// by itself crun would do it in /tmp. (Its name is of runc, which sets it for
-// itself.)
+// mountItselfIn tells crun below 1.9 where to mount itself for a moment, which
+// it does at each call so that no container can overwrite it: if it is killed
+// just then, the mount stays. In the container's own directory the mount is
+// removed with the container; by default crun would use /tmp. (The variable's
+// name is from runc, which sets it for itself.)
 func mountItselfIn(dir string) []string { return []string{"_LIBCONTAINER_STATEDIR=" + dir} }
 
 const (
-	maxOutput    = 1 << 20 // far above what any verb of a runtime has to say
-	maxDiagnosis = 4 << 10 // kept of what it says of an error
+	maxOutput    = 1 << 20 // far above the output of any verb of a runtime
+	maxDiagnosis = 4 << 10 // kept of an error's output
 )
 
 func (c command) run(ctx context.Context) ([]byte, error) {
@@ -46,7 +46,7 @@ func (c command) run(ctx context.Context) ([]byte, error) {
 	cmd.ExtraFiles = c.files
 	out, diag := &capture.Head{Max: maxOutput}, &capture.Tail{Max: maxDiagnosis}
 	cmd.Stdout, cmd.Stderr = out, diag
-	if len(c.stdin) > 0 { // else no pipe is needed
+	if len(c.stdin) > 0 { // otherwise no pipe is needed
 		cmd.Stdin = bytes.NewReader(c.stdin)
 	}
 	if err := inherit.Start(cmd.Run); err != nil {
@@ -58,14 +58,14 @@ func (c command) run(ctx context.Context) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// pipeTime is how long the output of a program that has ended may take to come, which is
-// long on a node that is busy. Only processes that the program left running keep the pipe
-// open for longer.
+// pipeTime is how long the output of an ended program may take to arrive, which
+// is long on a busy node. Only processes that the program left running keep the
+// pipe open for longer.
 const pipeTime = 5 * time.Second
 
-// killGroup puts cmd into a session, and so a process group, of its own and
-// kills the group when the command's context ends; descendants that keep a pipe
-// are not waited for.
+// killGroup puts cmd into its own session, and so its own process group, and
+// kills the group when the command's context ends. It does not wait for
+// descendants that keep a pipe open.
 func killGroup(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -90,8 +90,8 @@ func describe(err error, diagnosis string) error {
 	return err
 }
 
-// findMonitor locates crius-conmon: where the configuration says, else beside
-// this program, else in PATH.
+// findMonitor locates crius-conmon: at the configured path, else beside this
+// program, else in PATH.
 func findMonitor(configured string) (string, error) {
 	if configured != "" {
 		return configured, nil

@@ -42,8 +42,8 @@ func TestCommand(t *testing.T) {
 	}
 }
 
-// TestCommandTimeout: nothing that a hanging command started is left, and a
-// grandchild that keeps the output open is not waited for.
+// TestCommandTimeout: a hanging command leaves no process behind, and a
+// grandchild that keeps the output open does not delay the return.
 func TestCommandTimeout(t *testing.T) {
 	pidFile := filepath.Join(t.TempDir(), "pid")
 	script := "sleep 1000 & echo $! >" + pidFile + ".new; mv " + pidFile + ".new " + pidFile + "; wait"
@@ -67,7 +67,7 @@ func alive(pid int) bool {
 	return err == nil && !bytes.Contains(stat, []byte(") Z "))
 }
 
-// asked has the runtime speak for itself.
+// asked probes the runtime itself, without a features file.
 func asked(ctx context.Context, path string) (*Abilities, error) { return ask(ctx, path, nil) }
 
 func TestProbe(t *testing.T) {
@@ -100,7 +100,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// TestProbeFollowsTheBinary: the answer is remembered, but not longer than the
+// TestProbeFollowsTheBinary: the answer is remembered, but only while the
 // binary stays the same.
 func TestProbeFollowsTheBinary(t *testing.T) {
 	calls := filepath.Join(t.TempDir(), "calls")
@@ -166,9 +166,9 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// A server that was killed may leave a start under way. The next one is not told
-// that the container has not started when a moment later it has: as long as the
-// start hangs nobody knows.
+// A killed server may leave a start under way. The next server must not report
+// that the container has not started when it starts a moment later: as long as
+// the start hangs the answer is unknown.
 func TestStartedWaitsForAStartUnderWay(t *testing.T) {
 	const variable = "OCI_TEST_START"
 	dir := os.Getenv(variable)
@@ -178,7 +178,7 @@ func TestStartedWaitsForAStartUnderWay(t *testing.T) {
 	}
 	runtime := filepath.Join(dir, "runtime")
 	task := &cliTask{runtime: &cli{entry: &entry{name: "slow", handler: Handler{Path: runtime, Root: dir}}}, watched: watched{ref: Ref{ID: "c", Dir: dir}}}
-	if server { // which is killed in this
+	if server { // which is killed in this state
 		t.Fatal(task.Start(t.Context()))
 	}
 	text := `#!/bin/sh

@@ -53,12 +53,12 @@ type Handler struct {
 // FirstCPU is the value of Handler.ExecCPUAffinity other than "".
 const FirstCPU = "first"
 
-// DefaultHandlerConfig is what a handler table without keys means.
+// DefaultHandlerConfig returns what a handler table without keys means.
 func DefaultHandlerConfig(name string) Handler {
 	return Handler{Type: "oci", Path: name, CreateTimeout: 4 * time.Minute}
 }
 
-// DefaultConfig is what an empty configuration file means.
+// DefaultConfig returns what an empty configuration file means.
 func DefaultConfig() Config {
 	return Config{
 		DefaultHandler: "runc",

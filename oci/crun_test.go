@@ -20,13 +20,14 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// crun below 1.9 mounts itself somewhere at each call. Killed just then it
-// leaves that mount, which has to be where it goes with the container.
+// crun below 1.9 mounts itself somewhere at each call. If it is killed just
+// then it leaves that mount, which must be in a place that is removed with the
+// container.
 func TestCrunMountsItselfInTheContainersDirectory(t *testing.T) {
 	r := &cli{entry: &entry{name: "crun", handler: Handler{Path: "crun", Root: t.TempDir()}}}
 	ref := Ref{ID: strings.Repeat("a", 64), Dir: t.TempDir()}
 	names := watch(t, ref.Dir)
-	if _, err := r.run(t.Context(), ref, nil, "state"); err == nil { // there is none
+	if _, err := r.run(t.Context(), ref, nil, "state"); err == nil { // there is no such container
 		t.Error("crun knows a container that does not exist")
 	}
 	if got := names(); !strings.HasPrefix(got, "crun.") {
@@ -37,8 +38,8 @@ func TestCrunMountsItselfInTheContainersDirectory(t *testing.T) {
 	}
 }
 
-// The pid of a container that has ended may be that of a thread by now, of which
-// crun's delete by force says that it cannot be killed, for as long as it lives.
+// The pid of an ended container may now be a thread's. crun's delete by force
+// then says that it cannot be killed, for as long as the thread lives.
 func TestCrunForgetsAContainerWhosePidIsAThread(t *testing.T) {
 	r := &cli{entry: &entry{name: "crun", handler: Handler{Path: "crun", Root: t.TempDir()}}}
 	ref := Ref{ID: strings.ToLower(rand.Text()), Dir: t.TempDir()}
@@ -64,7 +65,7 @@ func TestCrunForgetsAContainerWhosePidIsAThread(t *testing.T) {
 	}
 	runtime := func(args ...string) string {
 		t.Helper()
-		// Not the standard streams of a pipe, which the container would hold.
+		// Not a pipe's standard streams, which the container would keep open.
 		out, err := os.Create(filepath.Join(ref.Dir, "out"))
 		if err != nil {
 			t.Fatal(err)
@@ -85,7 +86,7 @@ func TestCrunForgetsAContainerWhosePidIsAThread(t *testing.T) {
 	tid, done := make(chan int), make(chan struct{})
 	defer close(done)
 	go func() {
-		goruntime.LockOSThread() // and never unlocked, so that the thread ends with this
+		goruntime.LockOSThread() // and never unlocked, so that the thread ends with this goroutine
 		tid <- unix.Gettid()
 		<-done
 	}()
@@ -98,7 +99,7 @@ func TestCrunForgetsAContainerWhosePidIsAThread(t *testing.T) {
 	}
 }
 
-// giveThread has crun think that the container's process was tid.
+// giveThread makes crun believe that the container's process was tid.
 func giveThread(t *testing.T, file string, tid int) {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -118,7 +119,7 @@ func giveThread(t *testing.T, file string, tid int) {
 	}
 }
 
-// watch returns a function that tells which file has been made first in dir.
+// watch returns a function that returns the first file made in dir.
 func watch(t *testing.T, dir string) (first func() string) {
 	t.Helper()
 	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)

@@ -15,14 +15,14 @@ import (
 	"github.com/crius-run/crius/oci/stdio"
 )
 
-// reapTime is how long a killed command is waited for. One that sleeps
+// reapTime is how long to wait for a killed command. One that sleeps
 // uninterruptibly dies when it can.
 const reapTime = 300 * time.Millisecond
 
-// Limits of what is kept of the output of Execs besides MaxExecOutput.
+// Limits on the output of Execs that is kept, besides MaxExecOutput.
 const (
-	freeOutput     = 64 << 10 // bytes of each stream that are kept in any case
-	maxOutputInSum = 32 << 20 // bytes beyond these, of all calls at once
+	freeOutput     = 64 << 10 // bytes of each stream that are always kept
+	maxOutputInSum = 32 << 20 // bytes beyond these, for all calls together
 )
 
 func (t *cliTask) Exec(ctx context.Context, args []string, timeout time.Duration) (*ExecResult, error) {
@@ -35,14 +35,14 @@ type execer interface {
 	killExec(ctx context.Context, e *execution)
 }
 
-// execSync is Open with somebody who reads the output and waits for the end. What
-// is kept of the output is taken from budget until ctx ends: an RPC's ends when
+// execSync is Open plus reading the output and waiting for the end. The memory
+// for output is taken from budget until ctx ends: an RPC's context ends when
 // its answer has been sent.
 func execSync(ctx context.Context, t execer, budget *capture.Budget, args []string, timeout time.Duration) (*ExecResult, error) {
 	kept := budget.Part(MaxExecOutput - 2*freeOutput)
 	rpc := ctx
 	defer func() { context.AfterFunc(rpc, kept.Return) }()
-	// The time counts from the request, not from when the process runs.
+	// The time counts from the request, not from the start of the process.
 	if timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, timeout,
@@ -57,13 +57,13 @@ func execSync(ctx context.Context, t execer, budget *capture.Budget, args []stri
 		return nil, notBegun(ctx, err)
 	}
 	defer c.forget()
-	trace.Leave(ctx) // the command may take as long as it likes
+	trace.Leave(ctx) // the command may take as long as it needs
 	stdout := capture.Head{Max: MaxExecOutput, Budget: kept, Free: freeOutput}
 	stderr := capture.Head{Max: MaxExecOutput, Budget: kept, Free: freeOutput}
 	copied := make(chan struct{})
 	go func() {
 		defer close(copied)
-		_ = c.Output(ctx, &stdout, &stderr) // neither refuses anything
+		_ = c.Output(ctx, &stdout, &stderr) // neither returns an error
 	}()
 	defer func() {
 		c.Close()
@@ -90,10 +90,11 @@ func execSync(ctx context.Context, t execer, budget *capture.Budget, args []stri
 	return &ExecResult{Stdout: stdout.Bytes(), Stderr: stderr.Bytes(), ExitCode: code}, nil
 }
 
-// notBegun is the error of a command that was not started. fault.Timeout is for one that has
-// had its time: a kubelet takes that for the result of a probe, and in the end restarts the
-// container, where it ignores any other error (kubernetes#106682). A time limit of our own,
-// for the runtime, is none of the container's business.
+// notBegun returns the error for a command that was not started. fault.Timeout
+// is for a command whose time is up: the kubelet counts that as a result of the
+// probe, and in the end restarts the container, whereas it ignores any other
+// error (kubernetes#106682). crius's own time limit for the runtime must not
+// have that effect.
 func notBegun(ctx context.Context, err error) error {
 	if ctx.Err() != nil || !errors.Is(err, fault.Timeout) {
 		return err
@@ -101,10 +102,11 @@ func notBegun(ctx context.Context, err error) error {
 	return fmt.Errorf("%s: %w", strings.TrimSuffix(err.Error(), ": "+fault.Timeout.Error()), fault.Unavailable)
 }
 
-// Open has the runtime start the command detached, with our pipes or a terminal
-// of ours as its stdio. The runtime is gone again before the process has done
-// anything; what remains is a child of this server (Reaper makes it a subreaper)
-// whose exit the server sees by itself: no second monitor, no mount, no dbus call.
+// Open has the runtime start the command detached, with pipes or a terminal of
+// the server as its stdio. The runtime has exited before the process does
+// anything; the process remains as a child of this server (Reaper makes it a
+// subreaper), which sees its exit by itself: no second monitor, no mount, no
+// dbus call.
 func (t *cliTask) Open(ctx context.Context, c Command) (*stdio.Session, error) {
 	child, err := t.exec(ctx, c)
 	if err != nil {
@@ -113,8 +115,8 @@ func (t *cliTask) Open(ctx context.Context, c Command) (*stdio.Session, error) {
 	return child.Session, nil
 }
 
-// exec: a sandbox's command has no process here that dies with the runtime, and no
-// name until the runtime has told its pid.
+// exec starts the command. A sandbox's command has no process on the node that
+// dies with the runtime, and no name until the runtime has reported its pid.
 func (t *cliTask) exec(ctx context.Context, c Command) (*execution, error) {
 	a, err := t.runtime.Probe(ctx)
 	if err != nil {
@@ -127,9 +129,9 @@ func (t *cliTask) exec(ctx context.Context, c Command) (*execution, error) {
 		func(e *execution) { t.killLate(ctx, e) })
 }
 
-// beginWhole has begin do its work to the end although ctx ends, within
-// verbTimeout: if it were stopped half-way, it might leave a command that nobody
-// can kill because nobody knows it. One that comes too late is killed and let go of.
+// beginWhole lets begin finish although ctx ends, within verbTimeout: if begin
+// were stopped half-way, it might leave a command that cannot be killed because
+// its pid is unknown. A command that starts too late is killed and released.
 func beginWhole(ctx context.Context, begin func(context.Context) (*execution, error), kill func(*execution)) (*execution, error) {
 	type result struct {
 		e   *execution
@@ -157,24 +159,24 @@ func beginWhole(ctx context.Context, begin func(context.Context) (*execution, er
 	}
 }
 
-// execution is a command that runs.
+// execution is a running command.
 type execution struct {
 	*stdio.Session
 	proc.Command        // in a sandbox a helper's
 	innerPID     int    // its pid inside a sandbox; 0: it is in none
 	dir          string // see Command.noted
-	kill         func() // where no pid serves
+	kill         func() // used if no pid identifies the command
 }
 
 // forget removes the note for the next server.
 func (e *execution) forget() {
 	if e.dir != "" {
-		_ = mount.RemoveAll(e.dir) // else it goes with the container
+		_ = mount.RemoveAll(e.dir) // otherwise it goes with the container
 	}
 }
 
-// killLate kills a command that nobody waits for any more. It may have ended
-// already and left others.
+// killLate kills a command for which no caller waits any more. It may have
+// ended already and left other processes.
 func (t *cliTask) killLate(ctx context.Context, e *execution) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), verbTimeout)
 	defer cancel()
@@ -182,10 +184,10 @@ func (t *cliTask) killLate(ctx context.Context, e *execution) {
 		e.NoteLeader()
 	}
 	t.killExec(ctx, e)
-	_ = e.Watch(e.PID) // else the Reaper reaps it, later
+	_ = e.Watch(e.PID) // otherwise the Reaper reaps it later
 }
 
-// killExec kills all that an exec has started.
+// killExec kills every process that an exec has started.
 func (t *cliTask) killExec(ctx context.Context, e *execution) {
 	if e.innerPID != 0 {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), verbTimeout)

@@ -75,22 +75,24 @@ func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error
 		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, err)
 	}
 	if closed(t.client.Exited()) {
-		// It may have begun after all processes of the container were killed, in a PID
-		// namespace that goes on: it is not to be the container's only one.
+		// The command may have begun after all processes of the container were
+		// killed, in a PID namespace that outlives them: it must not remain the
+		// container's only process.
 		t.killLate(ctx, e)
 	}
 	return e, nil
 }
 
-// commandProcess is the container's own process with another command. The runtime that
-// starts it is known to be allowed some CPUs, which are only asked for if that matters.
+// commandProcess returns the container's own process with another command.
+// runtime returns the CPUs that the runtime may use, and is called only if they
+// matter.
 func commandProcess(ref Ref, c Command, runtime func() tuning.Set) (*specs.Process, error) {
 	process, err := readProcess[specs.Process](ref.Dir)
 	if err != nil {
 		return nil, err
 	}
 	if process.ExecCPUAffinity != nil {
-		if present, err := presentCPUs(cgroup.ReadFile, ref.Cgroup); err == nil { // else the runtime knows better
+		if present, err := presentCPUs(cgroup.ReadFile, ref.Cgroup); err == nil { // otherwise the runtime knows better
 			process.ExecCPUAffinity = fitAffinity(*process.ExecCPUAffinity, present, runtime())
 		}
 	}
@@ -103,8 +105,8 @@ func commandProcess(ref Ref, c Command, runtime func() tuning.Set) (*specs.Proce
 	return process, checkProcess(process)
 }
 
-// newTerminal: where the runtime stays in the foreground, the terminal is its own
-// standard streams.
+// newTerminal opens the terminal of a command. If the runtime stays in the
+// foreground, the terminal becomes its own standard streams.
 func newTerminal(ctx context.Context, dir string, a *Abilities, c Command) (stdio.Terminal, error) {
 	switch {
 	case !c.Terminal:
@@ -115,13 +117,14 @@ func newTerminal(ctx context.Context, dir string, a *Abilities, c Command) (stdi
 	return stdio.NewConsole(ctx, dir)
 }
 
-// writeProcess writes what the runtime is to start into a directory, which it notes in e.
+// writeProcess writes the process for the runtime to start into a directory,
+// which it records in e.
 func (t *cliTask) writeProcess(process *specs.Process, e *execution) error {
 	text, free, err := t.ref.encodeProcess(process)
 	if err != nil {
 		return err
 	}
-	defer free() // the file counts from then on
+	defer free() // the file counts towards the pod's memory from then on
 	if e.dir, err = os.MkdirTemp(t.ref.Dir, execDirs); err != nil {
 		return err
 	}
@@ -130,12 +133,12 @@ func (t *cliTask) writeProcess(process *specs.Process, e *execution) error {
 
 func processFileOf(dir string) string { return filepath.Join(dir, "process.json") }
 
-// execProcess runs the runtime's exec and notes in e which process it has started, and
-// watches that.
+// execProcess runs the runtime's exec, records in e which process it has
+// started, and watches that process.
 func (t *cliTask) execProcess(ctx context.Context, a *Abilities, terminal stdio.Terminal, pipes stdio.Pipes, e *execution) error {
 	dir := e.dir
 	processFile := processFileOf(dir)
-	defer func() { _ = os.Remove(processFile) }() // the command has begun, and may take long
+	defer func() { _ = os.Remove(processFile) }() // the command has begun, and may run for long
 	logFile := filepath.Join(dir, "log")
 	defer t.runtime.relayLog(ctx, t.ref.ID, logFile)
 	flags, streams := terminal.Offer(pipes)
@@ -150,13 +153,13 @@ func (t *cliTask) execProcess(ctx context.Context, a *Abilities, terminal stdio.
 	argv := t.runtime.argv(a, append(args, t.ref.ID)...)
 	cmd := exec.Command(argv[0], argv[1:]...) //nolint:noctx // those who run it end it, when that does no harm
 	cmd.Dir, cmd.Env = "/", append(inherit.Environ(), mountItselfIn(dir)...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: streams != pipes} // its standard input
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: streams != pipes} // of its standard input
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = streams[0], streams[1], streams[2]
 	return run(ctx, cmd, e)
 }
 
-// execDetached runs a runtime that starts the command and is gone before that has done
-// anything.
+// execDetached runs a runtime that starts the command and exits before the
+// command does anything.
 func (t *cliTask) execDetached(ctx context.Context, cmd *exec.Cmd, e *execution) error {
 	failed := inherit.Start(cmd.Start)
 	if failed == nil {
@@ -169,7 +172,7 @@ func (t *cliTask) execDetached(ctx context.Context, cmd *exec.Cmd, e *execution)
 	e.PID, err = readPid(pidFileOf(e.dir))
 	switch {
 	case ctx.Err() != nil && err == nil:
-		t.killLate(ctx, e) // it came too late
+		t.killLate(ctx, e) // it started too late
 		fallthrough
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
@@ -188,10 +191,11 @@ func (t *cliTask) execDetached(ctx context.Context, cmd *exec.Cmd, e *execution)
 	return nil
 }
 
-// endLate kills a runtime that is still running startTime after ctx has ended; the caller
-// calls ended when the runtime has exited. The delay lets a runtime that is about to
-// finish do so, since one that is killed half-way leaves things behind. If it hangs, the
-// process that it is starting, in a session of its own, is killed with it.
+// endLate kills a runtime that is still running startTime after ctx has ended;
+// the caller calls ended when the runtime has exited. The delay lets a runtime
+// that is about to finish do so, because one killed half-way leaves things
+// behind. If it hangs, the process that it is starting, in its own session, is
+// killed with it.
 func endLate(ctx context.Context, pid int) (ended func()) {
 	done := make(chan struct{})
 	go func() {
@@ -209,10 +213,11 @@ func endLate(ctx context.Context, pid int) (ended func()) {
 	return func() { close(done) }
 }
 
-// execForeground runs a runtime that stays as long as the command, and ends as that does:
-// in a sandbox the command is no process of this machine. With --detach, runsc does no
-// more than to start itself without it and to look for the pid file. It gives up, without
-// a word, after ten seconds or if the command has ended between two looks.
+// execForeground runs a runtime that stays as long as the command and exits
+// with it: in a sandbox the command is not a process of this machine. With
+// --detach, runsc would only start itself without that flag and look for the
+// pid file. It would give up silently after ten seconds, or if the command
+// ended between two looks.
 func (t *cliTask) execForeground(ctx context.Context, cmd *exec.Cmd, e *execution) error {
 	if err := inherit.Start(cmd.Start); err != nil {
 		return err
@@ -229,14 +234,14 @@ func (t *cliTask) execForeground(ctx context.Context, cmd *exec.Cmd, e *executio
 		return err
 	}
 	if ctx.Err() != nil {
-		t.killLate(ctx, e) // it came too late
+		t.killLate(ctx, e) // it started too late
 		return context.Cause(ctx)
 	}
 	return nil
 }
 
-// begun waits until the runtime has written the command's pids, or has ended; for
-// startTime after ctx has.
+// begun waits until the runtime has written the command's pids or has exited,
+// at most for startTime after ctx has ended.
 func (e *execution) begun(ctx context.Context) error {
 	const period = 2 * time.Millisecond
 	waiting, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -244,7 +249,7 @@ func (e *execution) begun(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(startTime, cancel) })()
 	var err error
 	poll.Until(waiting, period, func() bool {
-		ended := closed(e.Ended()) // asked first: what it has written by then counts
+		ended := closed(e.Ended()) // asked first: whatever it wrote before its end counts
 		_, err = readPid(pidFileOf(e.dir))
 		return err == nil || ended
 	})
@@ -263,8 +268,8 @@ func (e *execution) begun(ctx context.Context) error {
 	return err
 }
 
-// startTime is what a runtime gets to end by itself once nobody waits for what it
-// starts. It takes tens of milliseconds.
+// startTime is how long a runtime may take to exit by itself once its caller
+// has stopped waiting. Starting a command takes tens of milliseconds.
 const startTime = 300 * time.Millisecond
 
 func readPid(file string) (int, error) {
@@ -273,7 +278,7 @@ func readPid(file string) (int, error) {
 		return 0, fmt.Errorf("the runtime wrote no pid file: %w", err)
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(line)))
-	if err == nil && pid <= 0 { // kill(2) takes those for several processes
+	if err == nil && pid <= 0 { // to kill(2) those mean several processes
 		err = strconv.ErrRange
 	}
 	if err != nil {

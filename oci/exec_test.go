@@ -22,11 +22,11 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// flood is what commands print that do not end.
+// flood is the output of commands that never stop printing.
 var flood = bytes.Repeat([]byte("0123456789abcdef"), 2<<20/16)
 
-// talker is a container whose commands print to both streams, as much as is
-// asked for, and end once all commands have.
+// talker is a container whose commands print the requested amount to both
+// streams, and end once all commands have printed.
 type talker struct {
 	t       *testing.T
 	floods  int // of each stream
@@ -63,8 +63,8 @@ func (f *talker) exec(context.Context, Command) (*execution, error) {
 
 func (*talker) killExec(context.Context, *execution) {}
 
-// What commands print is bounded per call, both streams together, and over all
-// calls, and no command is kept from printing more.
+// The output of commands is bounded per call, both streams together, and over
+// all calls, and no command is kept from printing more.
 func TestExecOutputIsBoundedInSum_CVE_2022_1708_CVE_2022_31030(t *testing.T) {
 	t.Parallel()
 	const calls, all = 6, 20 << 20
@@ -109,7 +109,7 @@ func TestExecOutputIsBoundedInSum_CVE_2022_1708_CVE_2022_31030(t *testing.T) {
 	wait.For(t, "the memory to be given back", func() bool { return budget.Left() == all })
 }
 
-// One stream may have what the other one does not use.
+// One stream may use what the other does not.
 func TestExecOutputOfOneCall(t *testing.T) {
 	t.Parallel()
 	budget := capture.NewBudget(maxOutputInSum)
@@ -121,7 +121,7 @@ func TestExecOutputOfOneCall(t *testing.T) {
 	}
 }
 
-// unready is a container whose commands do not begin.
+// unready is a container whose commands never begin.
 type unready struct{ talker }
 
 func (*unready) exec(ctx context.Context, _ Command) (*execution, error) {
@@ -130,8 +130,8 @@ func (*unready) exec(ctx context.Context, _ Command) (*execution, error) {
 	}, nil)
 }
 
-// Only the time that the command has is fault.Timeout: a kubelet takes that for the failure
-// of a probe, and restarts a container that is well.
+// Only an expired time limit of the command is fault.Timeout: the kubelet
+// counts that as a failed probe, and restarts a healthy container.
 func TestExecOfRuntimeThatHangs(t *testing.T) {
 	t.Parallel()
 	for _, timeout := range []time.Duration{0, time.Hour} {
@@ -147,8 +147,8 @@ func TestExecOfRuntimeThatHangs(t *testing.T) {
 	}
 }
 
-// A pid file holds the pid of one process: zero and negative ones would name
-// several, or all of them, to kill(2).
+// A pid file holds the pid of one process: to kill(2), zero and negative ones
+// would mean several or all processes.
 func FuzzReadPid(f *testing.F) {
 	for _, text := range []string{"12", "7\n", "0", "-1", "+3", "4194305", "9223372036854775808", "1 2", ""} {
 		f.Add([]byte(text))
@@ -171,7 +171,8 @@ func FuzzReadPid(f *testing.F) {
 	})
 }
 
-// A command has its container's environment, and is refused before that is written a second time.
+// A command has its container's environment; if there is no room for that, it
+// is refused before anything is written.
 func TestExecIsWrittenIfThereIsRoom(t *testing.T) {
 	t.Parallel()
 	process := &specs.Process{Args: []string{"/program"}, Env: []string{"A=" + strings.Repeat("\x01", 100_000)}}

@@ -20,18 +20,18 @@ import (
 	"github.com/crius-run/crius/oci/version"
 )
 
-// Abilities is what a runtime said about itself.
+// Abilities is what a runtime reports about itself.
 type Abilities struct {
 	Path     string
 	Version  string             // first line of --version, bounded
-	Features *features.Features // nil where the runtime has no `features` command, and nobody speaks for it
-	// RecursiveReadOnly ("rro" mounts) is told by Features, or known by version
-	// where a runtime is older than the command.
+	Features *features.Features // nil if the runtime has no `features` command and no file stands in for it
+	// RecursiveReadOnly ("rro" mounts) is reported by Features, or known by
+	// version for a runtime older than that command.
 	RecursiveReadOnly bool
 	IDMap             bool // id-mapped mounts
 	ExecCPUAffinity   bool // exec processes can be confined to some of the container's CPUs
-	// Sandboxed: the containers of a pod share a runtime sandbox, which the runtime makes for
-	// the first of them, with a kernel of its own.
+	// Sandboxed: the containers of a pod share a sandbox with its own kernel,
+	// which the runtime makes for the first of them.
 	Sandboxed bool
 
 	quirks quirks
@@ -39,13 +39,14 @@ type Abilities struct {
 }
 
 // ErrNotInstalled is a runtime that the configuration names without a path and
-// that is nowhere in PATH: nobody expects the handler here. A path that leads
-// nowhere is worth a warning.
+// that is not in PATH: the handler is not expected to work on this node. A path
+// that leads nowhere is worth a warning.
 var ErrNotInstalled = errors.New("not installed")
 
 // prober asks a runtime binary about itself and remembers the answer for as
-// long as the binary stays the same file, because Status asks every second. A
-// binary that takes its time is asked once, and all wait for that answer.
+// long as the binary stays the same file, because the kubelet asks for Status
+// every second. A slow binary is run once, and all callers wait for that
+// answer.
 type prober struct {
 	asking flight.Group[fileIdentity, *Abilities]
 	last   atomic.Pointer[probed] // nil: none, or the binary has failed since
@@ -98,7 +99,7 @@ func (p *prober) probe(ctx context.Context, binary string, asked func(ctx contex
 	return answer, err
 }
 
-// answer is what the binary said last; nil if it has said nothing yet.
+// answer returns the binary's last answer; nil if there is none yet.
 func (p *prober) answer() *Abilities {
 	if last := p.last.Load(); last != nil {
 		return last.answer
@@ -108,13 +109,14 @@ func (p *prober) answer() *Abilities {
 
 const (
 	probeTimeout = 10 * time.Second
-	// StatusTime is how long a status waits for runtimes that have not said yet what
-	// they can do. They are asked for as long as probeTimeout all the same, for the
-	// next status.
+	// StatusTime is how long a status waits for runtimes that have not yet
+	// reported what they can do. The probes nevertheless continue for up to
+	// probeTimeout, for the next status.
 	StatusTime = 2 * time.Second
 )
 
-// ask: known, unless it is nil, stands in for the answer to `features`.
+// ask runs the runtime at path. known, unless it is nil, stands in for the
+// answer to `features`.
 func ask(ctx context.Context, path string, known *features.Features) (*Abilities, error) {
 	answer, err := output(ctx, path, "--version")
 	if err != nil {
@@ -131,22 +133,22 @@ func ask(ctx context.Context, path string, known *features.Features) (*Abilities
 			return nil, err
 		}
 		if err == nil {
-			known, _ = parseFeatures(text) // an old one prints what it likes
+			known, _ = parseFeatures(text) // an old one prints anything
 		}
 	}
 	if known != nil {
 		a.believe(known)
 		return a, nil
 	}
-	// crun learnt `features` in 1.8.6 and rro mounts long before, in 1.4. Of its
-	// id-mapped mounts nothing is said here: 1.8.1 makes them, but in a user
-	// namespace it forgets nosuid, nodev and noexec of writable bind mounts.
+	// crun has had `features` since 1.8.6 and rro mounts since 1.4. Its id-mapped
+	// mounts are not set here: 1.8.1 makes them, but in a user namespace it
+	// forgets nosuid, nodev and noexec of writable bind mounts.
 	a.RecursiveReadOnly = name == "crun" && number.Has(1, 4)
 	return a, nil
 }
 
-// CanServe says why no container of a handler is made: its runtime would ignore one of the
-// handler's options. Those that are there are not affected.
+// CanServe returns why the handler cannot create containers: its runtime would
+// ignore one of the handler's options. Existing containers are not affected.
 func (a *Abilities) CanServe(name string, h Handler) error {
 	if h.ExecCPUAffinity == "" || a.ExecCPUAffinity {
 		return nil
@@ -174,8 +176,8 @@ func parseFeatures(text []byte) (*features.Features, error) {
 	return f, nil
 }
 
-// readFeatures reads a file that stands in for the answer to `features`; no path
-// is no file.
+// readFeatures reads a file that stands in for the answer to `features`. An
+// empty path means no file.
 func readFeatures(path string) (*features.Features, error) {
 	if path == "" {
 		return nil, nil

@@ -23,8 +23,8 @@ func write(t *testing.T, text string) string {
 	return path
 }
 
-// A handler's file stands in for what its runtime would say, however that is
-// driven, and nobody runs `features` then.
+// A handler's file replaces what its runtime would report, whatever drives the
+// runtime, and `features` is not run then.
 func TestFeaturesFile(t *testing.T) {
 	dir := t.TempDir()
 	monitor := filepath.Join(dir, "crius-conmon")
@@ -60,8 +60,8 @@ func TestFeaturesFile(t *testing.T) {
 	}
 }
 
-// What is wrong with the file is said before anything changes; what is new in it is
-// in force after a reload.
+// An invalid file is reported before anything changes; a changed file takes
+// effect after a reload.
 func TestFeaturesFileReloaded(t *testing.T) {
 	runc := script(t, `echo "runc version 1.2.3"`)
 	file := write(t, `{"ociVersionMax":"1.0.0"}`)
@@ -102,8 +102,8 @@ func TestFeaturesFileReloaded(t *testing.T) {
 	}
 }
 
-// Whatever a runtime prints as its features, what crius makes of it can be sent on
-// and read again.
+// Whatever a runtime prints as its features, crius's result can be encoded and
+// read again.
 func FuzzFeatures(f *testing.F) {
 	for _, text := range []string{idMaps, "{}", "null", `{"ociVersionMax":"1.0.0","linux":{"mountExtensions":{"idmap":{}}}}`, `{"ociVersionMax":"\ud800","mountOptions":["rro",null]}`} {
 		f.Add([]byte(text))

@@ -17,28 +17,28 @@ import (
 	"github.com/crius-run/crius/oci/stdio"
 )
 
-// gone is a container that nobody watches any more: it died with an earlier
-// boot of the machine, or its monitor is lost and it may still be alive.
+// gone is a container without a reachable monitor: it died with an earlier boot
+// of the machine, or its monitor is lost and it may still be alive.
 type gone struct {
 	exit    conmon.Exit
 	err     error
 	process conmon.Process // zero: nothing can be alive
 	cgroup  string
-	// kill is the runtime's, where the process is that of a sandbox with other
+	// kill is the runtime's kill, for a process that is a sandbox with other
 	// containers in it.
 	kill func(context.Context) error
-	// unreachable: its monitor may be there and has not answered.
+	// unreachable: its monitor may be alive and did not answer.
 	unreachable bool
-	why         error // why nothing but signals reaches it; nil: as unreachable has it
+	why         error // why only signals reach it; nil: see unreachable
 }
 
-// Dead is the Task of a container whose exit is known and of which nothing is
+// Dead returns the Task of a container whose exit is known and that has nothing
 // left to ask.
 func Dead(exit conmon.Exit) Task { return &gone{exit: exit} }
 
-// lost is the Task of a container whose monitor is dead.
+// lost returns the Task of a container whose monitor is dead.
 func lost(ref Ref, cause error) *gone {
-	// Without that file the container never came to be.
+	// Without that file the container was never created.
 	processes, _ := conmon.ReadProcesses(ref.Dir)
 	return &gone{err: cause, process: processes.Container, cgroup: ref.Cgroup}
 }
@@ -51,7 +51,7 @@ func (r *cli) lost(ref Ref, cause error) *gone {
 	return g
 }
 
-// unreachable goes by what the monitor has written down.
+// unreachable uses what the monitor has written to disk.
 func unreachable(d driver, ref Ref) Task {
 	g := d.lost(ref, errUnreachable)
 	g.unreachable = true
@@ -65,7 +65,7 @@ var (
 	errUnreachable = fmt.Errorf("the container's monitor has not answered since the server started; see crius check: %w", fault.Unavailable)
 )
 
-// refusal is why only signals reach the container.
+// refusal returns why only signals reach the container.
 func (g *gone) refusal() error {
 	switch {
 	case g.why != nil:
@@ -106,7 +106,7 @@ func (g *gone) Exit() (conmon.Exit, error)           { return g.exit, g.err }
 func (*gone) Close()                                 {}
 func (*gone) Logged(context.Context) conmon.LogCount { return conmon.LogCount{} }
 
-// EndAbandoned leaves that to whoever kills the container.
+// EndAbandoned does nothing: the commands end when the container is killed.
 func (*gone) EndAbandoned(context.Context) func(context.Context) error { return nil }
 
 func (g *gone) Exited() <-chan struct{} {
@@ -142,15 +142,15 @@ type unstartable struct {
 	over chan struct{} // closed once there is an exit
 }
 
-// Unstartable is the Task of a container that the runtime could not create and has
-// nothing of. Start, and all else that needs a process, fails with cause, a
-// ProgramError. Kill ends it with code.
+// Unstartable returns the Task of a container that the runtime could not create
+// and of which it holds nothing. Start, and everything else that needs a
+// process, fails with cause, a ProgramError. Kill ends it with code.
 func Unstartable(cause error, code int32) Task {
 	return &unstartable{gone: gone{why: cause}, code: code, over: make(chan struct{})}
 }
 
-// NeverStarted tells whether a Task is Unstartable: it has no monitor that would have
-// recorded its exit.
+// NeverStarted reports whether a Task is Unstartable: it has no monitor that
+// would have recorded its exit.
 func NeverStarted(t Task) bool {
 	_, is := t.(*unstartable)
 	return is

@@ -24,19 +24,19 @@ import (
 type driver interface {
 	Runtime
 	configured() *entry
-	// task is a container whose monitor is reached.
+	// task returns a container whose monitor has answered.
 	task(ref Ref, client *conmon.Client) (Task, error)
-	// lost is the Task of a container whose monitor is dead.
+	// lost returns the Task of a container whose monitor is dead.
 	lost(ref Ref, cause error) *gone
 	// forget removes the container from the runtime's own state.
 	forget(ctx context.Context, ref Ref) error
 }
 
-// entry is a handler of the configuration, however its runtime is driven.
+// entry is a handler of the configuration, whatever drives its runtime.
 type entry struct {
 	name          string
 	handler       Handler
-	features      *features.Features // of the handler's file; nil: the runtime is asked
+	features      *features.Features // from the handler's file; nil: the runtime is asked
 	systemd       bool
 	monitor       string
 	monitorCgroup string
@@ -45,7 +45,7 @@ type entry struct {
 	prober        prober
 }
 
-// logs is what conmon.Spec says of logs.
+// logs holds the log settings of conmon.Spec.
 type logs struct {
 	rate, burst, most int64
 	journal           string
@@ -55,13 +55,13 @@ func (h *entry) Handler() Handler { return h.handler }
 
 func (h *entry) configured() *entry { return h }
 
-// sameAs reports whether two handlers are configured alike.
+// sameAs reports whether two handlers have the same configuration.
 func (h *entry) sameAs(other *entry) bool {
 	return reflect.DeepEqual(h.handler, other.handler) && reflect.DeepEqual(h.features, other.features) &&
 		h.systemd == other.systemd && h.monitorCgroup == other.monitorCgroup && h.log == other.log
 }
 
-// lastProbe is what Probe has found last; nil if it has found nothing yet.
+// lastProbe returns what Probe found last; nil if it has found nothing yet.
 func (h *entry) lastProbe() *Abilities { return h.prober.answer() }
 
 func (h *entry) probe(ctx context.Context, ask func(ctx context.Context, path string) (*Abilities, error)) (*Abilities, error) {
@@ -72,8 +72,8 @@ func (h *entry) probe(ctx context.Context, ask func(ctx context.Context, path st
 	return a, nil
 }
 
-// create makes what every runtime wants to find, its own root and the bundle, and has the
-// monitor of s make the container. Who is the runtime as errors call it.
+// create makes what every runtime needs, its root and the bundle, and has the
+// monitor of s create the container. who is the name of the runtime in errors.
 func (h *entry) create(ctx context.Context, who string, a *Abilities, ref Ref, spec *specs.Spec, s conmon.Spec) (*conmon.Client, error) {
 	if err := cmp.Or(a.CanServe(h.name, h.handler), checkProcess(spec.Process), checkPaths(spec)); err != nil {
 		return nil, err
@@ -110,7 +110,7 @@ func (h *entry) create(ctx context.Context, who string, a *Abilities, ref Ref, s
 	return client, nil
 }
 
-// load is Runtime.Load.
+// load implements Runtime.Load.
 func load(ctx context.Context, d driver, ref Ref) (Task, error) {
 	client, err := conmon.Dial(ctx, ref.Dir, ref.ExitFile)
 	if errors.Is(err, conmon.ErrLost) {
@@ -122,8 +122,8 @@ func load(ctx context.Context, d driver, ref Ref) (Task, error) {
 	return d.task(ref, client)
 }
 
-// remove is Runtime.Delete. It ends the monitor first, so that nobody is left who could
-// still be creating.
+// remove implements Runtime.Delete. It ends the monitor first, so that no
+// process is left that could still be creating the container.
 func remove(ctx context.Context, d driver, ref Ref, killFirst bool) error {
 	steps := []struct {
 		name string
@@ -145,8 +145,8 @@ func remove(ctx context.Context, d driver, ref Ref, killFirst bool) error {
 	return nil
 }
 
-// removeCgroup and emptyCgroup have nothing to do for a container of which only
-// the id is known.
+// removeCgroup and emptyCgroup do nothing for a container of which only the id
+// is known.
 func removeCgroup(ctx context.Context, path string) error {
 	if path == "" {
 		return nil
@@ -162,11 +162,11 @@ func emptyCgroup(ctx context.Context, path string) error {
 	return cgroup.Kill(ctx, path)
 }
 
-// lastTime is far more than a kill takes. What a file server that does not
-// answer holds on to will not die any sooner if it is waited for longer.
+// lastTime is far longer than a kill takes. A process that hangs on an
+// unresponsive file server would not die any sooner with a longer wait.
 const lastTime = 10 * time.Second
 
-// endMonitor allows for one that is asked first and killed then.
+// endMonitor allows time to ask the monitor to end and then to kill it.
 func endMonitor(ctx context.Context, dir string) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*lastTime)
 	defer cancel()
@@ -187,7 +187,7 @@ func resolveMonitorCgroup(configured string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("find this service's own cgroup: %w", err)
 	}
-	// In the root cgroup there is no service whose end could reach a monitor.
+	// The root cgroup has no service whose end could reach a monitor.
 	if own == "/" {
 		return "", nil
 	}

@@ -6,9 +6,10 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// JournalFields names a container in the journal. The fields of CONTAINER and the syslog
-// identifier are those of CRI-O's conmon, by which programs that read journals know
-// Kubernetes' containers; the others are for people.
+// JournalFields returns the fields that identify a container in the journal.
+// The CONTAINER_* fields and the syslog identifier are those of CRI-O's conmon,
+// by which programs that read journals recognize Kubernetes' containers; the
+// others are for people.
 func JournalFields(id string, pod *cri.PodSandboxMetadata, container *cri.ContainerMetadata) []string {
 	name := fmt.Sprintf("k8s_%s_%s_%s_%s_%d", container.GetName(), pod.GetName(), pod.GetNamespace(), pod.GetUid(), container.GetAttempt())
 	return []string{

@@ -13,7 +13,8 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// EndLeftovers: a runtime that refuses knows nothing of the container any more.
+// EndLeftovers ignores a refusal: it means that the runtime no longer knows the
+// container.
 func (r *cli) EndLeftovers(ctx context.Context, ref Ref) error {
 	if ref.Sandbox == "" {
 		return nil
@@ -25,7 +26,7 @@ func (r *cli) EndLeftovers(ctx context.Context, ref Ref) error {
 	return err
 }
 
-// EndLeftovers: a shim that is not found has ended, and its sandbox with it.
+// EndLeftovers ignores a missing shim: it has ended, and its sandbox with it.
 func (r *shimmed) EndLeftovers(ctx context.Context, ref Ref) error {
 	if ref.Sandbox == "" {
 		return nil

@@ -10,15 +10,16 @@ import (
 	"strings"
 )
 
-// runtimeLog is where a runtime logs what it does at create and at start.
+// runtimeLog returns the file to which a runtime logs during create and start.
 func runtimeLog(ref Ref) string { return filepath.Join(ref.Dir, "runtime.log") }
 
-// logged puts in front of args what makes the runtime log to file: its standard
-// error then ends with the error as one line of plain text; see errorAlone. A handler that logs elsewhere by its own options is left alone. So is a
-// runtime with sandboxes; see quirks.log.
+// logged prepends the flags that make the runtime log to file: its standard
+// error then ends with the error as one line of plain text; see errorAlone. It
+// leaves alone a handler whose own options set a log, and a runtime with
+// sandboxes; see quirks.log.
 //
-// Its log is not asked for as JSON: crun would write the error of an exec that
-// fails after the start as JSON as well, into the container's log.
+// It does not request JSON: crun would also write the error of an exec that
+// fails after the start as JSON, into the container's log.
 func (r *cli) logged(a *Abilities, file string, args []string) []string {
 	elsewhere := slices.ContainsFunc(r.handler.Options, func(o string) bool { return o == "--log" || strings.HasPrefix(o, "--log=") })
 	if a.quirks.sandboxed || elsewhere {
@@ -27,9 +28,9 @@ func (r *cli) logged(a *Abilities, file string, args []string) []string {
 	return append([]string{"--log=" + file}, args...)
 }
 
-// errorAlone is the error of what a runtime has said: its last line. Before it there
-// may be crun's warnings, or complaints of runc's children that nobody reads their
-// log any more, which are logged at debug.
+// errorAlone returns the error in a runtime's output: its last line. Before it
+// there may be crun's warnings, or complaints of runc's children that their log
+// has no reader any more, which are logged at debug.
 func errorAlone(ctx context.Context, said string) string {
 	said = strings.TrimSpace(said)
 	end := strings.LastIndexByte(said, '\n') + 1
@@ -39,7 +40,7 @@ func errorAlone(ctx context.Context, said string) string {
 	return said[end:]
 }
 
-// relayLog passes the end of a runtime's log on to the server's, at debug.
+// relayLog copies the end of a runtime's log to the server's log, at debug.
 func (r *cli) relayLog(ctx context.Context, id, file string) {
 	if !slog.Default().Enabled(ctx, slog.LevelDebug) {
 		return
@@ -50,7 +51,8 @@ func (r *cli) relayLog(ctx context.Context, id, file string) {
 	}
 }
 
-// logTail is at most the last max bytes of a file; nothing if it cannot be read.
+// logTail returns at most the last max bytes of a file; nothing if it cannot be
+// read.
 func logTail(file string, max int64) []byte {
 	f, err := os.Open(file)
 	if err != nil {

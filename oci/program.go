@@ -19,10 +19,10 @@ import (
 	"github.com/crius-run/crius/oci/proc"
 )
 
-// ProgramError is a container that cannot be created, or a command that cannot be run
-// in it, because the program cannot be executed, or the working directory not be
-// entered: the container's fault, not the node's, and as lasting as its image. It is
-// fault.Precondition.
+// ProgramError means that a container cannot be created, or a command cannot be
+// run in it, because the program cannot be executed or the working directory
+// cannot be entered. That is the container's fault, not the node's, and lasts
+// as long as its image. It is fault.Precondition.
 type ProgramError struct{ Message string }
 
 func (e *ProgramError) Error() string { return e.Message }
@@ -34,8 +34,9 @@ func (e *ProgramError) notFound() bool {
 	return strings.HasSuffix(message, "not found in $path") || strings.HasSuffix(message, unix.ENOENT.Error())
 }
 
-// createFailed is the failure of a create by the runtime of that name, with the
-// error alone of what it said: a ProgramError if that blames the program of p.
+// createFailed returns the error for a failed create by the runtime of that
+// name, reduced to the error in its output: a ProgramError if that blames the
+// program of p.
 func createFailed(ctx context.Context, name string, p *specs.Process, err error) error {
 	failed, ok := errors.AsType[*conmon.CreateError](err)
 	if !ok || failed.ExitCode == 0 {
@@ -48,7 +49,7 @@ func createFailed(ctx context.Context, name string, p *specs.Process, err error)
 	return errors.New(text)
 }
 
-// startFailed is the same for a start.
+// startFailed does the same for a start.
 func startFailed(bundle string, err error) error {
 	p, unread := readProcess[specs.Process](bundle)
 	if unread == nil && blamesProgram(err.Error(), p) {
@@ -57,18 +58,18 @@ func startFailed(bundle string, err error) error {
 	return err
 }
 
-// programErrnos are what an image or a request can bring about. Any other errno,
-// EIO for one, is the node's.
+// programErrnos are errnos that an image or a request can cause. Any other,
+// such as EIO, is the node's fault.
 var programErrnos = []unix.Errno{
 	unix.ENOENT, unix.EACCES, unix.EPERM, unix.ENOEXEC, unix.ENOTDIR, unix.EISDIR, unix.ELOOP, unix.ENAMETOOLONG, unix.EROFS,
 }
 
-// blamesProgram decides by the runtime's words, since its exit code is the same for
-// whatever went wrong. They must name the program or the directory, and an errno of
-// the container's making must be all that follows.
+// blamesProgram decides by the runtime's message, because its exit code is the
+// same for every failure. The message must name the program or the directory,
+// and only an errno that the container can cause may follow.
 func blamesProgram(message string, p *specs.Process) bool {
-	message = strings.TrimSuffix(message, ": unknown") // the code, as a shim of containerd's appends it
-	end := strings.TrimLeft(message, "\uFFFD")         // of a long one, which may begin within a character
+	message = strings.TrimSuffix(message, ": unknown") // the code that containerd's shims append
+	end := strings.TrimLeft(message, "\uFFFD")         // the end of a long name, which may begin within a character
 	says := func(words string) bool {
 		before, ok := strings.CutSuffix(message, words)
 		return ok && (before == "" || strings.HasSuffix(before, ": ") || strings.HasSuffix(before, "\n")) ||
@@ -85,8 +86,8 @@ func blamesProgram(message string, p *specs.Process) bool {
 		})
 }
 
-// wordsOfRunc are what runc says before the errno: os/exec speaks of a program. A
-// working directory that is missing is made.
+// wordsOfRunc returns what runc prints before the errno: os/exec names a
+// program. runc makes a missing working directory.
 func wordsOfRunc(p *specs.Process) []string {
 	quoted := "exec: " + strconv.Quote(p.Args[0]) + ": "
 	words := []string{quoted, quoted + "stat " + p.Args[0] + ": ", "chdir to cwd (" + strconv.Quote(p.Cwd) + ") set in config.json failed: "}
@@ -96,7 +97,8 @@ func wordsOfRunc(p *specs.Process) []string {
 	return words
 }
 
-// wordsOfGVisor: it loads the program when the container is started, not before.
+// wordsOfGVisor returns what runsc prints: it loads the program when the
+// container is started, not before.
 func wordsOfGVisor(p *specs.Process) []string {
 	program := p.Args[0]
 	if strings.Contains(program, "/") && !path.IsAbs(program) {
@@ -113,7 +115,8 @@ func wordsOfGVisor(p *specs.Process) []string {
 	}
 }
 
-// wordsOfCrun: versions before 1.9 do not name a program that has a path.
+// wordsOfCrun returns what crun prints: versions before 1.9 do not name a
+// program that has a path.
 func wordsOfCrun(p *specs.Process) []string {
 	program := p.Args[0]
 	words := []string{
@@ -134,9 +137,10 @@ const (
 	codeNotFound      = 127
 )
 
-// execFailed classifies the failure of a runtime to start process p: a ProgramError
-// if the runtime blames its program, fault.Precondition if the container is ending.
-// said is what the runtime has said about it, err the error with that in it.
+// execFailed classifies the failure of a runtime to start process p: a
+// ProgramError if the runtime blames its program, fault.Precondition if the
+// container is ending. said is the runtime's output, err the error that
+// contains it.
 func (t *watched) execFailed(ctx context.Context, p *specs.Process, said string, err error) error {
 	switch {
 	case ctx.Err() != nil:
@@ -149,10 +153,10 @@ func (t *watched) execFailed(ctx context.Context, p *specs.Process, said string,
 	return err
 }
 
-// result is what becomes of an ExecSync whose program cannot be run: the exit code and
-// the message that a shell would give. A kubelet ignores the result of a probe if
-// ExecSync returns an error, so that a liveness probe without its program would never
-// restart the container (kubernetes#106682).
+// result returns the result of an ExecSync whose program cannot be run: the
+// exit code and the message of a shell. The kubelet ignores the result of a
+// probe if ExecSync returns an error, so a liveness probe without its program
+// would never restart the container (kubernetes#106682).
 func (e *ProgramError) result() *ExecResult {
 	code := int32(codeNotExecutable)
 	if e.notFound() {
@@ -161,13 +165,14 @@ func (e *ProgramError) result() *ExecResult {
 	return &ExecResult{Stderr: []byte(e.Message + "\n"), ExitCode: code}
 }
 
-// endTime is how long the end of a container is waited for when a command cannot be
-// started in it.
+// endTime is how long to wait for the end of a container when a command cannot
+// be started in it.
 const endTime = time.Second
 
-// ending reports whether the container is about to end: then errors of the runtime
-// are about namespaces and cgroups that are being taken down. A second is long for
-// the monitor to report the exit, but the kernel may take longer over large processes.
+// ending reports whether the container is about to end: then the runtime's
+// errors are about namespaces and cgroups that are being torn down. A second is
+// long for the monitor to report the exit, but the kernel may take longer over
+// large processes.
 func (t *watched) ending(ctx context.Context) bool {
 	select {
 	case <-t.Exited():

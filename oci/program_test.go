@@ -13,14 +13,14 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// TestCreateFailed has the words of runc 1.1.5 and 1.5.2, of crun 1.8.1 and of the
-// current one, of containerd's shim for runc, and of gVisor 20260527.
+// TestCreateFailed has the messages of runc 1.1.5 and 1.5.2, of crun 1.8.1 and
+// of the current one, of containerd's shim for runc, and of gVisor 20260527.
 func TestCreateFailed(t *testing.T) {
 	t.Parallel()
 	const runc = "runc create failed: unable to start container process: "
 	const init = runc + "error during container init: "
 	const gvisor = "starting container: starting root container: starting sandbox: creating process: "
-	// A whole script in the place of a program's name, and what the monitor keeps.
+	// A whole script in place of a program's name, truncated as the monitor does.
 	script := strings.Repeat("/bin/trüe;\n", wire.MaxText/8)
 	end := func(message string) string {
 		return strings.ToValidUTF8(message[len(message)-wire.MaxText:], "\uFFFD")
@@ -94,7 +94,7 @@ func TestCreateFailed(t *testing.T) {
 	}
 	p := &specs.Process{Args: []string{"/nope"}, Cwd: "/"}
 	for _, cause := range []error{
-		&conmon.CreateError{Message: "open executable: Permission denied"}, // the monitor's
+		&conmon.CreateError{Message: "open executable: Permission denied"}, // the monitor's own words
 		errors.New("open executable: Permission denied"),
 		conmon.ErrLost,
 	} {

@@ -8,28 +8,28 @@ import (
 	"github.com/crius-run/crius/oci/version"
 )
 
-// quirks are how a family of OCI runtimes wants to be driven, in what families
-// differ in.
+// quirks are the differences between families of OCI runtimes in how crius
+// drives them.
 type quirks struct {
-	// systemd is the global flag that makes it ask systemd for cgroups; empty: it
-	// has none.
+	// systemd is the global flag that makes the runtime use systemd for cgroups;
+	// empty: it has none.
 	systemd string
-	// sandboxed: all containers of a pod live in a runtime sandbox, with a kernel of its
-	// own, which the runtime makes for the first of them and finds again by the
-	// annotations of the others. Only the runtime can send them a signal.
+	// sandboxed: all containers of a pod live in a sandbox with its own kernel.
+	// The runtime makes it for the first container and finds it again by the
+	// annotations of the others. Only the runtime can send signals to those.
 	sandboxed bool
-	// start: the streams of a container in a sandbox are given to the verb start,
-	// and not to create.
+	// start: a container in a sandbox gets its streams from the verb start, not
+	// from create.
 	start bool
-	// log are global flags after which comes the path of a file for its errors,
-	// which are JSON objects with a msg. Needed where standard error is the
-	// container's.
+	// log are global flags followed by the path of a file for errors, which are
+	// JSON objects with a msg. Needed where standard error is the container's.
 	log []string
-	// wait is the verb that ends when a container in a sandbox does, and prints
-	// how. Empty: the pid that create has left is a process that ends with it.
+	// wait is the verb that ends when a container in a sandbox ends, and prints
+	// how it ended. Empty: the pid that create has left is a process that ends
+	// with the container.
 	wait string
-	// tellSize: processes on the terminal of a container in a sandbox get no SIGWINCH
-	// when its size changes.
+	// tellSize: processes on the terminal of a container in a sandbox get no
+	// SIGWINCH when its size changes.
 	tellSize bool
 	// innerPID is the flag of exec for a file with the command's pid inside the
 	// runtime sandbox; the pid on the host is that of a helper, whose death the command survives.
@@ -37,26 +37,27 @@ type quirks struct {
 	// forward is the verb, with its flag, that connects a unix socket with a port
 	// of the sandbox's own network. Empty: the pod's address leads there.
 	forward []string
-	// swapFirst: update raises the limit of memory before that of memory and swap
+	// swapFirst: update raises the memory limit before that of memory and swap
 	// together, which cgroup v1 refuses.
 	swapFirst bool
 	// hostNetwork are the global flags for a sandbox in the node's network.
 	hostNetwork []string
-	// helper is the word on the command line of a process that it leaves beside a
-	// container, and whose zombie its delete takes for alive.
+	// helper is the word on the command line of a process that the runtime leaves
+	// beside a container, and whose zombie its delete takes for alive.
 	helper string
-	// stateFiles is where in its root, or elsewhere, it keeps what it knows of a
-	// container: patterns in which ID stands for the id.
+	// stateFiles are patterns for the runtime's state files of a container, in
+	// its root or elsewhere; ID stands for the id.
 	stateFiles []string
 }
 
-// runscStateFiles: the socket is named after the first container of a sandbox. It is in
-// /run if its path below the root would be too long for a socket.
+// runscStateFiles: the socket is named after the first container of a sandbox.
+// It is in /run if its path below the root would be too long for a socket.
 var runscStateFiles = []string{"ID_sandbox:*", runscSocket("ID"), "/run/" + runscSocket("ID")}
 
 func runscSocket(id string) string { return "runsc-" + id + ".sock" }
 
-// knownQuirks are those of which crius knows, by what they call themselves.
+// knownQuirks returns the quirks of the runtimes that crius knows, by the name
+// that they report.
 func knownQuirks(name string) quirks {
 	switch name {
 	case "runsc":
@@ -74,17 +75,17 @@ func knownQuirks(name string) quirks {
 			helper:      "gofer",
 			stateFiles:  runscStateFiles,
 		}
-	case "kata-runtime": // of Kata 1; later ones have no command line
+	case "kata-runtime": // Kata 1; later versions have no command line
 		return quirks{sandboxed: true, stateFiles: []string{"ID"}}
 	}
-	// What runc has laid down, and crun and youki follow.
+	// The convention of runc, which crun and youki follow.
 	return quirks{systemd: "--systemd-cgroup", stateFiles: []string{"ID"}}
 }
 
-// quirksOf knows a runtime by the first word of its answer to --version.
+// quirksOf identifies a runtime by the first word of its answer to --version.
 func quirksOf(answer string) quirks { return knownQuirks(version.Program(answer)) }
 
-// onHostNetwork reports whether the container has the node's network.
+// onHostNetwork reports whether the container uses the node's network.
 func onHostNetwork(namespaces []specs.LinuxNamespace) bool {
 	return !slices.ContainsFunc(namespaces, func(n specs.LinuxNamespace) bool { return n.Type == specs.NetworkNamespace })
 }

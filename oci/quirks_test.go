@@ -16,7 +16,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// A runtime is known by what it says, and not by the name of its file.
+// A runtime is identified by what it reports, not by the name of its file.
 func TestQuirksFollowTheReportedVersion(t *testing.T) {
 	for version, want := range map[string]struct {
 		sandboxed, start bool
@@ -48,8 +48,8 @@ func tableOf(t *testing.T, handlers map[string]Handler) *Table {
 	return table
 }
 
-// The command line is the runtime's own flags, then the operator's, then the
-// verb; what the runtime does not have is left out.
+// The command line is the runtime's flags, then the operator's, then the verb;
+// flags that the runtime lacks are left out.
 func TestCommandLine(t *testing.T) {
 	for program, want := range map[string]string{
 		"runc version 1.2.3": "--root /r --systemd-cgroup --debug state x",
@@ -70,7 +70,7 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-// A reload is all or nothing, and a handler that stays the same is the same.
+// A reload is all or nothing, and an unchanged handler stays the same object.
 func TestTableReload(t *testing.T) {
 	table := tableOf(t, map[string]Handler{"a": {Type: "oci", Path: "true"}, "b": {Type: "oci", Path: "true"}})
 	get := func(name string) Runtime { r, _ := table.Get(name); return r }
@@ -130,8 +130,8 @@ func TestLastError(t *testing.T) {
 	}
 }
 
-// A runtime that has been uninstalled leaves state files that crius removes by itself,
-// whatever it was.
+// crius itself removes the state files of a runtime that has been uninstalled,
+// of any kind.
 func TestForgetWithoutTheRuntime(t *testing.T) {
 	root := t.TempDir()
 	r, err := tableOf(t, map[string]Handler{"h": {Type: "oci", Path: "/none", Root: root}}).Get("h")
@@ -155,8 +155,8 @@ func TestForgetWithoutTheRuntime(t *testing.T) {
 	}
 }
 
-// Of what nobody watches over in a shared sandbox only the runtime may kill
-// anything: the process is that of all.
+// In a shared sandbox only the runtime may kill a container whose monitor is
+// lost: the process is shared by all.
 func TestLostInASandbox(t *testing.T) {
 	dir, root := t.TempDir(), t.TempDir()
 	text := `{"version":1,"monitor":{"pid":1,"start_time":1},"container":{"pid":` + "PID" + `,"start_time":1}}`

@@ -30,7 +30,7 @@ func wantNotReady(t *testing.T, table *Table, reason error, words ...string) {
 	}
 }
 
-// Without the monitor program no handler makes a container (O6).
+// Without the monitor program no handler can create a container (O6).
 func TestNotReadyWithoutMonitor(t *testing.T) {
 	monitor := filepath.Join(t.TempDir(), "crius-conmon")
 	table, err := NewTable(Config{DefaultHandler: "h", CgroupDriver: "systemd", Monitor: monitor, MonitorCgroup: "/m",
@@ -66,8 +66,8 @@ func TestReadyIsTheDefaultHandlers(t *testing.T) {
 	}
 }
 
-// A runtime that would ignore where exec processes are to run makes no containers for a
-// handler that says so.
+// A runtime that would ignore the CPU affinity of exec processes creates no
+// containers for a handler that sets it.
 func TestExecAffinityNeedsItsRuntime(t *testing.T) {
 	for answer, able := range map[string]bool{
 		"runc version 1.2.9": false, "runc version 1.3.0": true, "runc version 2.0.0": true,
@@ -86,7 +86,7 @@ func TestExecAffinityNeedsItsRuntime(t *testing.T) {
 			wantNoCreate(t, table, answer)
 		}
 	}
-	// A shim's runtime is what counts.
+	// For a shim its runtime is what counts.
 	dir := t.TempDir()
 	for _, name := range []string{"crius-conmon", "crius-conmon-shim"} {
 		if err := testprogram.Write(filepath.Join(dir, name), []byte("#!/bin/sh\n")); err != nil {
@@ -122,7 +122,8 @@ func wantNoCreate(t *testing.T, table *Table, version string) {
 	}
 }
 
-// Containers that were made before are not affected: here the runtime is asked to delete one.
+// Existing containers are not affected: here the runtime is asked to delete
+// one.
 func TestExecAffinityAndContainersThatAreThere(t *testing.T) {
 	asked, root, id := filepath.Join(t.TempDir(), "asked"), t.TempDir(), strings.Repeat("a", 64)
 	runtime := script(t, `[ "$1" = --version ] && echo runc version 1.2.9; echo "$@" >> `+asked)
@@ -142,7 +143,7 @@ func TestExecAffinityAndContainersThatAreThere(t *testing.T) {
 	}
 }
 
-// hanging is a runtime that answers only once its file hang has gone.
+// hanging is a runtime that answers only once its file hang has been removed.
 func hanging(t *testing.T, path string) (hang string) {
 	t.Helper()
 	hang = filepath.Join(t.TempDir(), "hang")
@@ -161,9 +162,9 @@ func soon(t *testing.T) context.Context {
 	return ctx
 }
 
-// A default runtime that hangs after it was replaced stays what it was; one that has
-// never answered is not ready, until it does. It is run once, however often it is
-// asked.
+// A default runtime that hangs after it was replaced counts as before; one that
+// has never answered is not ready until it does. It is run only once, however
+// often it is asked.
 func TestHangingRuntime(t *testing.T) {
 	path := script(t, "echo runc version 1.0.0")
 	table := tableOf(t, map[string]Handler{"a": {Type: "oci", Path: path}})
@@ -201,8 +202,8 @@ func TestHangingRuntime(t *testing.T) {
 	}
 }
 
-// A default runtime that fails after it was replaced is not ready while the next one
-// hangs.
+// A default runtime that fails after it was replaced is not ready while the
+// next one hangs.
 func TestHangingRuntimeAfterABrokenOne(t *testing.T) {
 	path := script(t, "echo runc version 1.0.0")
 	table := tableOf(t, map[string]Handler{"a": {Type: "oci", Path: path}})

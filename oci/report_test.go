@@ -19,8 +19,8 @@ func program(t *testing.T, dir, name, text string) string {
 	return path
 }
 
-// A table reports what its runtimes have, that of runc behind a shim too, and not
-// what is said to be backported.
+// A table reports the vulnerabilities of its runtimes, including runc behind a
+// shim, without those that are configured as backported.
 func TestReportNamesVulnerabilities(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -21,16 +21,16 @@ import (
 	"github.com/crius-run/crius/oci/stdio"
 )
 
-// sandboxedTask is a container in a runtime sandbox that was made for another one,
-// gVisor's or a virtual machine. Its pid is that of the sandbox or of a stand-in,
-// so everything goes through the runtime.
+// sandboxedTask is a container in a sandbox that its runtime has made for
+// another container, gVisor's or a virtual machine. Its pid is that of the
+// sandbox or of a stand-in, so everything goes through the runtime.
 type sandboxedTask struct {
 	*cliTask
 
 	counted usageRate
 }
 
-// usageRate turns the time that a container has had into a rate.
+// usageRate derives a rate from a container's CPU time.
 type usageRate struct {
 	mu   sync.Mutex
 	last cgroup.Usage
@@ -49,8 +49,8 @@ func (r *usageRate) of(u cgroup.Usage) cgroup.Usage {
 	return u
 }
 
-// monitored is the monitor's task with what is peculiar to sandboxes and those in
-// them.
+// monitored returns the monitor's spec with the settings for sandboxes and the
+// containers in them.
 func (r *cli) monitored(a *Abilities, ref Ref, s conmon.Spec) conmon.Spec {
 	s.Helpers = a.quirks.sandboxed
 	if ref.Sandbox == "" {
@@ -82,7 +82,7 @@ func (t *sandboxedTask) Start(ctx context.Context) error {
 	return nil
 }
 
-// lastError is the last one in a log of JSON objects.
+// lastError returns the last error in a log of JSON objects.
 func lastError(file string) string {
 	last := ""
 	for line := range strings.Lines(string(logTail(file, 64<<10))) {
@@ -94,7 +94,7 @@ func lastError(file string) string {
 	return last
 }
 
-// Signal: a container that is gone meanwhile has no use for it.
+// Signal ignores a container that is already gone.
 func (t *sandboxedTask) Signal(ctx context.Context, sig unix.Signal) error {
 	_, err := t.runtime.run(ctx, t.ref, nil, "kill", t.ref.ID, strconv.Itoa(int(sig)))
 	if t.dead() {
@@ -103,9 +103,9 @@ func (t *sandboxedTask) Signal(ctx context.Context, sig unix.Signal) error {
 	return err
 }
 
-// Kill: a container that was never started takes no signals, and of one in a
-// dead sandbox the runtime knows no more than that. Both are forgotten, and the
-// monitor, which has nothing to wait for, is told.
+// Kill: the runtime sends no signals to a container that was never started, or
+// in a dead sandbox. Both are deleted in the runtime, and the monitor, which
+// has nothing to wait for, is notified.
 func (t *sandboxedTask) Kill(ctx context.Context) error {
 	if t.dead() {
 		return nil
@@ -129,9 +129,9 @@ func (t *sandboxedTask) Kill(ctx context.Context) error {
 	return t.client.Release(ctx)
 }
 
-// Attach: the processes in a sandbox whose runtime does not tell them of a new size
-// are told by a signal, all of them, for only the runtime knows whose terminal it
-// is. Who does not care about terminals ignores it.
+// Attach: if the runtime does not notify the processes in a sandbox of a new
+// terminal size, Attach sends SIGWINCH to all of them, because only the runtime
+// knows whose terminal it is. A process without a terminal ignores it.
 func (t *sandboxedTask) Attach(ctx context.Context, wanted conmon.Streams) (*stdio.Session, error) {
 	a, err := t.runtime.Probe(ctx)
 	if err != nil {
@@ -177,7 +177,7 @@ func (t *cliTask) killSandboxed(ctx context.Context, pid int) {
 	}
 }
 
-// withDescendants appends the descendants of those in tree that are not in it.
+// withDescendants returns tree extended by all descendants of its processes.
 func withDescendants(tree []int, parents map[int]int) []int {
 	for i := 0; i < len(tree); i++ {
 		for child, parent := range parents {
@@ -189,8 +189,8 @@ func withDescendants(tree []int, parents map[int]int) []int {
 	return tree
 }
 
-// parentsIn reads the parent of each process from a table with headings, of which
-// two are PID and PPID.
+// parentsIn reads the parent of each process from a table with the columns PID
+// and PPID.
 func parentsIn(table string) map[int]int {
 	parents := map[int]int{}
 	heading, rows, _ := strings.Cut(table, "\n")
@@ -213,7 +213,7 @@ func parentsIn(table string) map[int]int {
 	return parents
 }
 
-// stats is the runtime's answer to events --stats, in what crius reads of it.
+// stats is the part of the runtime's answer to events --stats that crius reads.
 type stats struct {
 	Data struct {
 		CPU struct {
@@ -240,12 +240,13 @@ func (t *sandboxedTask) Usage(ctx context.Context) (cgroup.Usage, error) {
 	return t.counted.of(cgroup.Usage{
 		Time:   time.Now(),
 		CPU:    &cgroup.CPU{Total: s.Data.CPU.Usage.Total},
-		Memory: &cgroup.Memory{Usage: used, WorkingSet: &used}, // of what could be taken away nothing is said
+		Memory: &cgroup.Memory{Usage: used, WorkingSet: &used}, // the answer does not say how much could be reclaimed
 		Tasks:  &tasks,
 	}), nil
 }
 
-// Forward has the runtime connect a port of its sandbox with a socket of ours.
+// Forward has the runtime connect a port of its sandbox to a socket of the
+// server.
 func (t *cliTask) Forward(ctx context.Context, port uint16) (Stream, error) {
 	a, err := t.runtime.Probe(ctx)
 	if err != nil {
@@ -265,7 +266,7 @@ func (t *cliTask) Forward(ctx context.Context, port uint16) (Stream, error) {
 	}
 	conn, err := c.Connection()
 	if err != nil {
-		return nil, err // and no Stream that holds a nil pointer
+		return nil, err // rather than a Stream that holds a nil pointer
 	}
 	return conn, nil
 }

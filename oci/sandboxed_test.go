@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-// A guest's table of processes may say anything: the search for descendants ends
+// A guest's process table may contain anything: the search for descendants ends
 // and finds each of them once.
 func FuzzParents(f *testing.F) {
 	f.Add("UID PID PPID C STIME TTY TIME CMD\n0 1 0 0 00:00 ? 0 sh\n0 7 1 0 00:00 ? 0 sleep\n", 1)
@@ -33,7 +33,8 @@ func FuzzParents(f *testing.F) {
 	})
 }
 
-// The last error in a runtime's log is found among anything else, and can be sent.
+// The last error in a runtime's log is found among anything else, and can be
+// sent.
 func FuzzLastError(f *testing.F) {
 	f.Add([]byte(`{"msg":"first","level":"error"}`+"\n"), "second", []byte("panic: x\n"))
 	f.Add([]byte("{"), "\x00\xff", []byte(`{"level":"warning","msg":"x"}`))

@@ -26,13 +26,13 @@ import (
 	"github.com/crius-run/crius/oci/version"
 )
 
-// shimmed drives a runtime by a shim of containerd's. The monitor of a container
-// has the shim make it, and waits for its end, by a program of its own
-// (crius-conmon-shim); all else is asked from here.
+// shimmed drives a runtime through a containerd shim. A container's monitor has
+// the shim create it, and waits for its end, through a separate program
+// (crius-conmon-shim); this package calls the shim for everything else.
 type shimmed struct {
 	*entry
 	client string // crius-conmon-shim
-	server string // of this server, as shims are to call it
+	server string // of this server, for shims to call
 }
 
 func (r *shimmed) Probe(ctx context.Context) (*Abilities, error) {
@@ -42,8 +42,8 @@ func (r *shimmed) Probe(ctx context.Context) (*Abilities, error) {
 	return r.probe(ctx, r.ask)
 }
 
-// ask: of runc's shim what runc can do matters. Any other one makes virtual
-// machines or something like it, as far as crius can know.
+// ask: for runc's shim, what runc can do matters. As far as crius can know, any
+// other shim makes virtual machines or something like them.
 func (r *shimmed) ask(ctx context.Context, path string) (*Abilities, error) {
 	text, err := output(ctx, path, "-v")
 	if err != nil {
@@ -82,13 +82,13 @@ func (r *shimmed) askRunc(ctx context.Context) (*Abilities, error) {
 	return a, nil
 }
 
-// ofRunc tells from the first line of what a shim says of itself, which is what it
-// was called.
+// ofRunc recognizes runc's shim by the first line of its output, which is the
+// name under which it was called.
 func ofRunc(line string) bool {
 	return strings.HasPrefix(filepath.Base(line), "containerd-shim-runc-v")
 }
 
-// shimVersion is the name of a shim and what it says after "Version:".
+// shimVersion returns the name of a shim and what it prints after "Version:".
 func shimVersion(text string) string {
 	name := strings.TrimSuffix(filepath.Base(version.Line([]byte(text))), ":")
 	for line := range strings.Lines(text) {
@@ -99,7 +99,8 @@ func shimVersion(text string) string {
 	return name
 }
 
-// option is the value of one of the handler's options; empty if it is not there.
+// option returns the value of one of the handler's options; empty if it is not
+// set.
 func (r *shimmed) option(key string) string {
 	for _, line := range r.handler.Options {
 		if name, value, _ := strings.Cut(strings.TrimLeft(line, "-"), "="); strings.EqualFold(name, key) {
@@ -109,8 +110,9 @@ func (r *shimmed) option(key string) string {
 	return ""
 }
 
-// options are the handler's and, for runc's shim, what crius itself knows: the owner of the
-// container's pipes, among others, which that shim makes itself.
+// options returns the handler's options and, for runc's shim, those that crius
+// itself sets, such as the owner of the container's pipes, which that shim
+// makes itself.
 func (r *shimmed) options(a *Abilities, uid, gid uint32) []string {
 	if a.Sandboxed {
 		return r.handler.Options
@@ -146,7 +148,8 @@ func (r *shimmed) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) 
 	return r.task(ref, client)
 }
 
-// argv is the command line of crius-conmon-shim, but for the container's id.
+// argv returns the command line of crius-conmon-shim without the container's
+// id.
 func (r *shimmed) argv(a *Abilities, ref Ref, verb string, io IO, options []string) []string {
 	argv := []string{r.client, verb, "--shim=" + a.Path, "--dir=" + ref.Dir, "--address=" + r.server}
 	if a.Sandboxed {
@@ -196,7 +199,8 @@ func (r *shimmed) Delete(ctx context.Context, ref Ref) error {
 	if err := remove(ctx, r, ref, false); err != nil || !ref.Last {
 		return err
 	}
-	// Its shim has nobody left and was told to end, which it may do late, or never.
+	// Its shim has no container left and was told to exit, which it may do late,
+	// or never.
 	ending, stop := context.WithTimeout(ctx, lastTime)
 	defer stop()
 	if !poll.Until(ending, 20*time.Millisecond, func() bool { return len(shim.Workers(ref.Dir)) == 0 }) {
@@ -205,10 +209,11 @@ func (r *shimmed) Delete(ctx context.Context, ref Ref) error {
 	return nil
 }
 
-// forget kills and removes the container: by its shim or, if that is dead, or does
-// not answer, or was never reached, by the shim's program and by hand.
+// forget kills and removes the container: through its shim or, if the shim is
+// dead, does not answer or was never reached, through the shim's program and by
+// itself.
 func (r *shimmed) forget(ctx context.Context, ref Ref) error {
-	if !shim.Begun(ref.Dir) { // or forgotten, perhaps by another handler, who does not know of these state files
+	if !shim.Begun(ref.Dir) { // or deleted, perhaps by another handler that does not know these state files
 		return r.removeState(ref)
 	}
 	record, err := shim.ReadRecord(ref.Dir)
@@ -217,19 +222,20 @@ func (r *shimmed) forget(ctx context.Context, ref Ref) error {
 			return errors.Join(r.removeState(ref), shim.Forget(ref.Dir))
 		}
 	}
-	if fault.Scarce(err) { // it was not reached, and may be well
+	if fault.Scarce(err) { // it was not reached, and may be healthy
 		return err
 	}
 	slog.DebugContext(ctx, "container deleted without its shim", "container", ref.ID, "err", err)
 	if !errors.Is(err, fault.NotFound) {
-		// It hangs, with all containers that it has: they end with it.
+		// It hangs, with all of its containers: they end with it.
 		_ = conmon.Signal(record.Process, unix.SIGKILL)
 	}
-	endWorkers(ctx, ref)                                  // who might still be creating
-	if program := r.program(ctx, record); program != "" { // else all that it could do is to remove its state files
+	endWorkers(ctx, ref)                                  // that might still be creating the container
+	if program := r.program(ctx, record); program != "" { // otherwise all that it could do is to remove its state files
 		if err := r.deleteByProgram(ctx, program, ref); err != nil {
-			// It has come to nothing that it would know, or is out of order. All of the
-			// container's processes are in its cgroup, or work in its directory.
+			// The program has nothing to clean up that it knows of, or is broken. All
+			// of the container's processes are in its cgroup, or work in its
+			// directory.
 			slog.WarnContext(ctx, "shim did not clean up, cleaning up by force", "container", ref.ID, "err", err)
 		}
 	}
@@ -242,8 +248,9 @@ func (r *shimmed) forget(ctx context.Context, ref Ref) error {
 	return errors.Join(endCgroup(ctx, ref.Cgroup), r.removeState(ref), shim.Forget(ref.Dir))
 }
 
-// endWorkers kills what works in the container's directory, down to who was forked
-// meanwhile. What the kernel cannot kill now is not waited for long.
+// endWorkers kills the processes that work in the container's directory,
+// including those forked meanwhile. It does not wait long for processes that
+// the kernel cannot kill now.
 func endWorkers(ctx context.Context, ref Ref) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
 	defer cancel()
@@ -256,8 +263,9 @@ func endWorkers(ctx context.Context, ref Ref) {
 	})
 }
 
-// program is the one with which the container was made: of one without a record
-// nobody knows any more which handler it had. Empty: there is none.
+// program returns the shim binary with which the container was made; for a
+// container without a record the handler's, because its handler is unknown.
+// Empty: there is none.
 func (r *shimmed) program(ctx context.Context, record shim.Record) string {
 	if programs.Executable(record.Program) {
 		return record.Program
@@ -268,7 +276,7 @@ func (r *shimmed) program(ctx context.Context, record shim.Record) string {
 	return ""
 }
 
-// deleteByProgram has the program of the shim remove what a dead one has left.
+// deleteByProgram has the shim's program remove what a dead shim has left.
 func (r *shimmed) deleteByProgram(ctx context.Context, program string, ref Ref) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, verbTimeout, fmt.Errorf("the shim's delete did not end within %s: %w", verbTimeout, fault.Timeout))
 	defer cancel()
@@ -276,7 +284,7 @@ func (r *shimmed) deleteByProgram(ctx context.Context, program string, ref Ref) 
 	return err
 }
 
-// deleteByShim asks the shim itself. A process that was killed takes a moment to die.
+// deleteByShim asks the shim itself. A killed process takes a moment to die.
 func (r *shimmed) deleteByShim(ctx context.Context, record shim.Record, ref Ref) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, lastTime, fmt.Errorf("the shim does not answer: %w", fault.Timeout))
 	defer cancel()
@@ -311,7 +319,7 @@ func (r *shimmed) deleteByShim(ctx context.Context, record shim.Record, ref Ref)
 func awaitEnd(ctx context.Context, record shim.Record) error {
 	const pause = 5 * time.Millisecond
 	moment := 2 * pause
-	if record.Leader { // as a rule the pod's own container, which is the last
+	if record.Leader { // usually the pod's own container, which is the last
 		moment = 200 * time.Millisecond
 	}
 	deaf := func() bool {
@@ -330,17 +338,17 @@ func awaitEnd(ctx context.Context, record shim.Record) error {
 	}
 	ended := func() bool { return !conmon.Alive(record.Process) }
 	poll.Until(ctx, pause, ended)
-	// A shim that does not listen any more is of no use, and nothing else would kill it.
+	// A shim that no longer listens is of no use, and nothing else would kill it.
 	_ = conmon.Signal(record.Process, unix.SIGKILL)
 	dying, stop := context.WithTimeout(context.WithoutCancel(ctx), reapTime)
 	defer stop()
 	poll.Until(dying, pause, ended)
-	_, _ = unix.Wait4(record.Process.PID, nil, unix.WNOHANG, nil) // an orphan of the monitor's, and so a child
-	return record.RemoveSocket(ctx)                               // which not all of them do
+	_, _ = unix.Wait4(record.Process.PID, nil, unix.WNOHANG, nil) // an orphan of the monitor, and so a child
+	return record.RemoveSocket(ctx)                               // which some do not do
 }
 
-// drainFifos reads what the container has written since its monitor is gone: a
-// shim deletes nobody who still wants to write.
+// drainFifos reads what the container has written since its monitor died: a
+// shim does not delete a container that still wants to write.
 func drainFifos(ref Ref) (stop func()) {
 	var open []*os.File
 	for _, name := range []string{wire.StdoutFifo, wire.StderrFifo} {
@@ -359,8 +367,8 @@ func drainFifos(ref Ref) (stop func()) {
 	}
 }
 
-// removeState removes what runc itself knows of the container and has not
-// forgotten, as when it was killed in the middle of create.
+// removeState removes runc's own state files of the container if runc has left
+// them, for example when it was killed in the middle of create.
 func (r *shimmed) removeState(ref Ref) error {
 	return mount.RemoveAll(filepath.Join(r.handler.Root, shim.Namespace, ref.ID))
 }

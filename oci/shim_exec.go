@@ -33,24 +33,25 @@ func (t *shimTask) Open(ctx context.Context, c Command) (*stdio.Session, error) 
 	return e.Session, nil
 }
 
-// shimExec is a command that a shim runs, and what belongs to it here.
+// shimExec is a command that a shim runs, with the server's resources for it.
 type shimExec struct {
 	task    *shimTask
 	process shim.Process
-	dir     string // of its FIFOs
+	dir     string // with its FIFOs
 	fifos   [3]*shim.Fifo
-	client  *shim.Client // by which its end is waited for
+	client  *shim.Client // to wait for its end
 }
 
-// exec: a shim that is no longer listened to starts the command nevertheless.
+// exec starts a command. A shim starts it even if its caller has stopped
+// waiting.
 func (t *shimTask) exec(ctx context.Context, c Command) (*execution, error) {
 	return beginWhole(ctx, func(ctx context.Context) (*execution, error) { return t.begin(ctx, c) },
 		func(e *execution) { t.killExec(context.WithoutCancel(ctx), e) })
 }
 
-// begin has the shim run a command, with FIFOs of ours as its stdio.
+// begin has the shim run a command, with FIFOs of the server as its stdio.
 func (t *shimTask) begin(ctx context.Context, c Command) (_ *execution, err error) {
-	process, err := commandProcess(t.ref, c, func() tuning.Set { return nil }) // the shim runs the runtime, wherever it may
+	process, err := commandProcess(t.ref, c, func() tuning.Set { return nil }) // the shim runs the runtime, on CPUs unknown to the server
 	if err != nil {
 		return nil, err
 	}
@@ -79,8 +80,8 @@ func (t *shimTask) begin(ctx context.Context, c Command) (_ *execution, err erro
 		return err
 	})
 	if err != nil {
-		// A shim that has not answered until now may not answer soon, and nobody waits
-		// for it any more.
+		// A shim that has not answered until now may not answer soon, and the
+		// caller no longer waits for it.
 		if ctx.Err() != nil {
 			go x.abandon(ctx)
 		} else {
@@ -90,12 +91,12 @@ func (t *shimTask) begin(ctx context.Context, c Command) (_ *execution, err erro
 	}
 	e := x.session(ctx, c, pid)
 	if closed(t.client.Exited()) {
-		t.killExec(ctx, e) // as cliTask.begin does
+		t.killExec(ctx, e) // as in cliTask.begin
 	}
 	return e, nil
 }
 
-// open makes the FIFOs, in a directory that names the command.
+// open makes the FIFOs, in a directory whose name identifies the command.
 func (x *shimExec) open(c Command) (io shim.Stdio, err error) {
 	prefix := sessionDirs
 	if c.noted {
@@ -122,8 +123,9 @@ func (x *shimExec) open(c Command) (io shim.Stdio, err error) {
 	return io, nil
 }
 
-// emptyInput tells whether the command gets an input that ends at once. Without any, runc's
-// shim has it get the node's /dev/null, whose owner and mode root in a container could change.
+// emptyInput reports whether the command gets an input that ends at once.
+// Without any input, runc's shim gives it the node's /dev/null, whose owner and
+// mode root in a container could change.
 func (x *shimExec) emptyInput(c Command) bool {
 	return !c.Stdin && !c.Terminal && !x.task.record.Sandboxed
 }
@@ -133,11 +135,11 @@ func (x *shimExec) close() {
 		f.Close()
 	}
 	x.client.Close()
-	_ = mount.RemoveAll(x.dir) // else it goes with the container
+	_ = mount.RemoveAll(x.dir) // otherwise it goes with the container
 }
 
-// abandon takes back a command that did not start, or nobody knows whether. It is
-// the last to have the shimExec, and takes 2 lastTimes at most.
+// abandon takes back a command that did not start, or that may or may not have
+// started. It releases the shimExec, and takes at most twice lastTime.
 func (x *shimExec) abandon(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
 	defer cancel()
@@ -145,7 +147,7 @@ func (x *shimExec) abandon(ctx context.Context) {
 	x.forget(ctx)
 }
 
-// forget has the shim forget a command that has ended.
+// forget deletes an ended command in the shim.
 func (x *shimExec) forget(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
 	defer cancel()
@@ -155,12 +157,13 @@ func (x *shimExec) forget(ctx context.Context) {
 	x.close()
 }
 
-// session hands the command over. Its own goroutine waits for its end and, when
-// the session is over as well, has the shim forget it.
+// session hands the command over. Its own goroutine waits for the command's end
+// and, once the session is over as well, deletes the command in the shim.
 func (x *shimExec) session(ctx context.Context, c Command, pid int) *execution {
-	// The shim has opened the write ends of the output FIFOs by now. Ours are closed, or
-	// nobody would see end of file. It may open the read end of the input FIFO later:
-	// ours stays open, or the data in it would be lost.
+	// The shim has opened the write ends of the output FIFOs by now. The server's
+	// are closed, because otherwise no reader would see end of file. The shim may
+	// open the read end of the input FIFO later: the server's stays open, or the
+	// data in it would be lost.
 	ends := stdio.Ends{Stdout: x.fifos[1].Read, Terminal: c.Terminal, Quiet: stdio.DrainTime}
 	_ = x.fifos[1].Write.Close()
 	if in := x.fifos[0]; in != nil {
@@ -191,7 +194,7 @@ func (x *shimExec) session(ctx context.Context, c Command, pid int) *execution {
 	e := &execution{Session: s, Command: proc.Command{PID: pid}, kill: func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
 		defer cancel()
-		_ = x.client.Kill(ctx, x.process, unix.SIGKILL, false) // all would be the container
+		_ = x.client.Kill(ctx, x.process, unix.SIGKILL, false) // true would kill the whole container
 	}}
 	if !x.task.record.Sandboxed {
 		e.NoteLeader()
@@ -214,8 +217,8 @@ func (x *shimExec) hangUp(ctx context.Context, s *stdio.Session) {
 	}
 }
 
-// closeStdin tells the shim of the end of the input when it has read all of it:
-// some throw away what they have not.
+// closeStdin reports the end of the input to the shim once the shim has read
+// all of it: some shims throw away the rest.
 func (x *shimExec) closeStdin(ctx context.Context, s *stdio.Session) {
 	const longest = time.Second
 	for pauses := backoff.New(2*time.Millisecond, longest); shim.Unread(x.fifos[0].Path) > 0; {
@@ -229,11 +232,11 @@ func (x *shimExec) closeStdin(ctx context.Context, s *stdio.Session) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
 	defer cancel()
-	_ = x.client.CloseStdin(ctx, x.process) // one that has ended has no use for it
+	_ = x.client.CloseStdin(ctx, x.process) // a command that has ended does not need it
 }
 
-// killExec kills a command that is in nobody's way any more. In a sandbox the
-// descendants are out of reach: they end with the container.
+// killExec kills a command whose directory is no longer needed. In a sandbox
+// the descendants are out of reach: they end with the container.
 func (t *shimTask) killExec(ctx context.Context, e *execution) {
 	if !t.record.Sandboxed {
 		e.Kill(ctx, t.ref.ID, t.ref.Cgroup)

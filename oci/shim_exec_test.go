@@ -28,13 +28,13 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// answering is a shim that answers each start of a command with the same pid. What
-// it runs ends when it is killed.
+// answering is a shim that answers each start of a command with the same pid.
+// Its commands end when they are killed.
 type answering struct {
 	pid  int
-	hold chan struct{} // unless nil, until it is closed no command is started
+	hold chan struct{} // unless nil, no command is started until it is closed
 
-	starts  atomic.Int32 // for how many questions it still starts the command
+	starts  atomic.Int32 // how many more start requests are carried out
 	started atomic.Bool
 	stopped bool // the command has ended
 
@@ -78,7 +78,7 @@ func (a *answering) serve(t *testing.T, path string) {
 		return &task.StartResponse{Pid: uint32(a.pid)}
 	}))
 	add(method("Kill", new(task.KillRequest), func() any {
-		if a.started.Load() { // before, there is nothing to kill
+		if a.started.Load() { // before that there is nothing to kill
 			close(a.ended)
 		}
 		return empty()
@@ -107,7 +107,7 @@ func (a *answering) serve(t *testing.T, path string) {
 	})
 }
 
-// called are the names of the methods so far, all of which were about one command.
+// called returns the names of the methods called so far, all about one command.
 func (a *answering) called(t *testing.T) []string {
 	t.Helper()
 	a.mu.Lock()
@@ -123,7 +123,7 @@ func (a *answering) called(t *testing.T) []string {
 	return names
 }
 
-// taskOf is the task of a container that a runs.
+// taskOf returns the task of a container that a runs.
 func taskOf(t *testing.T, a *answering, guest bool) *shimTask {
 	t.Helper()
 	dir := t.TempDir()
@@ -138,8 +138,8 @@ func taskOf(t *testing.T, a *answering, guest bool) *shimTask {
 	}
 }
 
-// A container whose shim is dead is there, although nothing can be done with it; only a
-// signal may take it for gone.
+// A container whose shim is dead still exists, although nothing can be done
+// with it; only a signal may count it as gone.
 func TestShimIsDead(t *testing.T) {
 	t.Parallel()
 	task := taskOf(t, new(answering), true)
@@ -155,7 +155,8 @@ func TestShimIsDead(t *testing.T) {
 	}
 }
 
-// A shim that starts a command when nobody waits for it any more has to end it.
+// A shim must end a command that it starts after its caller has stopped
+// waiting.
 func TestCommandThatStartsTooLate(t *testing.T) {
 	a := &answering{hold: make(chan struct{})}
 	task := taskOf(t, a, true)
@@ -196,8 +197,9 @@ func setAbandonedTime(t *testing.T, limit time.Duration) {
 	t.Cleanup(func() { abandonedTime = usual })
 }
 
-// The shim may be starting the command of a server that was killed: what is killed and
-// forgotten before would be started nevertheless.
+// The shim may still be starting the command of a server that was killed: if
+// the command were killed and deleted before that, the shim would start it
+// nevertheless.
 func TestAbandonedCommandIsAwaited(t *testing.T) {
 	setAbandonedTime(t, wait.Limit)
 	a := &answering{pid: 1}
@@ -215,8 +217,8 @@ func TestAbandonedCommandIsAwaited(t *testing.T) {
 	}
 }
 
-// The pid of a command that has ended, which runc's shim still tells, may be another
-// process's by now.
+// The pid of an ended command, which runc's shim still reports, may belong to
+// another process by now.
 func TestAbandonedCommandThatHasEnded(t *testing.T) {
 	another := exec.Command("sleep", "600")
 	if err := another.Start(); err != nil {
@@ -239,7 +241,7 @@ func TestAbandonedCommandThatHasEnded(t *testing.T) {
 	}
 }
 
-// A server may have been killed before it had the shim start its command, which then
+// A server may have been killed before the shim started its command, which then
 // never ends.
 func TestAbandonedCommandThatIsNotStarted(t *testing.T) {
 	setAbandonedTime(t, 5*abandonedPace)
@@ -262,8 +264,8 @@ func TestAbandonedCommandThatIsNotStarted(t *testing.T) {
 	}
 }
 
-// A shim may not answer while a server starts. Its commands are ended when it does, and
-// those of the new server are left alone.
+// A shim may not answer while a server starts. Its commands are ended once it
+// does, and those of the new server are left alone.
 func TestAbandonedCommandIsEndedLater(t *testing.T) {
 	a := &answering{pid: 1}
 	task := taskOf(t, a, true)
@@ -294,16 +296,16 @@ func TestAbandonedCommandIsEndedLater(t *testing.T) {
 	}
 }
 
-// A shim that answers with an invalid pid for a command is not believed,
-// and the command is taken back. In a guest any will do, and nothing
-// is done to whoever has that pid here.
+// An invalid pid from a shim is not accepted, and the command is taken back. In
+// a guest any pid is valid, and the process with that pid on the host is left
+// alone.
 func TestPIDsOfCommands(t *testing.T) {
 	sleeper := exec.Command("sleep", "600")
 	if err := sleeper.Start(); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = sleeper.Process.Kill(); _ = sleeper.Wait() }()
-	largest := ^uint32(0) // that a shim can name
+	largest := ^uint32(0) // that a shim can report
 	for _, c := range []struct {
 		guest bool
 		pid   int

@@ -20,17 +20,17 @@ import (
 	"github.com/crius-run/crius/oci/stdio"
 )
 
-// shimTask is a container of a shim whose processes are processes of this machine,
-// as those of runc's are. The shim is asked where something is its own: the rest
-// goes by pids and the cgroup, as with a runtime of the command line.
+// shimTask is a container of a shim whose processes are processes of this
+// machine, as those of runc's shim are. Only some operations need the shim; the
+// rest uses pids and the cgroup, as for a command-line runtime.
 type shimTask struct {
 	watched
 	runtime *shimmed
 	record  shim.Record
 }
 
-// ask has the shim do something, over a connection for that alone: to make one
-// takes less than any answer, and none has to be mended.
+// ask has the shim do something, over a new connection: connecting is faster
+// than any answer, and a fresh connection is never broken.
 func (t *shimTask) ask(ctx context.Context, do func(context.Context, *shim.Client) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, verbTimeout,
 		fmt.Errorf("the shim of %s did not answer within %s: %w", t.runtime.name, verbTimeout, fault.Timeout))
@@ -46,8 +46,9 @@ func (t *shimTask) ask(ctx context.Context, do func(context.Context, *shim.Clien
 	return nil
 }
 
-// dial connects to the shim. The error is shim.ErrGone if that is dead: the container that it
-// had is still there for whoever asks, so it is not fault.NotFound.
+// dial connects to the shim. The error is shim.ErrGone if the shim is dead.
+// That is not fault.NotFound, because for the caller the shim's container still
+// exists.
 func (t *shimTask) dial(ctx context.Context) (*shim.Client, error) {
 	client, err := t.record.Dial(ctx)
 	switch {
@@ -68,8 +69,8 @@ func (t *shimTask) Start(ctx context.Context) error {
 	})
 }
 
-// Started: the shim answers when a start that an earlier server has asked for is
-// over.
+// Started: the shim answers when a start that an earlier server has requested
+// is over.
 func (t *shimTask) Started(ctx context.Context) (started bool, err error) {
 	err = t.ask(ctx, func(ctx context.Context, c *shim.Client) error {
 		started, err = c.Started(ctx, t.process())
@@ -78,12 +79,12 @@ func (t *shimTask) Started(ctx context.Context) (started bool, err error) {
 	return started, err
 }
 
-// hangTime is after which a shim hangs that does not answer. A kill is given a
-// little more.
+// hangTime is the time after which a shim that does not answer counts as
+// hanging. A kill gets a little more.
 const hangTime = 7 * time.Second
 
-// Kill goes by pids. A shim that hangs would tell of no end, so it is killed as
-// well, and with it all that it has.
+// Kill uses pids. A hanging shim would never report the exit, so Kill kills the
+// shim as well, and with it all of its containers.
 func (t *shimTask) Kill(ctx context.Context) error {
 	if err := t.watched.Kill(ctx); err != nil || t.dead() {
 		return err
@@ -113,7 +114,7 @@ func (t *shimTask) Forward(context.Context, uint16) (Stream, error) {
 	return nil, fmt.Errorf("runtime handler %s cannot forward ports into the sandbox; use the pod IP: %w", t.runtime.name, fault.Unimplemented)
 }
 
-// Attach joins the container's streams at its monitor, which knows of no terminal.
+// Attach joins the container's streams at its monitor, which has no terminal.
 func (t *shimTask) Attach(ctx context.Context, wanted conmon.Streams) (*stdio.Session, error) {
 	return t.attach(ctx, wanted, t.resize(t.process()))
 }
@@ -124,16 +125,16 @@ func (t *shimTask) resize(p shim.Process) func(context.Context, stdio.Size) erro
 	}
 }
 
-// sandboxedShimTask is a container of a shim that lives in a sandbox with a kernel of its own,
-// Kata's virtual machine for one. Its pid is a stand-in's, for all of a pod the
-// same, so everything goes through the shim.
+// sandboxedShimTask is a container of a shim in a sandbox with its own kernel,
+// such as Kata's virtual machine. Its pid is a stand-in's, the same for all
+// containers of a pod, so everything goes through the shim.
 type sandboxedShimTask struct {
 	*shimTask
 	counted usageRate
 	killed  atomic.Int64 // when a kill was first acknowledged, in Unix nanoseconds; 0: not yet
 }
 
-// Signal: a container that is gone meanwhile has no use for it.
+// Signal ignores a container that is already gone.
 func (t *sandboxedShimTask) Signal(ctx context.Context, sig unix.Signal) error {
 	err := t.ask(ctx, func(ctx context.Context, c *shim.Client) error { return c.Kill(ctx, t.process(), sig, false) })
 	if t.dead() || errors.Is(err, fault.NotFound) || errors.Is(err, shim.ErrGone) {
@@ -142,9 +143,10 @@ func (t *sandboxedShimTask) Signal(ctx context.Context, sig unix.Signal) error {
 	return err
 }
 
-// Kill: of a container that has never run no end is told. It is forgotten, and the
-// monitor, which has nothing to wait for, is told. So is one that lives on long
-// after its shim has said that it is killed: the shim ends with it.
+// Kill: a shim reports no exit for a container that has never run. Such a
+// container is deleted in the shim, and the monitor, which has nothing to wait
+// for, is notified. The same goes for a container that lives on long after its
+// shim has acknowledged the kill: the shim ends with it.
 func (t *sandboxedShimTask) Kill(ctx context.Context) error {
 	if t.dead() {
 		return nil
@@ -170,14 +172,14 @@ func (t *sandboxedShimTask) Kill(ctx context.Context) error {
 	return t.client.Release(ctx)
 }
 
-// deathless notes that a kill was acknowledged, and reports whether one was so long
-// ago that the container should be dead.
+// deathless records that a kill was acknowledged, and reports whether the first
+// one was so long ago that the container should be dead.
 func (t *sandboxedShimTask) deathless() bool {
 	now := time.Now()
 	return !t.killed.CompareAndSwap(0, now.UnixNano()) && now.Sub(time.Unix(0, t.killed.Load())) > hangTime
 }
 
-// Usage asks the shim: nothing on this machine counts for one container.
+// Usage asks the shim: nothing on this machine accounts for one container.
 func (t *sandboxedShimTask) Usage(ctx context.Context) (u cgroup.Usage, err error) {
 	err = t.ask(ctx, func(ctx context.Context, c *shim.Client) error {
 		used, err := c.Usage(ctx, t.ref.ID)
@@ -195,9 +197,8 @@ func (t *sandboxedShimTask) Usage(ctx context.Context) (u cgroup.Usage, err erro
 	return u, err
 }
 
-// Update: the limits in the guest are the shim's business, those on this machine
-// are the sandbox's. Of a memory limit that is too low the guest's kernel has to
-// tell.
+// Update: the shim applies the limits in the guest; those on this machine are
+// the sandbox's. A memory limit that is too low is left to the guest's kernel.
 func (t *sandboxedShimTask) Update(ctx context.Context, u limits.Update) error {
 	err := t.runtimeUpdate(ctx, u.Resources)
 	if err == nil || u.Old == nil {
@@ -209,9 +210,9 @@ func (t *sandboxedShimTask) Update(ctx context.Context, u limits.Update) error {
 	return err
 }
 
-// Forward has a program of ours in the sandbox connect the port: the loopback of
-// a guest can be reached from inside alone. The pod's own container, of which this
-// is asked, has that program.
+// Forward has a crius program in the sandbox connect to the port: a guest's
+// loopback can only be reached from inside. The pod's own container, on which
+// this is called, contains that program.
 func (t *sandboxedShimTask) Forward(ctx context.Context, port uint16) (Stream, error) {
 	spec, err := ReadSpec[specs.Spec](t.ref.Dir)
 	if err != nil {

@@ -10,12 +10,12 @@ import (
 	"github.com/crius-run/crius/conmon/shim"
 )
 
-// StateFiles are the paths of a runtime's own files about each container that it has
-// created or begun to create, by the container's id.
+// StateFiles are the paths of a runtime's own files about each container that
+// it has created or begun to create, keyed by the container's id.
 type StateFiles map[string][]string
 
-// stateFilesOf are the paths that patterns name for a container: in the runtime's root,
-// unless they say where.
+// stateFilesOf returns the paths that patterns name for a container: in the
+// runtime's root, unless a pattern is absolute.
 func (r *cli) stateFilesOf(id string, patterns []string) ([]string, error) {
 	var all []string
 	for _, pattern := range patterns {
@@ -41,7 +41,8 @@ func (r *cli) stateFilesOf(id string, patterns []string) ([]string, error) {
 // StateFiles reads the root of the runtime.
 func (r *cli) StateFiles() (StateFiles, error) { return readStateFiles(r.handler.Root) }
 
-// StateFiles are those of runc behind its shim. Others keep theirs where they like.
+// StateFiles returns runc's state files behind its shim. Other shims keep
+// theirs in places of their own.
 func (r *shimmed) StateFiles() (StateFiles, error) {
 	return readStateFiles(filepath.Join(r.handler.Root, shim.Namespace))
 }
@@ -59,8 +60,9 @@ func readStateFiles(dir string) (StateFiles, error) {
 	return stateFiles, err
 }
 
-// subject is the id of the container that a runtime's file or directory of this
-// name is about, whatever runtime it is: no id looks like the names of runsc's.
+// subject returns the id of the container to which a runtime's file or
+// directory of this name belongs, for any runtime: no id looks like the names
+// of runsc's files.
 func subject(name string) string {
 	if id, ok := strings.CutPrefix(name, "runsc-"); ok {
 		return strings.TrimSuffix(id, ".sock")

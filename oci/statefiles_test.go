@@ -11,8 +11,8 @@ import (
 	"github.com/crius-run/crius/conmon/shim"
 )
 
-// Whose book it is tells its name, with runc's, which are directories, and with
-// runsc's, which are files.
+// The name of a state file identifies its container: runc's are directories,
+// runsc's are files.
 func TestStateFiles(t *testing.T) {
 	root := t.TempDir()
 	one, two := strings.Repeat("1", 64), strings.Repeat("2", 64)
@@ -55,8 +55,8 @@ func TestStateFiles(t *testing.T) {
 	}
 }
 
-// Where nobody knows which handler a container had all are asked to forget it, and
-// the first of them notes that its shim is no more.
+// If the handler of a container is unknown all handlers are asked to delete it,
+// and the first one finds that its shim is dead.
 func TestStateFilesOfAnotherShim(t *testing.T) {
 	dir, root := t.TempDir(), t.TempDir()
 	book := filepath.Join(root, "k8s.io", "c1")
@@ -76,8 +76,8 @@ func TestStateFilesOfAnotherShim(t *testing.T) {
 	}
 }
 
-// Whatever lies in a runtime's root, a container's own files are found by its id
-// and no other container's are taken for them.
+// Whatever lies in a runtime's root, a container's own files are found by its
+// id and those of other containers are not.
 func FuzzSubject(f *testing.F) {
 	own := strings.Repeat("1", 64)
 	for _, name := range []string{own, "runsc-" + own + ".sock", own + "_sandbox:" + own + ".state", "runsc-", "_sandbox:", "runsc-.sock.sock", "\xff"} {

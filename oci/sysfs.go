@@ -10,11 +10,11 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 )
 
-// holdSysfs makes the sysfs of the network namespace that the container joins writable, if
-// the container is to have it so, until release is called. A runtime that mounts sysfs
-// read-only for the first container of a pod makes its superblock read-only, and with that
-// the mounts of all containers that come later. Those of containers that may only read
-// it stay read-only.
+// holdSysfs makes the sysfs of the network namespace that the container joins
+// writable until release is called, if the container's spec has it writable. A
+// runtime that mounts sysfs read-only for the first container of a pod makes
+// its superblock read-only, and with that the mounts of all later containers.
+// Containers that may only read it keep read-only mounts.
 func holdSysfs(ctx context.Context, s *specs.Spec) (release func(), err error) {
 	netns, joined := joinedNetwork(s)
 	if !joined || !slices.ContainsFunc(s.Mounts, writableSysfs) {
@@ -28,8 +28,9 @@ func holdSysfs(ctx context.Context, s *specs.Spec) (release func(), err error) {
 	return release, err
 }
 
-// joinedNetwork is the path of the network namespace that a container joins, empty for the
-// node's. It is false for a container that makes its own.
+// joinedNetwork returns the path of the network namespace that a container
+// joins, empty for the node's. joined is false for a container that makes its
+// own.
 func joinedNetwork(s *specs.Spec) (path string, joined bool) {
 	for _, n := range s.Linux.Namespaces {
 		if n.Type == specs.NetworkNamespace {

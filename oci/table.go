@@ -21,7 +21,7 @@ import (
 	"github.com/crius-run/crius/oci/version"
 )
 
-// Table holds the handlers that the configuration names.
+// Table holds the handlers of the configuration.
 type Table struct {
 	monitor string
 	runDir  string
@@ -38,8 +38,8 @@ type handlers struct {
 }
 
 // NewTable makes the handlers of cfg. Runtimes keep their own state below
-// runDir unless their configuration says otherwise. A runtime whose binary is
-// missing is not an error here: Probe says so, for as long as it lasts.
+// runDir unless their configuration says otherwise. A missing binary is not an
+// error here: Probe reports it for as long as it lasts.
 func NewTable(cfg Config, runDir string) (*Table, error) {
 	monitor, err := findMonitor(cfg.Monitor)
 	if err != nil {
@@ -50,8 +50,8 @@ func NewTable(cfg Config, runDir string) (*Table, error) {
 	return t, t.Reload(cfg)
 }
 
-// Reload puts the handlers of cfg in the place of those from before, all of them
-// or, with an error, none. Pods keep the handler that they were made with.
+// Reload replaces the handlers with those of cfg: all of them or, on an error,
+// none. Pods keep the handler that they were made with.
 func (t *Table) Reload(cfg Config) error {
 	before := t.now.Load()
 	next := &handlers{defaultName: cfg.DefaultHandler, byName: make(map[string]driver), backported: cfg.BackportedCVEs}
@@ -60,7 +60,7 @@ func (t *Table) Reload(cfg Config) error {
 		if err != nil {
 			return err
 		}
-		// One that stays as it was knows its binary already.
+		// An unchanged handler already knows its binary.
 		if old := before.byName[name]; old != nil && old.configured().sameAs(runtime.configured()) {
 			runtime = old
 		}
@@ -114,13 +114,13 @@ func (h *handlers) names() []string { return slices.Sorted(maps.Keys(h.byName)) 
 // Names lists the handlers in alphabetical order.
 func (t *Table) Names() []string { return t.now.Load().names() }
 
-// Monitor is the path of crius-conmon.
+// Monitor returns the path of crius-conmon.
 func (t *Table) Monitor() string { return t.monitor }
 
-// Default is the name of the handler that "" means.
+// Default returns the name of the handler that "" means.
 func (t *Table) Default() string { return t.now.Load().defaultName }
 
-// Get finds a handler; "" is the default one.
+// Get returns the handler of that name; "" is the default one.
 func (t *Table) Get(name string) (Runtime, error) {
 	now := t.now.Load()
 	if name == "" {
@@ -136,8 +136,8 @@ func (t *Table) Get(name string) (Runtime, error) {
 // Version changes with each Reload.
 func (t *Table) Version() uint64 { return t.version.Load() }
 
-// MonitorReady says why crius-conmon cannot be run now, without which no handler
-// makes a container.
+// MonitorReady returns why crius-conmon cannot be run now; without it no
+// handler can create a container.
 func (t *Table) MonitorReady() error {
 	if _, err := exec.LookPath(t.monitor); err != nil {
 		return fmt.Errorf("monitor %s cannot be run (%w): install crius-conmon there or correct runtime.monitor: %w", t.monitor, errors.Unwrap(err), fault.Unavailable)
@@ -145,9 +145,9 @@ func (t *Table) MonitorReady() error {
 	return nil
 }
 
-// Ready says why no container of the default handler can be made now, in the same
-// words for as long as that lasts. A runtime that does not answer in time is taken
-// for what it was when it last did.
+// Ready returns why the default handler cannot create a container now, in the
+// same words for as long as that lasts. A runtime that does not answer in time
+// counts as in its last answer.
 func (t *Table) Ready(ctx context.Context) error {
 	if err := t.MonitorReady(); err != nil {
 		return err
@@ -164,33 +164,33 @@ func (t *Table) Ready(ctx context.Context) error {
 	return a.CanServe(now.defaultName, r.Handler())
 }
 
-// Report is how a handler is, for people.
+// Report is the state of a handler, for people.
 type Report struct {
 	Name    string `json:"name"`
 	Default bool   `json:"default,omitempty"`
 	Type    string `json:"type"`
 	Ready   bool   `json:"ready"`
-	Error   string `json:"error,omitempty"` // why it is not
+	Error   string `json:"error,omitempty"` // why it is not ready
 
 	Path      string `json:"path"`
 	Version   string `json:"version,omitempty"`
-	Sandboxed bool   `json:"sandboxed,omitempty"` // its pods have a kernel of their own
+	Sandboxed bool   `json:"sandboxed,omitempty"` // its pods have their own kernel
 
 	UserNamespaces    bool               `json:"idmappedMounts"`
 	RecursiveReadOnly bool               `json:"recursiveReadOnlyMounts"`
-	Features          *features.Features `json:"features,omitempty"`     // what the runtime says of itself,
-	FeaturesFile      string             `json:"featuresFile,omitempty"` // or this file for it
+	Features          *features.Features `json:"features,omitempty"`     // what the runtime reports about itself,
+	FeaturesFile      string             `json:"featuresFile,omitempty"` // or this file instead
 
-	Vulnerabilities []version.Vulnerability `json:"vulnerabilities,omitempty"` // known by its version
+	Vulnerabilities []version.Vulnerability `json:"vulnerabilities,omitempty"` // by its version
 }
 
-// Report tells of each handler, in alphabetical order, as it is now. The error is
-// that of Probe.
+// Report returns the present state of each handler, in alphabetical order. The
+// errors are those of Probe.
 func (t *Table) Report(ctx context.Context) (reports []Report, errs []error) {
 	now := t.now.Load()
 	names := now.names()
 	reports, errs = make([]Report, len(names)), make([]error, len(names))
-	var group panics.Group // side by side: a runtime may hang
+	var group panics.Group // concurrently: a runtime may hang
 	for i, name := range names {
 		group.Go(func() { reports[i], errs[i] = now.report(ctx, name) })
 	}
@@ -220,8 +220,8 @@ func (h *handlers) vulnerabilities(a *Abilities) []version.Vulnerability {
 	return version.Vulnerabilities(cmp.Or(a.behind, a.Version), h.backported)
 }
 
-// Vulnerable are the CVEs of the handlers' runtimes, as far as they have been
-// asked for their versions. It runs nothing.
+// Vulnerable returns the CVEs of the handlers' runtimes whose versions are
+// already known. It runs nothing.
 func (t *Table) Vulnerable() map[string][]string {
 	now := t.now.Load()
 	known := make(map[string][]string)

@@ -1,6 +1,6 @@
-// Package annotation reads what pods ask of crius itself by annotations, for want of
-// a field in the CRI. What it reads is hostile: each value is checked here, and has an
-// effect only where the configuration allows it.
+// Package annotation reads annotations by which pods request something from
+// crius itself, where the CRI has no field. What it reads is hostile: it checks
+// each value, which has an effect only where the configuration allows it.
 //
 // Errors wrap fault.Invalid, or fault.Denied for what this pod may not have.
 package annotation
@@ -24,32 +24,34 @@ import (
 	"github.com/crius-run/crius/oci/tuning"
 )
 
-// Asked is what a pod requests. The annotations are CRI-O's, in both of their spellings
-// (its pkg/annotations/v2), and act where the pod's handler or workload allows them.
+// Asked is what a pod requests. The annotations are CRI-O's, in both of their
+// spellings (its pkg/annotations/v2), and take effect if the pod's handler or
+// workload allows them.
 type Asked struct {
-	ShmSize         int64         // of the pod's /dev/shm in bytes; 0: nothing is asked
+	ShmSize         int64         // of the pod's /dev/shm in bytes; 0: not requested
 	Devices         []*cri.Device // for each container
 	Umask           *uint32       // of each container's first process
 	WritableCgroups bool          // containers may make cgroups below their own; cgroup v2
-	DisableFIPS     bool          // containers are not told that the node is in FIPS mode
+	DisableFIPS     bool          // containers do not see that the node is in FIPS mode
 	LogVolume       string        // emptyDir volume in which containers see the pod's logs
 
-	Tuning tuning.Wishes // for containers that have CPUs of their own
+	Tuning tuning.Wishes // for containers with exclusive CPUs
 
 	unified  map[string]map[string]string // files of cgroup v2, by container
 	profiles map[string]string            // OCI artifacts with seccomp profiles, by container
 
-	workload  *Workload      // that the pod is in; nil: none
+	workload  *Workload      // of the pod; nil: none
 	overrides map[string]CPU // by container
 
 	// Allowed are the annotations that the handler and the workload allow.
 	Allowed []string
-	// Ignored are the annotations that ask for something and have no effect: the
-	// handler does not allow them, or crius does not do it. They are sorted.
+	// Ignored are the annotations that request something and have no effect: the
+	// handler does not allow them, or crius does not implement them. They are
+	// sorted.
 	Ignored []string
 }
 
-// What is asked for, in the newer spelling, which has a domain behind it.
+// Names of requests in the newer spelling, which is followed by a domain.
 const (
 	askShmSize = "shm-size"
 	askDevices = "devices"
@@ -62,7 +64,8 @@ const (
 	askDomain  = ".crio.io"
 )
 
-// oldSpelling is that of what crius does. Where there is one spelling alone it is that.
+// oldSpelling maps what crius implements to its old spelling. A request with
+// only one spelling maps to that.
 var oldSpelling = map[string]string{
 	askShmSize: "io.kubernetes.cri-o.ShmSize",
 	askDevices: "io.kubernetes.cri-o.Devices",
@@ -81,27 +84,27 @@ var oldSpelling = map[string]string{
 	askShared:     askShared + askDomain,
 }
 
-// perContainer are those whose key names a container.
+// perContainer are the requests whose key names a container.
 var perContainer = []string{askUnified, askShared, askSeccomp}
 
-// allContainers stands for a container in the key of a seccomp profile that all containers
-// without one of their own get.
+// allContainers stands in the key of a seccomp profile for all containers
+// without their own.
 const allContainers = "POD"
 
-// notDone is the old spelling of what crius does not do. Of the newer one it is all
-// else in the domain.
+// notDone are old spellings of requests that crius does not implement. In the
+// newer spelling those are everything else in the domain.
 var notDone = []string{
 	"io.kubernetes.cri-o.PlatformRuntimePath", "io.kubernetes.cri-o.seccompNotifierAction",
 	"io.kubernetes.cri-o.Spoofed", "io.kubernetes.cri-o.TrySkipVolumeSELinuxLabel",
 	"io.kubernetes.cri-o.userns-mode",
 }
 
-// Rules are what the configuration has to say about a pod's annotations.
+// Rules are what the configuration says about a pod's annotations.
 type Rules struct {
-	// Allowed are the keys of the pod's handler, of which one for either spelling will
-	// do, and patterns, which do not count for what is asked of crius.
+	// Allowed are the keys that the pod's handler allows, in either spelling, and
+	// patterns, which do not apply to requests to crius.
 	Allowed   []string
-	Devices   []string // of the host that a pod may ask for
+	Devices   []string // of the host that a pod may request
 	Workloads map[string]Workload
 }
 
@@ -131,8 +134,8 @@ func Read(annotations map[string]string, rules Rules) (Asked, error) {
 
 func ofKey(key string, err error) error { return fmt.Errorf("annotation %s: %w", key, err) }
 
-// nameAsked is what a key asks for, and for which container if it names one; empty if
-// it asks for nothing.
+// nameAsked returns what a key requests, and for which container if it names
+// one; empty if it requests nothing.
 func nameAsked(key string) (name, container string) {
 	base, container, _ := strings.Cut(key, "/")
 	for name, old := range oldSpelling {
@@ -154,8 +157,9 @@ func nameAsked(key string) (name, container string) {
 	return "", ""
 }
 
-// allowsAsked: a pattern does not allow it. Patterns are written, or imported, to pass
-// on to a runtime what that may read; who lets crius itself act says so by name.
+// allowsAsked reports whether a request is allowed by name. A pattern does not
+// allow it: operators write or import patterns to pass on what a runtime may
+// read; letting crius itself act takes an explicit name.
 func allowsAsked(allowed []string, name string) bool {
 	return slices.Contains(allowed, oldSpelling[name]) || slices.Contains(allowed, name+askDomain)
 }
@@ -216,7 +220,7 @@ var factors = map[string]int64{
 	"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40,
 }
 
-// parseQuantity reads a whole quantity, such as 128Mi.
+// parseQuantity reads an integer quantity, such as 128Mi.
 func parseQuantity(text string) (int64, error) {
 	digits := strings.TrimRight(text, "kMGTi")
 	n, err := strconv.ParseInt(digits, 10, 64)
@@ -246,8 +250,8 @@ func askedDevices(text string, allowed []string) ([]*cri.Device, error) {
 	return list, nil
 }
 
-// askedFiles reads FILE=VALUE, separated by semicolons. A value may be in base64, since
-// some files take semicolons.
+// askedFiles reads FILE=VALUE, separated by semicolons. A value may be in
+// base64, because the values of some files contain semicolons.
 func askedFiles(text string) (map[string]string, error) {
 	files := map[string]string{}
 	for item := range strings.SplitSeq(text, ";") {
@@ -263,8 +267,8 @@ func askedFiles(text string) (map[string]string, error) {
 	return files, nil
 }
 
-// SeccompProfile is the name of the OCI artifact with the seccomp profile for a container;
-// empty: none.
+// SeccompProfile returns the name of the OCI artifact with the seccomp profile
+// for a container; empty: none.
 func (a Asked) SeccompProfile(container string) string {
 	if own, given := a.profiles[container]; given {
 		return own
@@ -272,8 +276,8 @@ func (a Asked) SeccompProfile(container string) string {
 	return a.profiles[allContainers]
 }
 
-// Resources are those of a container with the files that the pod asks for, which
-// override those of the request r.
+// Resources returns a container's resources with the files that the pod
+// requests, which override those of r.
 func (a Asked) Resources(container string, r *cri.LinuxContainerResources) *cri.LinuxContainerResources {
 	files := a.unified[container]
 	if len(files) == 0 {

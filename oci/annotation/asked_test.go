@@ -12,7 +12,8 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// allAsked are all that act, as a handler allows them.
+// allAsked are all implemented annotations, in the form in which a handler
+// allows them.
 var allAsked = []string{"shm-size.crio.io", "devices.crio.io", "umask.crio.io", "unified-cgroup.crio.io", "cgroup2-mount-hierarchy-rw.crio.io", "disable-fips.crio.io", "link-logs.crio.io", "seccomp-profile.crio.io"}
 
 func TestReadAsked(t *testing.T) {
@@ -58,7 +59,8 @@ func TestReadAsked(t *testing.T) {
 	}
 }
 
-// The profile of a container goes before that of the pod, also one that says none.
+// The profile of a container takes precedence over the pod's, even an empty
+// one, which means none.
 func TestSeccompProfileOfContainer(t *testing.T) {
 	t.Parallel()
 	a, err := Read(map[string]string{
@@ -107,7 +109,8 @@ func TestAskedRefusesMalformedAnnotations(t *testing.T) {
 	}
 }
 
-// What a handler does not allow has no effect, whatever it says, and is told.
+// An annotation that the handler does not allow has no effect, whatever its
+// value, and is reported.
 func TestAskedWithoutEffect(t *testing.T) {
 	t.Parallel()
 	annotations := map[string]string{

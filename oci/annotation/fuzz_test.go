@@ -10,7 +10,8 @@ import (
 	"github.com/crius-run/crius/oci/spec"
 )
 
-// Whatever pods write into annotations is refused, or is something that a spec can have.
+// Annotations of pods are either refused or yield something that a spec can
+// hold.
 func FuzzRead(f *testing.F) {
 	for _, seed := range [][2]string{
 		{"cpu.example.com/main", `{"cpushares": "20", "cpuset": "0-1"}`}, {"cpu.example.com/main", `{"cpulimit": 500}`},

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// What is asked for containers that have CPUs of their own (package tuning). There is one
-// spelling.
+// Requests for containers with exclusive CPUs (package tuning). They have only
+// one spelling.
 const (
 	askInterrupts = "irq-load-balancing"
 	askBalancing  = "cpu-load-balancing"
@@ -51,8 +51,8 @@ func (a *Asked) readTuning(name, container, value string) (err error) {
 	return err
 }
 
-// parseOff reads what is to be done with something that is on by itself. "true", of early
-// versions of CRI-O, stands for its being off.
+// parseOff reads a switch for something that is on by default. "true", from
+// early versions of CRI-O, means off.
 func parseOff(value string) (off bool, err error) {
 	switch value {
 	case "disable", "true":
@@ -63,8 +63,8 @@ func parseOff(value string) (off bool, err error) {
 	return false, invalid("must be disable or enable, got %.40q", value)
 }
 
-// parseLatency is what the kernel wants to be told of the latency with which a CPU may wake
-// up (Documentation/ABI/testing/sysfs-devices-power): n/a is none, 0 is any.
+// parseLatency returns what the kernel expects for the wake-up latency of a CPU
+// (Documentation/ABI/testing/sysfs-devices-power): n/a is none, 0 is any.
 func parseLatency(value string) (string, error) {
 	switch value {
 	case "enable":

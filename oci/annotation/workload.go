@@ -15,8 +15,8 @@ import (
 )
 
 // Workload is a class of pods whose containers get their CPUs from the node's
-// configuration and not from the kubelet. It is CRI-O's, with the same keys, and what
-// OpenShift's workload partitioning is made of.
+// configuration instead of the kubelet. It is CRI-O's, with the same keys, and
+// the basis of OpenShift's workload partitioning.
 type Workload struct {
 	Activation string   `toml:"activation_annotation" apply:"restart" help:"annotation that puts a pod into this workload, whatever its value; required"`
 	Prefix     string   `toml:"annotation_prefix" apply:"restart" help:"a pod's annotation PREFIX/CONTAINER, such as {\"cpushares\": 20, \"cpulimit\": 500}, overrides the resources of this workload for one container; empty: nothing overrides them"`
@@ -24,7 +24,8 @@ type Workload struct {
 	Resources  CPU      `toml:"resources" help:"What each container of the workload gets instead of what the kubelet asks for."`
 }
 
-// CPU is what a workload gives to a container. What is zero is left to the kubelet.
+// CPU is what a workload gives to a container. Zero fields are left to the
+// kubelet.
 type CPU struct {
 	Shares int64  `toml:"cpushares" apply:"restart" help:"CPU shares, from 2 to 262144; 0: the kubelet's"`
 	Quota  int64  `toml:"cpuquota" apply:"restart" help:"CPU time in microseconds per period; 0: the kubelet's"`
@@ -33,8 +34,8 @@ type CPU struct {
 	Limit  int64  `toml:"cpulimit" apply:"restart" help:"CPU limit in thousandths of a CPU, from which the quota is calculated in place of cpuquota; 0: none"`
 }
 
-// infraContainer is the name by which a pod overrides the resources of its infra
-// container.
+// infraContainer is the name under which a pod overrides the resources of its
+// infra container.
 const infraContainer = "POD"
 
 // Check refuses values that the kernel would refuse.
@@ -49,20 +50,20 @@ func (c CPU) Check() error {
 	return err
 }
 
-// over is what c sets over a request. The period of a quota is set as well, since the
-// quota means nothing without it.
+// over returns the request with the values of c. It sets the period along with
+// the quota, which means nothing without it.
 func (c CPU) over(request *cri.LinuxContainerResources) *cri.LinuxContainerResources {
 	set := &cri.LinuxContainerResources{CpuShares: c.Shares, CpuQuota: c.Quota, CpuPeriod: c.Period, CpusetCpus: c.Set}
 	if c.Quota != 0 || c.Limit != 0 {
-		set.CpuPeriod = cmp.Or(c.Period, request.GetCpuPeriod(), 100_000) // the kernel's own
+		set.CpuPeriod = cmp.Or(c.Period, request.GetCpuPeriod(), 100_000) // the kernel's default
 	}
 	if c.Limit != 0 {
-		set.CpuQuota = max(c.Limit*set.CpuPeriod/1000, 1000) // the kernel has none below
+		set.CpuQuota = max(c.Limit*set.CpuPeriod/1000, 1000) // the kernel's minimum
 	}
 	return set
 }
 
-// or fills what c leaves open from the defaults.
+// or fills the fields that c leaves open from the defaults.
 func (c CPU) or(defaults CPU) CPU {
 	if c.Quota == 0 && c.Limit == 0 { // they are two ways to say the same
 		c.Quota, c.Limit = defaults.Quota, defaults.Limit
@@ -71,7 +72,7 @@ func (c CPU) or(defaults CPU) CPU {
 	return c
 }
 
-// joinWorkload reads which of the workloads the pod is in, and what it overrides.
+// joinWorkload determines the pod's workload and reads the pod's overrides.
 func (a *Asked) joinWorkload(annotations map[string]string, workloads map[string]Workload) error {
 	var joined []string
 	for _, name := range slices.Sorted(maps.Keys(workloads)) {
@@ -101,8 +102,8 @@ func (a *Asked) joinWorkload(annotations map[string]string, workloads map[string
 	return nil
 }
 
-// parseCPU reads a JSON object. CRI-O documents its numbers as strings and takes
-// numbers, so both are fine.
+// parseCPU reads a JSON object. CRI-O documents its numbers as strings and
+// accepts numbers, so both are valid.
 func parseCPU(text string) (CPU, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal([]byte(text), &fields); err != nil || fields == nil {
@@ -128,8 +129,8 @@ func parseCPU(text string) (CPU, error) {
 	return c, c.Check()
 }
 
-// Workload is what the pod's workload sets for a container, over what the request asks
-// for. It holds for as long as the container lives; nil: nothing.
+// Workload returns what the pod's workload sets for a container, over the
+// request. It holds for as long as the container lives; nil: nothing.
 func (a Asked) Workload(container string, request *cri.LinuxContainerResources) *cri.LinuxContainerResources {
 	if a.workload == nil {
 		return nil
@@ -141,11 +142,13 @@ func (a Asked) Workload(container string, request *cri.LinuxContainerResources) 
 	return set
 }
 
-// InfraCPUs are the CPUs on which the infra container of a pod runs; empty: all. Other
-// limits of the workload are not for it: it idles, or holds the sandbox of all containers.
+// InfraCPUs returns the CPUs on which the infra container of a pod runs; empty:
+// all. Other limits of the workload do not apply to it: it idles, or holds the
+// sandbox of all containers.
 func (a Asked) InfraCPUs() string { return a.Workload(infraContainer, nil).GetCpusetCpus() }
 
-// Yield is a request for a container without what its workload has set.
+// Yield returns a request for a container without the fields that its workload
+// has set.
 func Yield(r, workload *cri.LinuxContainerResources) *cri.LinuxContainerResources {
 	if r == nil || workload == nil {
 		return r

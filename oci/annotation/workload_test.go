@@ -73,14 +73,15 @@ func TestWorkload(t *testing.T) {
 	}
 }
 
-// Without its annotation a pod is in no workload, whatever else it says.
+// Without the activation annotation a pod is in no workload, whatever else it
+// says.
 func TestWorkloadIsNotActivated(t *testing.T) {
 	t.Parallel()
 	a, err := Read(map[string]string{prefix + "/app": "nonsense", "": "x"}, Rules{Workloads: management(CPU{Shares: 20})})
 	if err != nil || a.Workload("app", nil) != nil || a.InfraCPUs() != "" {
 		t.Errorf("%+v, %v", a, err)
 	}
-	// One without a prefix cannot be overridden.
+	// A workload without a prefix cannot be overridden.
 	a, err = Read(map[string]string{"example.com/other": "", "/app": `{"cpuset": "1"}`}, Rules{Workloads: management(CPU{})})
 	if got := a.Workload("app", nil); err != nil || got.GetCpusetCpus() != "7" {
 		t.Errorf("%v, %v", got, err)
@@ -119,7 +120,7 @@ func TestWorkloadNonsense(t *testing.T) {
 	}
 }
 
-// A workload allows annotations beside those that the handler allows.
+// A workload allows annotations in addition to those that the handler allows.
 func TestWorkloadAllowsAnnotations(t *testing.T) {
 	t.Parallel()
 	annotations := map[string]string{"umask.crio.io": "0027", "shm-size.crio.io": "1Mi"}

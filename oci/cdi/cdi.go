@@ -1,6 +1,6 @@
 // Package cdi gives containers the devices that vendors describe in files on
 // the node (Container Device Interface). The files are the node's own and are
-// believed, hooks and all; the names of devices come from requests.
+// trusted, including their hooks; the names of devices come from requests.
 package cdi
 
 import (
@@ -17,10 +17,10 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Devices are the qualified names (vendor.com/class=device) of the devices that
-// a container asks for, each once: in its field, or as older kubelets and device
-// plugins do, in annotations whose keys begin with cdi.k8s.io/. A malformed
-// annotation is fault.Invalid.
+// Devices returns the qualified names (vendor.com/class=device) of the devices
+// that a container requests, each once: in its field or, with older kubelets
+// and device plugins, in annotations whose keys begin with cdi.k8s.io/. A
+// malformed annotation is fault.Invalid.
 func Devices(c *cri.ContainerConfig) ([]string, error) {
 	var names []string
 	for _, d := range c.GetCDIDevices() {
@@ -43,10 +43,10 @@ func Devices(c *cri.ContainerConfig) ([]string, error) {
 	return once, nil
 }
 
-// Inject changes s as the files in dirs say for these devices; files of later
-// directories win. They are read anew each time, which costs only the containers
-// that want devices, and finds what was installed a moment ago. A device that no
-// file describes is fault.NotFound.
+// Inject changes s as the files in dirs say for these devices; files in later
+// directories win. It reads the files at every call: that costs only the
+// containers that request devices, and finds a file installed a moment ago. A
+// device that no file describes is fault.NotFound.
 func Inject(s *specs.Spec, dirs, devices []string) error {
 	if len(devices) == 0 {
 		return nil
@@ -66,7 +66,8 @@ func Inject(s *specs.Spec, dirs, devices []string) error {
 	return nil
 }
 
-// unreadable tells of files that may have described what is missing.
+// unreadable lists files that could not be read and may describe the missing
+// device.
 func unreadable(cache *cdi.Cache) string {
 	var text strings.Builder
 	found := cache.GetErrors()

@@ -62,7 +62,7 @@ func TestInject(t *testing.T) {
 	if got := env(); got != "FROM=low" {
 		t.Error(got)
 	}
-	write(high, "v.yaml", "high") // seen without being told
+	write(high, "v.yaml", "high") // seen without a notification
 	if got := env(); got != "FROM=high" {
 		t.Error(got)
 	}
@@ -80,8 +80,8 @@ func TestInject(t *testing.T) {
 	}
 }
 
-// Annotations come from requests: each device that is asked for is a qualified
-// name, and is asked for once.
+// Annotations come from requests: each requested device is a qualified name,
+// and appears once.
 func FuzzDevices(f *testing.F) {
 	f.Add("cdi.k8s.io/a", "v.com/c=1,v.com/c=2", "v.com/c=1")
 	f.Add("cdi.k8s.io/", "", "")

@@ -1,15 +1,16 @@
-// Package classes puts containers into classes of block I/O and of Intel RDT (cache and memory
-// bandwidth). What a class is, files of goresctrl say; which one a container is in, annotations
-// that are the same for CRI-O and containerd:
+// Package classes puts containers into classes of block I/O and of Intel RDT
+// (cache and memory bandwidth). Files of goresctrl define the classes. A
+// container's classes are named by annotations, the same as in CRI-O and
+// containerd:
 //
 //	blockio.resources.beta.kubernetes.io/pod                  of the pod, for all containers
 //	blockio.resources.beta.kubernetes.io/container.NAME       of the pod, for one
 //	io.kubernetes.cri.blockio-class                           of the container
 //
-// and the same with rdt; or NRI plugins.
+// and the same with rdt; or by NRI plugins.
 //
-// Errors wrap fault.Invalid, fault.Precondition where a plugin names a class and none are
-// configured, or fault.Unavailable where the node has no RDT.
+// Errors wrap fault.Invalid, fault.Precondition if a plugin names a class and
+// none are configured, or fault.Unavailable if the node has no RDT.
 package classes
 
 import (
@@ -30,20 +31,20 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Config names the files of classes; empty: there are none.
+// Config names the files of classes; empty: none.
 type Config struct {
 	BlockIOFile string
 	RDTFile     string
 }
 
-// Container is what decides in which classes a container is.
+// Container holds what determines the classes of a container.
 type Container struct {
 	Name                        string
 	Annotations, PodAnnotations map[string]string
 }
 
-// Classes are those of a node. There is one in a program: goresctrl keeps them in variables
-// of its own.
+// Classes are those of a node. A program has only one: goresctrl keeps them in
+// global variables.
 type Classes struct {
 	cfg Config
 
@@ -67,8 +68,8 @@ func New(cfg Config) (*Classes, error) {
 	return c, nil
 }
 
-// parseRDT finds what can be found wrong in a file without asking the processor, as strictly as
-// goresctrl will.
+// parseRDT checks a file as far as possible without the processor, as strictly
+// as goresctrl will.
 func parseRDT(path string) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -84,8 +85,8 @@ func (c *Classes) readBlockIO() error {
 	return nil
 }
 
-// FindRDT says why this node has no Intel RDT for the classes of a file; nil: it has, or there
-// is no file. It changes nothing.
+// FindRDT returns why this node lacks Intel RDT for the classes of a file; nil:
+// it has RDT, or there is no file. It changes nothing.
 func (c *Classes) FindRDT() error {
 	if c.cfg.RDTFile == "" {
 		return nil
@@ -98,8 +99,9 @@ func (c *Classes) FindRDT() error {
 	return nil
 }
 
-// Load makes the classes of RDT in the resctrl file system, and removes all others from it. A
-// node without RDT is no error: containers that are in a class are refused then.
+// Load makes the classes of RDT in the resctrl file system, and removes all
+// others from it. A node without RDT is not an error: it refuses containers in
+// a class later.
 func (c *Classes) Load(ctx context.Context) error {
 	if c.cfg.RDTFile == "" {
 		return nil
@@ -110,14 +112,14 @@ func (c *Classes) Load(ctx context.Context) error {
 		slog.ErrorContext(ctx, "this node has no Intel RDT, containers in RDT classes will be refused", "err", c.rdtErr)
 		return nil
 	}
-	if err := rdt.SetConfigFromFile(c.cfg.RDTFile, true); err != nil { // also if containers are in a class that is gone
+	if err := rdt.SetConfigFromFile(c.cfg.RDTFile, true); err != nil { // even if containers are in a class that is gone
 		return fmt.Errorf("runtime.rdt_config_file %s: %w: %w", c.cfg.RDTFile, err, fault.Invalid)
 	}
 	return nil
 }
 
-// AddTo puts the container of a spec into its classes. Where none are configured annotations
-// have no effect, which is told.
+// AddTo puts the container of a spec into its classes. If none are configured
+// annotations have no effect, which is logged.
 func (c *Classes) AddTo(ctx context.Context, s *specs.Spec, of Container) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,7 +142,7 @@ func (c *Classes) addBlockIO(ctx context.Context, s *specs.Spec, of Container) e
 	return err
 }
 
-// BlockIO is what containers of a class get.
+// BlockIO returns the settings for containers of a class.
 func (c *Classes) BlockIO(class string) (*specs.LinuxBlockIO, error) {
 	if c.cfg.BlockIOFile == "" {
 		return nil, fmt.Errorf("block I/O class %.80q: this node has none; set runtime.blockio_config_file: %w", class, fault.Precondition)
@@ -150,7 +152,7 @@ func (c *Classes) BlockIO(class string) (*specs.LinuxBlockIO, error) {
 	return c.blockIO(class)
 }
 
-// blockIO reads the file again: devices may have come since.
+// blockIO reads the file again: new devices may have appeared.
 func (c *Classes) blockIO(class string) (*specs.LinuxBlockIO, error) {
 	if err := c.readBlockIO(); err != nil {
 		return nil, err
@@ -175,14 +177,15 @@ func (c *Classes) addRDT(ctx context.Context, s *specs.Spec, of Container) error
 		return err
 	}
 	class, err := rdt.ContainerClassFromAnnotations(of.Name, of.Annotations, of.PodAnnotations)
-	if err != nil { // it names the class, as long as that may be
+	if err != nil { // it contains the class's name, however long
 		return fmt.Errorf("%.200s; there are: %s: %w", err.Error(), strings.Join(rdtClasses(), ", "), fault.Invalid)
 	}
 	s.Linux.IntelRdt = intelRDT(class)
 	return nil
 }
 
-// RDT is what containers of a class get; nil: they stay where every process is.
+// RDT returns the settings for containers of a class; nil: they stay in the
+// default class.
 func (c *Classes) RDT(class string) (*specs.LinuxIntelRdt, error) {
 	if c.cfg.RDTFile == "" {
 		return nil, fmt.Errorf("RDT class %.80q: this node has none; set runtime.rdt_config_file: %w", class, fault.Precondition)
@@ -220,5 +223,5 @@ func rdtClasses() (names []string) {
 }
 
 func tellNoEffect(ctx context.Context, of Container, kind, class string) {
-	slog.WarnContext(ctx, "class of a container has no effect, none are configured", "name", of.Name, "kind", kind, "class", class[:min(len(class), 80)]) // pods may write much
+	slog.WarnContext(ctx, "class of a container has no effect, none are configured", "name", of.Name, "kind", kind, "class", class[:min(len(class), 80)]) // pods may write long names
 }

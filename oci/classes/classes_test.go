@@ -27,7 +27,8 @@ const (
 	byCRI   = "io.kubernetes.cri.blockio-class"
 )
 
-// weightOf is the weight of the class into which a container app is put; 0: none.
+// weightOf returns the weight of the class into which a container app is put;
+// 0: none.
 func weightOf(t *testing.T, c *Classes, pod, container map[string]string) (uint16, error) {
 	t.Helper()
 	s := &specs.Spec{Linux: &specs.Linux{Resources: &specs.LinuxResources{}}}
@@ -117,14 +118,14 @@ func TestFilesAreChecked(t *testing.T) {
 	}
 }
 
-// A node without RDT runs, and refuses containers that are in a class of it.
+// A node without RDT runs, and refuses containers in an RDT class.
 func TestNoRDT(t *testing.T) {
 	mounts, err := os.ReadFile("/proc/mounts")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if strings.Contains(string(mounts), " resctrl ") {
-		return // it would be changed
+		return // the test would change it
 	}
 	c, err := New(Config{RDTFile: file(t, "partitions: {}\n")})
 	if err == nil {

@@ -19,12 +19,12 @@ import (
 )
 
 const (
-	defaultTimeout = 30 * time.Second // of a precreate hook that names none
-	maxOutput      = 8 << 20          // the largest requests make a spec of two
-	maxDiagnosis   = 4 << 10          // kept of what a hook says of an error
+	defaultTimeout = 30 * time.Second // for a precreate hook that sets none
+	maxOutput      = 8 << 20          // the largest requests make a spec of two MiB
+	maxDiagnosis   = 4 << 10          // kept of a hook's error output
 )
 
-// filter replaces the spec by what the hook makes of it.
+// filter replaces the spec with the hook's output.
 func (h *hook) filter(ctx context.Context, s *specs.Spec) error {
 	before, err := json.Marshal(s)
 	if err != nil {
@@ -45,8 +45,8 @@ func (h *hook) filter(ctx context.Context, s *specs.Spec) error {
 	return nil
 }
 
-// fixed names the first changed field that records, monitors and the teardown
-// rely on, "" if there is none.
+// fixed returns the name of the first changed field on which records, monitors
+// and the teardown rely, "" if there is none.
 func fixed(before, after *specs.Spec) string {
 	switch {
 	case after.Process == nil || after.Process.Terminal != before.Process.Terminal:
@@ -59,8 +59,8 @@ func fixed(before, after *specs.Spec) string {
 	return ""
 }
 
-// run runs the program with its own environment alone, in a session of its own that
-// is killed as a whole when its time is over or its output too long.
+// run runs the program with only its own environment, in its own session, which
+// is killed as a whole when the time is up or the output is too long.
 func (h *hook) run(ctx context.Context, stdin []byte) ([]byte, error) {
 	limit := defaultTimeout
 	if h.hook.Timeout != nil {
@@ -77,7 +77,7 @@ func (h *hook) run(ctx context.Context, stdin []byte) ([]byte, error) {
 	if len(h.hook.Args) > 0 {
 		cmd.Args = h.hook.Args
 	}
-	cmd.Dir, cmd.Env = "/", append([]string{}, h.hook.Env...) // nil would be the server's
+	cmd.Dir, cmd.Env = "/", append([]string{}, h.hook.Env...) // nil would mean the server's
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), out, diagnosis
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -86,7 +86,7 @@ func (h *hook) run(ctx context.Context, stdin []byte) ([]byte, error) {
 	switch {
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
-	case errors.Is(err, exec.ErrWaitDelay): // a child of its own has kept its output open
+	case errors.Is(err, exec.ErrWaitDelay): // a child has kept its output open
 		err = nil
 	case err != nil:
 		err = fmt.Errorf("%w: %w", err, fault.Precondition)

@@ -16,7 +16,8 @@ import (
 )
 
 // Stages of a hook. Those of the runtime have the names of the OCI runtime
-// specification; precreate runs before the runtime is called, and changes the spec.
+// specification; precreate runs before the runtime is called, and changes the
+// spec.
 const (
 	precreate       = "precreate"
 	prestart        = "prestart"
@@ -27,7 +28,7 @@ const (
 	poststop        = "poststop"
 )
 
-// hook is a hook file that was understood.
+// hook is a parsed hook file.
 type hook struct {
 	file   string
 	hook   specs.Hook
@@ -35,19 +36,20 @@ type hook struct {
 	stages []string
 }
 
-// conditions all have to hold. Those that are not set do.
+// conditions must all hold. Conditions that are not set always hold.
 type conditions struct {
-	never       bool // a condition of the file can hold for no container
+	never       bool // some condition of the file can hold for no container
 	annotations []pair
 	commands    []*regexp.Regexp // nil: any command
-	bindMounts  bool             // there has to be one
+	bindMounts  bool             // at least one is required
 }
 
 // pair matches annotations by key and value.
 type pair struct{ key, value *regexp.Regexp }
 
-// parse reads schema 1.0.0. Unknown conditions are errors, for a hook would run for
-// more containers than its author wanted; unknown fields elsewhere are ignored.
+// parse reads schema 1.0.0. Unknown conditions are errors, because the hook
+// would run for more containers than its author wanted; unknown fields
+// elsewhere are ignored.
 func parse(text []byte) (*hook, error) {
 	var file struct {
 		Version string          `json:"version"`
@@ -148,8 +150,9 @@ func (p pair) in(annotations map[string]string) bool {
 	return false
 }
 
-// checkProgram refuses a program that is missing, or that others than root can
-// change. One that runs in the container alone is looked up there by the runtime.
+// checkProgram refuses a program that is missing, or that users other than root
+// can change. The runtime looks up a program that runs only in the container
+// there.
 func (h *hook) checkProgram() error {
 	if !slices.ContainsFunc(h.stages, func(stage string) bool { return stage != startContainer }) {
 		return nil
@@ -160,8 +163,8 @@ func (h *hook) checkProgram() error {
 	return nil
 }
 
-// addTo adds the hook to the stages of the runtime, and reports whether it has the
-// stage precreate as well.
+// addTo adds the hook to the stages of the runtime, and reports whether it has
+// the stage precreate as well.
 func (h *hook) addTo(s *specs.Spec) (filters bool) {
 	for _, stage := range h.stages {
 		if stage == precreate {

@@ -1,10 +1,11 @@
 // Package hooks gives containers the OCI hooks that are installed on the node
-// (oci-hooks(5), schema 1.0.0): JSON files in directories, each with a program, the
-// stages in which it runs, and the conditions under which a container gets it.
+// (oci-hooks(5), schema 1.0.0): JSON files in directories, each with a program,
+// the stages in which it runs, and the conditions under which a container gets
+// it.
 //
-// Hooks run as root on the node, so a file is trusted only if nobody but root can
-// change it. A file that cannot be trusted or understood is an error and not
-// skipped: a hook that restricts containers must not be absent unnoticed
+// Hooks run as root on the node, so a file is trusted only if only root can
+// change it. A file that cannot be trusted or parsed is an error, never
+// skipped: a hook that restricts containers must not go missing unnoticed
 // (docs/decisions/0028-hooks.md).
 package hooks
 
@@ -34,17 +35,18 @@ const (
 // Set is the hooks of a node, in the order in which they run.
 type Set []*hook
 
-// Container is what conditions are compared with, beside the container's command.
+// Container is what conditions are compared with, in addition to the
+// container's command.
 type Container struct {
 	// Annotations are those of the pod and the container. Those of the spec
 	// override them.
 	Annotations map[string]string
-	BindMounts  bool // the request mounts something of the node
+	BindMounts  bool // the request mounts something from the node
 }
 
-// Read reads the hook files (*.json) in dirs. A file in a later directory replaces
-// one of the same name in an earlier directory, which is not read then. A directory
-// that does not exist is empty. Errors are fault.Precondition.
+// Read reads the hook files (*.json) in dirs. A file in a later directory
+// replaces one of the same name in an earlier directory, which is not read
+// then. A missing directory counts as empty. Errors are fault.Precondition.
 func Read(dirs []string) (Set, error) {
 	set, errs := read(dirs)
 	return set, errors.Join(errs...)
@@ -86,7 +88,7 @@ func broken(what string, err error) error {
 }
 
 // inOrder compares file names without regard to case, as oci-hooks(5) says, and
-// otherwise equal ones in a fixed order.
+// orders names that differ only in case.
 func inOrder(a, b string) int {
 	if c := strings.Compare(strings.ToLower(a), strings.ToLower(b)); c != 0 {
 		return c
@@ -114,8 +116,9 @@ func readFile(path string) (*hook, error) {
 	return h, nil
 }
 
-// Check returns what is wrong with the hooks in dirs, and how many are usable.
-// Unlike Read it also looks at the programs of hooks that no container may match.
+// Check returns everything that is wrong with the hooks in dirs, and the number
+// of usable ones. Unlike Read it also checks the programs of hooks that no
+// container may match.
 func Check(dirs []string) (usable int, errs []error) {
 	set, errs := read(dirs)
 	for _, h := range set {
@@ -128,9 +131,9 @@ func Check(dirs []string) (usable int, errs []error) {
 	return usable, errs
 }
 
-// Inject adds the hooks that match the container to its spec, and then lets those of
-// the stage precreate change the spec, one after the other. On an error the spec is
-// not to be used.
+// Inject adds the hooks that match the container to its spec, and then lets
+// those of the stage precreate change the spec, one after the other. After an
+// error the spec must not be used.
 func (set Set) Inject(ctx context.Context, s *specs.Spec, c Container) error {
 	annotations := maps.Clone(c.Annotations)
 	if annotations == nil {

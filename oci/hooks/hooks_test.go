@@ -18,7 +18,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// hookFile is one that every container gets.
+// hookFile is a hook for every container.
 const hookFile = `{"version": "1.0.0", "hook": {"path": "/bin/true", "args": ["true", %q]}, "when": {"always": true}, "stages": ["createRuntime"]}`
 
 func put(t *testing.T, dir, name, text string) string {
@@ -90,7 +90,7 @@ func TestReadOfNothing(t *testing.T) {
 	}
 }
 
-// Whoever can change a hook file is root on the node.
+// A user who can change a hook file is root on the node.
 func TestReadRefusesWhatOthersCanChange(t *testing.T) {
 	t.Parallel()
 	for what, change := range map[string]func(dir, file string) error{
@@ -147,7 +147,7 @@ func TestReadIsBounded(t *testing.T) {
 	}
 }
 
-// Check tells everything that is wrong; what is right counts.
+// Check reports everything that is wrong; correct hooks still count.
 func TestCheckReportsEveryBrokenHook(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -272,8 +272,9 @@ func TestHooksRunInTheirStages(t *testing.T) {
 	}
 }
 
-// A program that is missing, or that others can change, matters to the containers that
-// would run it. One that runs in the container is the image's.
+// A program that is missing, or that others can change, is refused for the
+// containers that would run it. A program that runs in the container is the
+// image's.
 func TestInjectRefusesProgramsThatOthersCanChange(t *testing.T) {
 	t.Parallel()
 	open, plain := program(t, "true"), put(t, t.TempDir(), "plain", "")
@@ -351,7 +352,7 @@ func TestPrecreateHookFailureFailsTheContainer(t *testing.T) {
 	}
 }
 
-// The pod of a container that is being created may be stopped.
+// The pod of a container may be stopped while the container is being created.
 func TestPrecreateHookEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

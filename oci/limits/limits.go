@@ -1,5 +1,5 @@
-// Package limits changes what a live container may use: all that is asked for, or
-// nothing.
+// Package limits changes the resource limits of a live container: all requested
+// changes, or none.
 package limits
 
 import (
@@ -23,24 +23,24 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 )
 
-// Update is a change of what a container may use.
+// Update is a change of a container's limits.
 type Update struct {
-	Resources   *specs.LinuxResources // all that is to be in force; fields that are nil stay
-	Old         *specs.LinuxResources // what was in force before, to go back to
-	OOMScoreAdj *int                  // of every process; nil: stays
+	Resources   *specs.LinuxResources // all limits to be in force; nil fields stay
+	Old         *specs.LinuxResources // what was in force before, for a rollback
+	OOMScoreAdj *int                  // of every process; nil: unchanged
 }
 
-// Container is one whose limits are changed.
+// Container is a container whose limits are changed.
 type Container struct {
 	ID        string
 	Cgroup    string // its path below the cgroup mount
-	Sandboxed bool   // it is in a sandbox made for another one: its processes are not in the cgroup
+	Sandboxed bool   // it is in another container's sandbox: its processes are not in the cgroup
 }
 
-// Update has apply, the runtime's update, set limits, and sets those that runtimes
-// leave out. It does all of it or nothing: runtimes themselves stop in the middle when
-// the kernel refuses a value. It is fault.Precondition if the container uses more
-// memory than it is to have.
+// Update has apply, the runtime's update, set limits, and sets those that
+// runtimes leave out. It does all of it or nothing: runtimes themselves stop in
+// the middle when the kernel refuses a value. It is fault.Precondition if the
+// container uses more memory than its new limit.
 func (c Container) Update(ctx context.Context, u Update, apply func(context.Context, *specs.LinuxResources) error) error {
 	u.leaveOutNoQuota()
 	if err := c.makeRoom(u.Resources.Memory); err != nil {
@@ -62,8 +62,8 @@ func (c Container) Update(ctx context.Context, u Update, apply func(context.Cont
 	return err
 }
 
-// leaveOutNoQuota leaves the CPU quota alone if there is none, neither before nor after: crun
-// 1.8.1 fails to write that with cgroup v1.
+// leaveOutNoQuota leaves out the CPU quota if there is none before or after the
+// update: crun 1.8.1 fails to write that on cgroup v1.
 func (u *Update) leaveOutNoQuota() {
 	if !noQuota(u.Resources) || !noQuota(u.Old) {
 		return
@@ -83,7 +83,7 @@ func noQuota(r *specs.LinuxResources) bool {
 	return r != nil && r.CPU != nil && r.CPU.Quota != nil && *r.CPU.Quota == -1
 }
 
-// update lets what crius does itself come first, for that can be taken back
+// update makes crius's own changes first, because they can be taken back
 // without the runtime, which may have told systemd.
 func (c Container) update(ctx context.Context, u Update, apply func(context.Context, *specs.LinuxResources) error) error {
 	setHugepages := func() error { return c.setHugepages(u.Resources) }
@@ -100,8 +100,8 @@ func (c Container) update(ctx context.Context, u Update, apply func(context.Cont
 	if err := trace.Do(ctx, "runtime update", func(ctx context.Context) error { return c.apply(ctx, u.Resources, apply) }); err != nil {
 		return err
 	}
-	// Once more: with any update runc restores the huge page limits that the
-	// container was created with.
+	// Once more: on any update runc restores the huge page limits with which the
+	// container was created.
 	return trace.Call(ctx, "set huge page limits", setHugepages)
 }
 
@@ -115,7 +115,7 @@ func (c Container) apply(ctx context.Context, r *specs.LinuxResources, runtimeUp
 	return runtimeUpdate(ctx, withoutQuota(r))
 }
 
-// setHugepages writes the limits, which no runtime's update does.
+// setHugepages writes the huge page limits, which no runtime's update does.
 func (c Container) setHugepages(r *specs.LinuxResources) error {
 	for _, limit := range r.HugepageLimits {
 		value := strconv.FormatUint(limit.Limit, 10)
@@ -136,8 +136,8 @@ func (c Container) setHugepages(r *specs.LinuxResources) error {
 	return nil
 }
 
-// setReserved raises or lowers the limit of pages that are reserved and not yet
-// used, where the runtime has set one: current runc does.
+// setReserved changes the limit of reserved, not yet used pages if the runtime
+// has set one, as current runc does.
 func (c Container) setReserved(pageSize, value string) error {
 	for _, suffix := range []string{"rsvd.limit_in_bytes", "rsvd.max"} {
 		name := hugepageFile(pageSize, suffix)
@@ -152,18 +152,20 @@ func (c Container) setReserved(pageSize, value string) error {
 	return nil
 }
 
-// unlimited is where cgroup v1's numbers that mean no limit begin.
+// unlimited is the lowest of cgroup v1's numbers that mean no limit.
 const unlimited = 1 << 62
 
 func hugepageFile(pageSize, suffix string) string { return "hugetlb." + pageSize + "." + suffix }
 
-// scoreRounds is how often replaceOOMScores looks for processes with the old score.
+// scoreRounds is how often replaceOOMScores looks for processes with the old
+// score.
 const scoreRounds = 8
 
-// replaceOOMScores gives a new score to the processes of the container whose score
-// is an old one. One that is forked meanwhile has its parent's, old or new, so it
-// goes round until there is none with an old one, or there have been enough rounds:
-// who forks that fast has children with the new score by then.
+// replaceOOMScores gives a new score to the processes of the container that
+// have an old one. A process forked meanwhile has its parent's score, old or
+// new, so replaceOOMScores repeats until no process has an old one, or after
+// scoreRounds: by then even a process that forks that fast has children with
+// the new score.
 func (c Container) replaceOOMScores(score string, old func(string) bool) error {
 	isMember, err := cgroup.Membership(c.Cgroup)
 	if err != nil {
@@ -192,8 +194,9 @@ func (c Container) replaceOOMScores(score string, old func(string) bool) error {
 	return nil
 }
 
-// setOOMScore gives a process a score if it is one that mine accepts. It is held by its file
-// before: what has a number now may be another process than the one that was listed.
+// setOOMScore sets the score of a process if mine accepts the process. It opens
+// the process's file first, which pins the process: the pid may have been
+// reused since it was listed.
 func setOOMScore(pid int, score string, mine func(pid int) bool) error {
 	f, err := os.OpenFile(oomScoreFile(pid), os.O_WRONLY, 0)
 	if err != nil {
@@ -206,12 +209,12 @@ func setOOMScore(pid int, score string, mine func(pid int) bool) error {
 	return err
 }
 
-// LendOOMScore gives a process the oom_score_adj of the container's init if it can, and
-// returns the old and the new value. Both are empty in a sandbox, and if they do not
-// differ or cannot be read.
+// LendOOMScore gives a process the oom_score_adj of the container's init if it
+// can, and returns the old and the new value. Both are empty in a sandbox, and
+// if they do not differ or cannot be read.
 func (c Container) LendOOMScore(init, pid int) (had, has string) {
 	if c.Sandboxed {
-		return "", "" // it is only a helper, the command is in the sandbox
+		return "", "" // a helper only, the command is in the sandbox
 	}
 	score, err := os.ReadFile(oomScoreFile(init))
 	before, gone := os.ReadFile(oomScoreFile(pid))
@@ -222,10 +225,11 @@ func (c Container) LendOOMScore(init, pid int) (had, has string) {
 	return strings.TrimSpace(string(before)), strings.TrimSpace(string(score))
 }
 
-// ShareOOMScore does the same for an exec process and the processes that it has forked so
-// far. With crun it inherits the runtime's value, which is the container's unless the
-// runtime was faster than LendOOMScore. runc sets the value that the container was
-// created with, which an update may have changed since.
+// ShareOOMScore does the same for an exec process and the processes that it has
+// forked so far. With crun the process inherits the runtime's value, which is
+// the container's unless the runtime was faster than LendOOMScore. runc sets
+// the value with which the container was created, which an update may have
+// changed since.
 func (c Container) ShareOOMScore(init, pid int) {
 	if had, has := c.LendOOMScore(init, pid); had != has {
 		_ = c.replaceOOMScores(has, func(score string) bool { return score == had })
@@ -234,11 +238,12 @@ func (c Container) ShareOOMScore(init, pid int) {
 
 func oomScoreFile(pid int) string { return "/proc/" + strconv.Itoa(pid) + "/oom_score_adj" }
 
-// exited tells that a file in /proc is one of a process that is no more.
+// exited reports whether an error about a file in /proc means that the process
+// is gone.
 func exited(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) }
 
-// makeRoom has the kernel give back page cache where the container uses more
-// than it is to have, and refuses the update if that is not enough: cgroup v2
+// makeRoom has the kernel reclaim page cache if the container uses more memory
+// than its new limit, and refuses the update if that is not enough: cgroup v2
 // would kill a process. On v1 the kernel does the same by itself.
 func (c Container) makeRoom(memory *specs.LinuxMemory) error {
 	if memory == nil || memory.Limit == nil || *memory.Limit <= 0 {
@@ -249,7 +254,7 @@ func (c Container) makeRoom(memory *specs.LinuxMemory) error {
 	if over <= 0 {
 		return nil
 	}
-	// It fails if it finds less; on kernels before 5.19, always.
+	// The write fails if less is reclaimed; before Linux 5.19, always.
 	_ = cgroup.WriteFile(c.Cgroup, "memory.reclaim", strconv.FormatInt(over, 10))
 	if n := used(); n > *memory.Limit {
 		return tooMuchUsed(*memory.Limit, n)
@@ -257,8 +262,9 @@ func (c Container) makeRoom(memory *specs.LinuxMemory) error {
 	return nil
 }
 
-// explain says it where memory is what stands in the way. Whatever else the
-// runtime could not do, the kernel has refused it.
+// explain names the memory limit as the cause if that is what prevents the
+// update. Anything else that the runtime could not do was refused by the
+// kernel.
 func (c Container) explain(u Update, err error) error {
 	memory := u.Resources.Memory
 	if memory != nil && memory.Limit != nil && *memory.Limit > 0 {
@@ -276,7 +282,7 @@ func tooMuchUsed(limit, used int64) error {
 	return fmt.Errorf("memory_limit_in_bytes %d is less than the %d bytes that the container uses: %w", limit, used, fault.Precondition)
 }
 
-// number is the value of a cgroup file, 0 if there is none.
+// number returns the value of a cgroup file, 0 if there is none.
 func (c Container) number(name string) int64 {
 	text, err := cgroup.ReadFile(c.Cgroup, name)
 	if err != nil {
@@ -286,14 +292,14 @@ func (c Container) number(name string) int64 {
 	return n
 }
 
-// oldLimits is what an update finds.
+// oldLimits holds the values before an update.
 type oldLimits struct {
 	files  map[string]string
 	scores map[int]string
 }
 
-// limits reads all that u may change. What cannot be read is not there to be
-// changed.
+// limits reads everything that u may change. An unreadable file does not exist
+// and will not change either.
 func (c Container) limits(u Update) oldLimits {
 	names := []string{
 		"cpu.shares", "cpu.cfs_period_us", "cpu.cfs_quota_us", "cpuset.cpus", "cpuset.mems",
@@ -322,8 +328,8 @@ func (c Container) limits(u Update) oldLimits {
 	return old
 }
 
-// restore writes back what differs. Some values bound each other, so what is
-// refused in the first round is tried in a second one.
+// restore writes back the values that differ. Some values bound each other, so
+// it tries those refused in the first round again in a second one.
 func (old oldLimits) restore(path string) error {
 	var errs []error
 	for range 2 {

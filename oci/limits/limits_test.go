@@ -13,7 +13,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 )
 
-// A quota that there is none of is not written again, and one that ends is.
+// An absent quota is not written again, and a quota that is removed is.
 func TestUpdateWithoutQuota(t *testing.T) {
 	t.Parallel()
 	with := func(quota int64) *specs.LinuxResources {
@@ -41,7 +41,8 @@ func TestUpdateWithoutQuota(t *testing.T) {
 	}
 }
 
-// While the runtime updates a container its processes may end, and their numbers go to others.
+// While the runtime updates a container its processes may end, and their pids
+// may be reused.
 func TestRestoreLeavesOtherProcessesAlone(t *testing.T) {
 	t.Parallel()
 	own, err := cgroup.Own()

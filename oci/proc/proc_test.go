@@ -24,8 +24,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// TestReaper: orphans become our children, those that somebody waits for are
-// left alone, the others are gone after two looks.
+// TestReaper: orphans become children of this process; those for which
+// something waits are left alone, the others are reaped after two scans.
 func TestReaper(t *testing.T) {
 	reaper, err := NewReaper()
 	if err != nil {
@@ -37,9 +37,9 @@ func TestReaper(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		reaper.Run(ctx, time.Second, died) // in less, a busy machine may not have had us wait for the shell
+		reaper.Run(ctx, time.Second, died) // in less time, a busy machine may not have started to wait for the shell
 	}()
-	// The shell's child outlives it, comes to us and dies.
+	// The shell's child outlives it, becomes a child of this process and dies.
 	out, err := exec.Command("/bin/sh", "-c", "(sleep 0.05) >/dev/null & echo $!").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -47,7 +47,7 @@ func TestReaper(t *testing.T) {
 	var orphan int
 	fmt.Sscan(string(out), &orphan)
 	wait.For(t, "the orphan to be reaped", func() bool {
-		select { // a death by accident of scheduling may be announced once only
+		select { // by accident of scheduling a death may be signalled only once
 		case died <- unix.SIGCHLD:
 		default:
 		}
@@ -115,8 +115,8 @@ func alive(pid int) bool {
 	return err == nil && !bytes.Contains(stat, []byte(") Z "))
 }
 
-// helperOf is a process with the arguments of a sandbox's helper, in the cgroup of
-// the sandbox with that id. It ends when its standard input does.
+// helperOf is a process with the arguments of a sandbox's helper, in the cgroup
+// of the sandbox with that id. It ends when its standard input does.
 func helperOf(t *testing.T, sandbox string) (*exec.Cmd, io.Closer) {
 	t.Helper()
 	own, err := cgroup.Own()
@@ -133,7 +133,7 @@ func helperOf(t *testing.T, sandbox string) (*exec.Cmd, io.Closer) {
 			t.Error(err)
 		}
 	})
-	cmd := exec.Command("sh", "-c", "read x; :", "gofer", container) // the last command is no exec
+	cmd := exec.Command("sh", "-c", "read x; :", "gofer", container) // the shell would exec the last command
 	stdin, err := cmd.StdinPipe()
 	if err == nil {
 		err = cgroup.Start(path.Join(top, "crius-"+sandbox), func(attr *syscall.SysProcAttr) error {
@@ -148,8 +148,8 @@ func helperOf(t *testing.T, sandbox string) (*exec.Cmd, io.Closer) {
 		cmd.Process.Kill()
 		_ = cmd.Wait() // it may have been reaped
 	})
-	// Started, it may not have its arguments yet. And it may be the child of the thread that
-	// has started it, which ends soon.
+	// Even when started, it may not have its arguments yet. And it may be the
+	// child of the thread that started it, which ends soon.
 	wait.For(t, "the helper to be a child with arguments", func() bool {
 		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", cmd.Process.Pid))
 		children, _ := os.ReadFile("/proc/self/task/" + strconv.Itoa(os.Getpid()) + "/children")
@@ -160,8 +160,9 @@ func helperOf(t *testing.T, sandbox string) (*exec.Cmd, io.Closer) {
 
 var container, sandbox = strings.Repeat("a", 64), strings.Repeat("b", 64)
 
-// Who has the arguments of a sandbox's helper is one only in the sandbox's
-// cgroup: elsewhere it is a command in a container, which somebody else waits for.
+// A process with the arguments of a sandbox's helper is a helper only in the
+// sandbox's cgroup: elsewhere it is a command in a container, for which other
+// code waits.
 func TestHelpersAreKnownByTheirCgroup(t *testing.T) {
 	helper, _ := helperOf(t, sandbox)
 	command, _ := helperOf(t, strings.Repeat("c", 64))
@@ -183,8 +184,8 @@ func TestHelpersAreKnownByTheirCgroup(t *testing.T) {
 	}
 }
 
-// TestReapHelpersDespiteSignals interrupts the wait for a helper's end: it goes
-// on until the helper has ended or it has tried long enough.
+// TestReapHelpersDespiteSignals interrupts the wait for a helper's end: the
+// wait continues until the helper has ended or the time is up.
 func TestReapHelpersDespiteSignals(t *testing.T) {
 	helper, stdin := helperOf(t, sandbox)
 	reap := ReapHelpers("gofer", sandbox, container)

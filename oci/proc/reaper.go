@@ -17,11 +17,11 @@ import (
 	"github.com/crius-run/crius/internal/poll"
 )
 
-// Reaper reaps the orphans that nobody waits for.
+// Reaper reaps orphans for which nothing waits.
 type Reaper struct{}
 
-// NewReaper makes this process the parent of the orphans among its
-// descendants: runtimes leave commands of execs to it.
+// NewReaper makes this process the parent of orphaned descendants: runtimes
+// leave it the commands of execs.
 func NewReaper() (*Reaper, error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("become subreaper: %w", err)
@@ -29,9 +29,9 @@ func NewReaper() (*Reaper, error) {
 	return &Reaper{}, nil
 }
 
-// Run reaps until ctx ends. It leaves each zombie for a whole period to whoever may
-// wait for it, and only reaps it then. A look costs one small read, and only after a
-// child has died.
+// Run reaps until ctx ends. It leaves each zombie for a whole period to a
+// goroutine that may wait for it, and reaps it only then. A scan costs one
+// small read, and happens only after a child has died.
 func (*Reaper) Run(ctx context.Context, period time.Duration, childDied <-chan os.Signal) {
 	seen := map[int]bool{}
 	for {
@@ -42,8 +42,9 @@ func (*Reaper) Run(ctx context.Context, period time.Duration, childDied <-chan o
 			case <-childDied:
 			}
 		}
-		// A burst of deaths costs one look, and what was seen dead last time has had its
-		// period. In parts: a machine that stands still for longer takes one of them.
+		// One scan covers a burst of deaths, and a zombie seen by the last scan has
+		// had its period. The period is divided: if the machine stops for longer,
+		// only one part of it is lost.
 		const parts = 10
 		for range parts {
 			if !poll.Pause(ctx, period/parts) {
@@ -54,7 +55,7 @@ func (*Reaper) Run(ctx context.Context, period time.Duration, childDied <-chan o
 	}
 }
 
-// reapSeen reaps the zombies that were seen before and returns the new ones.
+// reapSeen reaps the zombies in before and returns the new ones.
 func reapSeen(before map[int]bool) map[int]bool {
 	zombies := map[int]bool{}
 	for _, pid := range Children(os.Getpid()) {
@@ -70,23 +71,23 @@ func reapSeen(before map[int]bool) map[int]bool {
 	return zombies
 }
 
-// unstartedTime is how long a process that a runtime has forked in vain may take to
-// die after the runtime; one that takes longer is the Reaper's.
+// unstartedTime is how long a process that a runtime has forked in vain may
+// take to die after the runtime; the Reaper handles one that takes longer.
 const unstartedTime = 200 * time.Millisecond
 
-// ReapUnstarted reaps the children of this process that a runtime has forked into a
-// container and that have died without executing the command, as crun leaves them.
-// The Reaper would come later, and until then the container could not end: its init
-// waits for every process of its PID namespace, the dead ones as well.
+// ReapUnstarted reaps children of this process that a runtime has forked into a
+// container and that died without executing the command, as with crun. The
+// Reaper would come later, and until then the container could not end: its init
+// waits for every process of its PID namespace, including zombies.
 func ReapUnstarted(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, unstartedTime)
 	defer cancel()
 	poll.Until(ctx, 5*time.Millisecond, func() bool { return !reapUnstartedOnce() })
 }
 
-// reapUnstartedOnce tells whether a copy of a runtime is still alive in a container.
-// It may be about to execute another command, so that only what such a process is
-// when it is dead tells whether nobody waits for it.
+// reapUnstartedOnce reports whether a copy of a runtime is still alive in a
+// container. It may be about to execute another command: only a dead one shows
+// that nothing waits for it.
 func reapUnstartedOnce() (alive bool) {
 	for _, pid := range Children(os.Getpid()) {
 		if dead := isZombie(pid); !unstarted(pid) {
@@ -100,7 +101,7 @@ func reapUnstartedOnce() (alive bool) {
 	return alive
 }
 
-// isZombie tells whether a child has ended and not been reaped.
+// isZombie reports whether a child has ended and has not been reaped.
 func isZombie(pid int) bool {
 	var info unix.Siginfo
 	err := unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
@@ -110,8 +111,8 @@ func isZombie(pid int) bool {
 // forkedNoExec is PF_FORKNOEXEC of linux/sched.h, among the flags of /proc/PID/stat.
 const forkedNoExec = 0x40
 
-// unstarted tells whether a process is a copy of the one that forked it, and is in a
-// PID namespace below ours.
+// unstarted reports whether a process is an unexecuted copy of the process that
+// forked it, in a PID namespace below the server's.
 func unstarted(pid int) bool {
 	if flags, _ := statField(pid, 9); flags&forkedNoExec == 0 {
 		return false
@@ -125,13 +126,14 @@ func unstarted(pid int) bool {
 	return len(bytes.Fields(line)) > 1
 }
 
-// ReapHelpers finds the helper processes that a runtime has left beside a container
-// and that became children of this process when the container's monitor was lost. They
-// live until the container is killed: reap then waits for them, at most helperTime.
+// ReapHelpers finds the helper processes that a runtime has left beside a
+// container and that became children of this process when the container's
+// monitor was lost. They live until the container is killed: reap then waits
+// for them, at most helperTime.
 //
-// It reads the arguments only of processes in the sandbox's cgroup, which are the
-// runtime's own. Other children of this process are exec processes of containers, which
-// choose their arguments and can block the reader.
+// It reads the arguments only of processes in the sandbox's cgroup, which
+// belong to the runtime. Other children of this process are exec processes of
+// containers, which choose their arguments and can block the reader.
 func ReapHelpers(word, sandbox, id string) (reap func()) {
 	const helperTime = time.Second
 	if word == "" {
@@ -151,7 +153,7 @@ func ReapHelpers(word, sandbox, id string) (reap func()) {
 		for _, pid := range pids {
 			fd, err := unix.PidfdOpen(pid, 0)
 			if err != nil {
-				continue // somebody else has reaped it
+				continue // it has been reaped elsewhere
 			}
 			_ = eintr.Retry(func() error {
 				_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(max(time.Until(end), 0).Milliseconds()))

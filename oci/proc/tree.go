@@ -1,5 +1,5 @@
-// Package proc finds, kills and reaps the processes that runtimes leave to this server,
-// and those of commands in containers.
+// Package proc finds, kills and reaps the processes that runtimes leave to this
+// server, and the processes of commands in containers.
 package proc
 
 import (
@@ -18,20 +18,21 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 )
 
-// A command may fork faster than it is killed. What these leave ends with the
-// container.
+// A command may fork faster than it is killed. Processes beyond these bounds
+// end with the container.
 const (
 	killRounds = 8
-	maxTree    = 512 // of processes that are held at a time
+	maxTree    = 512 // processes held at a time
 )
 
-// Command is a command in a container, which is a process of this machine.
+// Command is a command in a container that is a process of this machine.
 type Command struct {
 	PID    int
-	Leader int // of its session, which is not always its own: crun makes it in a process between
+	Leader int // of its session, which may be another process: crun calls setsid in an intermediate process
 }
 
-// NoteLeader must come before the process is reaped: a zombie is still in its session.
+// NoteLeader must be called before the process is reaped: a zombie is still in
+// its session.
 func (c *Command) NoteLeader() {
 	var err error
 	if c.Leader, err = unix.Getsid(c.PID); err != nil {
@@ -39,11 +40,11 @@ func (c *Command) NoteLeader() {
 	}
 }
 
-// Kill kills all that the command has started in the container of that id and cgroup:
-// its descendants, and those that left the tree because their parent died, which the
-// session still names. It looks for these until there are no new ones, or there have been
-// enough rounds. (A process with a session and parent of its own making is a daemon that
-// the container now has; it ends with the container.)
+// Kill kills everything that the command has started in the container of that
+// id and cgroup: its descendants, and processes that left the tree because
+// their parent died, which are still in its session. It repeats the search
+// until it finds no new ones, or up to a bound. (A process with its own session
+// and parent is a daemon of the container; it ends with the container.)
 func (c *Command) Kill(ctx context.Context, id, group string) {
 	isMember, err := cgroup.Membership(group)
 	if err != nil {
@@ -70,16 +71,16 @@ func (c *Command) Kill(ctx context.Context, id, group string) {
 	slog.WarnContext(ctx, "cannot kill all exec processes, the remaining ones end with the container", "container", id, "killed", len(killed))
 }
 
-// leads tells whether a process is in the session of the command.
+// leads reports whether a process is in the session of the command.
 func (c *Command) leads(pid int) bool {
 	sid, err := unix.Getsid(pid)
 	return err == nil && sid == c.Leader
 }
 
-// KillTree kills a process that mine accepts, and its descendants, and tells
-// whether there was one. Each is stopped before its children are listed, so that
-// none is born behind our back, and each is held by a pidfd before it is looked at:
-// what has a number now may be another process than the one that was listed.
+// KillTree kills a process that mine accepts, and its descendants, and reports
+// whether there was one. It stops each before it lists its children, so that a
+// process cannot fork unnoticed, and holds each by a pidfd before it checks it:
+// the pid may have been reused since it was listed.
 func KillTree(pid int, mine func(pid int) bool) bool {
 	type process struct{ pid, fd int }
 	var tree []process
@@ -109,11 +110,11 @@ func KillTree(pid int, mine func(pid int) bool) bool {
 	return len(tree) > 0
 }
 
-// IsOwnChild tells whether a process is a child of this one, whose number nobody
-// else can have until it is reaped.
+// IsOwnChild reports whether a process is a child of this one. Its pid cannot
+// be reused until it is reaped.
 func IsOwnChild(pid int) bool { return parentOf(pid) == os.Getpid() }
 
-// parentOf is 0 if there is no such process.
+// parentOf returns 0 if there is no such process.
 func parentOf(pid int) int {
 	parent, _ := statField(pid, 4)
 	return int(parent)
@@ -144,7 +145,7 @@ func Exiting(pid int) bool {
 	return errors.Is(err, os.ErrNotExist) || flags&flagExiting != 0
 }
 
-// statField is a number in /proc/PID/stat, 0 with an error.
+// statField returns a number in /proc/PID/stat, 0 with an error.
 func statField(pid, n int) (uint64, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	field, _ := wire.StatField(stat, n)

@@ -1,10 +1,10 @@
-// Package pullcgroup runs the processes that unpack images in a cgroup of their own
-// (image.pull_cgroup), by which an operator bounds them or has pods pay for them. See
-// docs/decisions/0048-pull-cgroup.md.
+// Package pullcgroup runs the processes that unpack images in a cgroup of their
+// own (image.pull_cgroup), so that an operator can limit them or charge pods
+// for them. See docs/decisions/0048-pull-cgroup.md.
 //
-// With the cgroupfs driver that is the cgroup crius-pulls below the configured one, made with
-// the first process in it and removed with the last. With the systemd driver each process has
-// a scope in the slice, which ends with it.
+// With the cgroupfs driver that is the cgroup crius-pulls below the configured
+// one, made with the first process in it and removed with the last. With the
+// systemd driver each process has a scope in the slice, which ends with it.
 package pullcgroup
 
 import (
@@ -21,16 +21,16 @@ import (
 	"github.com/crius-run/crius/oci/spec"
 )
 
-// Pod as the parent is that of the pod for which an image is pulled.
+// Pod as the parent means the cgroup of the pod for which an image is pulled.
 const Pod = "pod"
 
-// Config says below which cgroup processes are to run.
+// Config says below which cgroup the processes run.
 type Config struct {
 	Driver string // spec.Cgroupfs or spec.Systemd
 	Parent string // a path or, with systemd, a slice; Pod; empty: processes stay in crius's own
 }
 
-// Check refuses a parent that the driver does not have.
+// Check refuses a parent that does not fit the driver.
 func (c Config) Check() error {
 	slice := strings.HasSuffix(c.Parent, ".slice")
 	switch {
@@ -45,8 +45,8 @@ func (c Config) Check() error {
 	return err
 }
 
-// Leaf is the cgroup of processes in the configured one; empty: they are in none of their own,
-// in those of pods, or in scopes.
+// Leaf returns the cgroup of the processes in the configured one; empty: they
+// have none of their own, are in cgroups of pods, or in scopes.
 func (c Config) Leaf() string {
 	if c.Driver != spec.Cgroupfs || c.Parent == Pod || c.Parent == "" {
 		return ""
@@ -55,7 +55,8 @@ func (c Config) Leaf() string {
 	return leaf
 }
 
-// path is a cgroup below a parent, as systemd's slice:prefix:name and in the file system.
+// path returns a cgroup below a parent, as systemd's slice:prefix:name and as a
+// path in the file system.
 func (c Config) path(parent, name string) (unit, path string, err error) {
 	unit, err = spec.CgroupsPath(c.Driver, spec.CgroupPrefix, parent, name)
 	if err == nil {
@@ -64,8 +65,8 @@ func (c Config) path(parent, name string) (unit, path string, err error) {
 	return unit, path, err
 }
 
-// Ready says what the node lacks for these cgroups, without which no image can be pulled. The
-// error is fault.Precondition.
+// Ready returns what the node lacks for these cgroups; without it no image can
+// be pulled. The error is fault.Precondition.
 func (c Config) Ready() error {
 	if c.Driver != spec.Systemd || c.Parent == "" {
 		return nil
@@ -81,10 +82,10 @@ type Groups struct {
 	start func(context.Context, scopeUnit) error // nil: cgroups are made in the file system
 
 	mu    sync.Mutex
-	users map[string]int // processes by cgroup
+	users map[string]int // number of processes by cgroup
 }
 
-// New returns the cgroups of a configuration that Check has found right.
+// New returns the cgroups of a configuration that Check has accepted.
 func New(cfg Config) *Groups {
 	g := &Groups{cfg: cfg, users: map[string]int{}}
 	if cfg.Driver == spec.Systemd {
@@ -93,9 +94,9 @@ func New(cfg Config) *Groups {
 	return g
 }
 
-// Enter moves a process, which has just been started, to where it is to run while it unpacks an
-// image for a pod with this cgroup parent; empty: for none. leave must be called when the
-// process has ended.
+// Enter moves a process that has just been started to the cgroup in which it
+// will unpack an image for a pod with this cgroup parent; empty: for no pod.
+// leave must be called when the process has ended.
 func (g *Groups) Enter(ctx context.Context, pod string, pid int) (leave func(), err error) {
 	parent := g.cfg.Parent
 	if parent == Pod {
@@ -111,12 +112,12 @@ func (g *Groups) Enter(ctx context.Context, pod string, pid int) (leave func(), 
 	if err != nil {
 		return nil, err
 	}
-	if g.cfg.Parent != Pod { // cgroups of pods are the kubelet's to make
+	if g.cfg.Parent != Pod { // the kubelet makes cgroups of pods
 		if err := cgroup.Make(filepath.Dir(path)); err != nil {
 			return nil, err
 		}
 	}
-	g.mu.Lock() // not while somebody removes it
+	g.mu.Lock() // must not run during a removal
 	g.users[path]++
 	g.mu.Unlock()
 	leave = func() { g.leave(context.WithoutCancel(ctx), path) }
@@ -140,8 +141,8 @@ func (g *Groups) leave(ctx context.Context, path string) {
 	}
 }
 
-// Recover removes what a server that was killed has left, of pods below these cgroups among
-// others. It is for the start, before the first Enter.
+// Recover removes what a killed server has left, including cgroups below those
+// of pods. It must be called at the start, before the first Enter.
 func (g *Groups) Recover(ctx context.Context, pods []string) {
 	if g.cfg.Driver != spec.Cgroupfs || g.cfg.Parent == "" {
 		return // systemd removes scopes
@@ -152,7 +153,7 @@ func (g *Groups) Recover(ctx context.Context, pods []string) {
 	}
 	var places []string
 	for _, parent := range parents {
-		if _, path, err := g.cfg.path(parent, "pulls"); err == nil { // else no pull could have had it
+		if _, path, err := g.cfg.path(parent, "pulls"); err == nil { // otherwise no pull could have had it
 			places = append(places, path)
 		}
 	}

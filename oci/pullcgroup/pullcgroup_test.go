@@ -47,7 +47,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// parent is a cgroup that nobody has, and is not made.
+// parent returns the name of a cgroup that nothing else uses. It does not make
+// it.
 func parent(t *testing.T) string {
 	t.Helper()
 	owned, err := claim.New()
@@ -64,7 +65,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// process runs until end is called.
+// process starts a process that runs until end is called.
 func process(t *testing.T) (pid int, end func()) {
 	t.Helper()
 	cmd := exec.Command("cat")
@@ -79,7 +80,7 @@ func process(t *testing.T) (pid int, end func()) {
 	return cmd.Process.Pid, end
 }
 
-// cgroupsOf are those of a process in all hierarchies.
+// cgroupsOf returns the cgroups of a process in all hierarchies.
 func cgroupsOf(t *testing.T, pid int) (paths []string) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
@@ -98,7 +99,8 @@ func enter(t *testing.T, g *Groups, pod string, pid int) (leave func()) {
 	return leave
 }
 
-// Processes are in the cgroup in every hierarchy, and it goes with the last of them.
+// Processes are in the cgroup in every hierarchy, and it is removed with the
+// last of them.
 func TestCgroupOfPulls(t *testing.T) {
 	t.Parallel()
 	top := parent(t)
@@ -128,8 +130,8 @@ func TestCgroupOfPulls(t *testing.T) {
 	}
 }
 
-// The cgroup of a pod is used if the kubelet has made it, in hierarchies where it has, and is
-// not made.
+// The cgroup of a pod is used in hierarchies where the kubelet has made it, and
+// is never made by crius.
 func TestCgroupOfPod(t *testing.T) {
 	t.Parallel()
 	pod := parent(t)
@@ -198,8 +200,8 @@ func TestEnterOfTheDead(t *testing.T) {
 	}
 }
 
-// systemd is a stand-in for busctl that notes what it is asked for and puts the process into a
-// cgroup, unless it fails.
+// systemd is a stand-in for busctl that records its arguments and puts the
+// process into a cgroup, unless it fails.
 func systemd(t *testing.T, scope string, fails bool) (g *Groups, asked func() []string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -214,7 +216,7 @@ func systemd(t *testing.T, scope string, fails bool) (g *Groups, asked func() []
 	must(t, testprogram.Write(program, []byte(script)))
 	g = New(Config{Driver: spec.Systemd, Parent: Pod})
 	g.start = func(ctx context.Context, s scopeUnit) error {
-		s.path = scope // that of the test, which nobody else has
+		s.path = scope // the test's own, which nothing else uses
 		return bus{program}.start(ctx, s)
 	}
 	return g, func() []string {
@@ -224,14 +226,14 @@ func systemd(t *testing.T, scope string, fails bool) (g *Groups, asked func() []
 	}
 }
 
-// With the systemd driver systemd is asked for a scope in the slice, if the pod has one, and the
-// process is there before it does anything.
+// With the systemd driver, systemd is asked for a scope in the slice, if the
+// pod has one, and the process is in it before it does anything.
 func TestScope(t *testing.T) {
 	t.Parallel()
 	top := parent(t)
 	must(t, cgroup.Make(top))
 	g, asked := systemd(t, top, false)
-	pod := path.Dir(top) + ".slice" // the kubelet's to make
+	pod := path.Dir(top) + ".slice" // the kubelet makes it
 	t.Cleanup(func() { must(t, cgroup.Remove(context.Background(), pod)) })
 	gone, endGone := process(t)
 	before := cgroupsOf(t, gone)
@@ -269,7 +271,7 @@ func TestScope(t *testing.T) {
 	leave()
 }
 
-// The error says what systemd has said.
+// The error contains systemd's message.
 func TestScopeFails(t *testing.T) {
 	t.Parallel()
 	g, _ := systemd(t, "/absent", true)
@@ -285,7 +287,7 @@ func TestScopeFails(t *testing.T) {
 	}
 }
 
-// Without busctl a pull fails, and says why.
+// Without busctl a pull fails and says why.
 func TestNoBus(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	cfg := Config{Driver: spec.Systemd, Parent: "pulls.slice"}

@@ -22,8 +22,8 @@ type scopeUnit struct {
 	pid         int
 }
 
-// enterScope has systemd move a process. The scope goes with the last process in it, and what
-// this server could do about it is nothing that systemd does not do after its death.
+// enterScope has systemd move a process. systemd removes the scope with the
+// last process in it, so leave has nothing to do.
 func (g *Groups) enterScope(ctx context.Context, parent string, pid int) (leave func(), err error) {
 	unit, place, err := g.cfg.path(parent, "pull-"+strings.ToLower(rand.Text()))
 	if err != nil {
@@ -41,7 +41,7 @@ func (g *Groups) enterScope(ctx context.Context, parent string, pid int) (leave 
 	return func() {}, nil
 }
 
-// bus asks systemd by way of busctl, which comes with it.
+// bus calls systemd through busctl, which comes with it.
 type bus struct{ program string }
 
 func findBus() (bus, error) {
@@ -61,10 +61,10 @@ func startScope(ctx context.Context, s scopeUnit) error {
 	return bus.start(ctx, s)
 }
 
-// scopeTime is far more than systemd takes to start a scope.
+// scopeTime is far longer than systemd takes to start a scope.
 const scopeTime = 20 * time.Second
 
-// start returns when the process is in the scope.
+// start returns once the process is in the scope.
 func (b bus) start(ctx context.Context, s scopeUnit) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, scopeTime, fmt.Errorf("systemd does not answer: %w", fault.Timeout))
 	defer cancel()
@@ -83,9 +83,10 @@ func (b bus) start(ctx context.Context, s scopeUnit) error {
 	return err
 }
 
-// call are the arguments of busctl that have systemd make the scope, which it forgets even if
-// a process in it has failed. The controllers are for v1, where systemd has a cgroup only in
-// the hierarchies of those that are accounted for.
+// call returns the arguments of busctl that have systemd make the scope, which
+// it removes even if a process in it has failed. The controllers are for v1,
+// where systemd makes a cgroup only in the hierarchies of controllers that are
+// accounted for.
 func (s scopeUnit) call() []string {
 	properties := []string{
 		"Description", "s", "unpacking of an image by crius",

@@ -11,16 +11,16 @@ import (
 	"time"
 )
 
-// Connection is one made by a command in a sandbox, whose standard streams are its two
-// directions.
+// Connection is a connection made by a command in a sandbox: the command's
+// standard streams are its two directions.
 type Connection struct {
 	session *Session
 	kill    func() // the command
 }
 
-// Connect waits until the command of a session has connected, or closes the session. The
-// command says so by a full stop on standard error, or why not, and is killed if it does
-// not end with the connection.
+// Connect waits until the command of a session has connected, or closes the
+// session. The command reports success by a full stop on standard error, or
+// else the reason, and is killed if it does not end with the connection.
 func Connect(ctx context.Context, s *Session, kill func()) (*Connection, error) {
 	c := &Connection{s, kill}
 	go c.end()
@@ -47,7 +47,8 @@ func (c *Connection) end() {
 	}
 }
 
-// connected waits for the first word on standard error: a full stop, or why not.
+// connected waits for the first output on standard error: a full stop, or the
+// reason for a failure.
 func (c *Connection) connected(ctx context.Context) error {
 	stderr := c.session.ends.Stderr
 	defer context.AfterFunc(ctx, func() { _ = stderr.SetReadDeadline(time.Now()) })()
@@ -63,21 +64,22 @@ func (c *Connection) connected(ctx context.Context) error {
 	return errors.New(string(text) + string(rest))
 }
 
-// Read reads what the other side has sent.
+// Read reads what the peer has sent.
 func (c *Connection) Read(p []byte) (int, error) { return c.session.ends.Stdout.Read(p) }
 
-// Write sends to the other side.
+// Write sends to the peer.
 func (c *Connection) Write(p []byte) (int, error) { return c.session.ends.Stdin.Write(p) }
 
-// CloseWrite ends what is sent.
+// CloseWrite ends the sending direction.
 func (c *Connection) CloseWrite() error { c.session.EndInput(); return nil }
 
 // Close ends the connection.
 func (c *Connection) Close() error { c.session.Close(); return nil }
 
-// Connection is the one that a runtime, which has ended, has made to the socket.
+// Connection returns the connection that a runtime, which has exited, has made
+// to the socket.
 func (c *Console) Connection() (*WholeStream, error) {
-	_ = c.listener.SetDeadline(time.Now().Add(quietTime)) // it lies in the queue
+	_ = c.listener.SetDeadline(time.Now().Add(quietTime)) // it is in the queue
 	conn, err := c.listener.AcceptUnix()
 	if err != nil {
 		return nil, fmt.Errorf("the runtime did not connect to the console socket: %w", err)
@@ -85,24 +87,25 @@ func (c *Console) Connection() (*WholeStream, error) {
 	return &WholeStream{UnixConn: conn}, nil
 }
 
-// WholeStream is a connection through somebody who, when one direction ends, ends
-// the other as well and drops what is on its way. So the end of what is sent is
-// kept back until nothing has come from the other side for a while.
+// WholeStream is a connection through a forwarder that ends both directions
+// when one ends, and drops data on the way. CloseWrite therefore delays the end
+// of the sending direction until the peer has been silent for a while.
 type WholeStream struct {
 	*net.UnixConn
 	sent atomic.Bool
 }
 
-// answerTime is how long an answer may make a pause once all has been sent.
+// answerTime is how long an answer may pause once everything has been sent.
 const answerTime = 2 * time.Second
 
-// CloseWrite sends nothing. It makes Read return io.EOF after answerTime without data.
+// CloseWrite sends nothing. It makes Read return io.EOF after answerTime
+// without data.
 func (s *WholeStream) CloseWrite() error {
 	s.sent.Store(true)
 	return s.SetReadDeadline(time.Now().Add(answerTime))
 }
 
-// Read is that of net.Conn but for answerTime.
+// Read is net.Conn's Read limited by answerTime.
 func (s *WholeStream) Read(p []byte) (int, error) {
 	n, err := s.UnixConn.Read(p)
 	if s.sent.Load() {

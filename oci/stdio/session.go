@@ -1,6 +1,6 @@
-// Package stdio is this server's side of the standard streams of processes in
-// containers: pipes and terminals that runtimes get, sessions with processes that run,
-// and connections made of them.
+// Package stdio is the server's side of the standard streams of processes in
+// containers: pipes and terminals for runtimes, sessions with running
+// processes, and connections built from them.
 package stdio
 
 import (
@@ -23,15 +23,15 @@ import (
 	"github.com/crius-run/crius/internal/panics"
 )
 
-// Size is that of a terminal, in characters.
+// Size is the size of a terminal, in characters.
 type Size struct{ Width, Height uint16 }
 
-// Session is our side of the standard streams of a process in a container: a
-// command, or the container's own process that somebody has attached to. It costs a
-// few goroutines and its descriptors, and no thread.
+// Session is the server's side of the standard streams of a process in a
+// container: a command, or the container's own process to which a client has
+// attached. It costs a few goroutines and its descriptors, and no thread.
 type Session struct {
 	ends    Ends
-	ended   chan struct{} // nil: another one tells
+	ended   chan struct{} // nil: Ends.Ended reports the end
 	over    chan struct{} // closed by Close
 	closing sync.Once
 
@@ -42,16 +42,16 @@ type Session struct {
 
 // Ends are this server's ends of the streams of a session.
 type Ends struct {
-	Stdin, Stdout, Stderr *os.File // nil: none; with a terminal the first two are one
+	Stdin, Stdout, Stderr *os.File // nil: none; with a terminal the first two are the same file
 	Terminal              bool
-	Ended                 <-chan struct{}                   // closed when the process is dead; nil: Watch or Finish tell
+	Ended                 <-chan struct{}                   // closed when the process is dead; nil: Watch or Finish report it
 	Attachment            *conmon.Attachment                // nil: the process is a command
-	Resize                func(context.Context, Size) error // of the terminal; nil: it has no size to set
-	EndInput              func()                            // how its input ends, once our end is closed; nil: by that alone
-	Quiet                 time.Duration                     // of the output, once the process has ended, until no more is waited for
+	Resize                func(context.Context, Size) error // of the terminal; nil: its size cannot be set
+	EndInput              func()                            // ends the process's input once the server's end is closed; nil: closing suffices
+	Quiet                 time.Duration                     // silence of the output, after the process has ended, until Output stops waiting
 }
 
-// New makes a session, which has the ends until it is closed.
+// New returns a session, which owns ends until it is closed.
 func New(ends Ends) *Session {
 	s := &Session{ends: ends, over: make(chan struct{})}
 	if ends.Ended == nil {
@@ -61,9 +61,10 @@ func New(ends Ends) *Session {
 	return s
 }
 
-// Open makes a session of new pipes, and returns the other ends of them, which are the
-// caller's: of the input only with stdin, else a null device, which no other process has
-// either. With a terminal, pipes serve the runtime's own words only.
+// Open returns a session with new pipes, and the other ends of them, which the
+// caller must close. Without stdin the input is a null device that no other
+// process has. With a terminal, the pipes carry only the runtime's own
+// messages.
 func Open(stdin bool) (*Session, Pipes, error) {
 	var ours, theirs Pipes
 	open := func(i int) (err error) {
@@ -94,8 +95,8 @@ func (s *Session) Ended() <-chan struct{} { return s.ends.Ended }
 // Closed is closed by Close.
 func (s *Session) Closed() <-chan struct{} { return s.over }
 
-// ExitCode is that of a command which has ended: 128 and the signal where there
-// was one, as shells have it.
+// ExitCode returns the exit code of an ended command: 128 plus the signal if
+// one killed it, as in shells.
 func (s *Session) ExitCode() (int32, error) {
 	if s.waitErr != nil {
 		return 0, fmt.Errorf("wait for command: %w", s.waitErr)
@@ -106,8 +107,8 @@ func (s *Session) ExitCode() (int32, error) {
 	return int32(s.status.ExitStatus()), nil
 }
 
-// Input copies from r to the process until r ends, or Close. What the process
-// does not want is thrown away.
+// Input copies from r to the process until r ends or Close is called. It
+// discards what the process does not read.
 func (s *Session) Input(r io.Reader) {
 	if s.ends.Stdin != nil {
 		_, _ = io.Copy(s.ends.Stdin, r)
@@ -115,11 +116,11 @@ func (s *Session) Input(r io.Reader) {
 	_, _ = io.Copy(io.Discard, r)
 }
 
-// TakesInput reports whether there is an input that Input copies to.
+// TakesInput reports whether Input has somewhere to copy to.
 func (s *Session) TakesInput() bool { return s.ends.Stdin != nil }
 
-// Unread is how many bytes of its input the process has not read yet; of a
-// terminal's input that cannot be seen, and is 0.
+// Unread returns how many bytes of its input the process has not read yet; 0
+// for a terminal, where that is unknown.
 func (s *Session) Unread() int {
 	if s.ends.Stdin == nil || s.ends.Terminal {
 		return 0
@@ -136,7 +137,8 @@ func (s *Session) Unread() int {
 	return int(n)
 }
 
-// EndInput lets the process read the end of its input. A terminal has none.
+// EndInput makes the process see the end of its input. A terminal's input has
+// no end.
 func (s *Session) EndInput() {
 	switch {
 	case s.ends.Stdin == nil || s.ends.Terminal:
@@ -158,19 +160,18 @@ func (s *Session) Resize(ctx context.Context, size Size) error {
 	return s.ends.Resize(ctx, size)
 }
 
-// How long output is waited for once the process has ended, while a child of it
-// keeps the streams open (containerd#7832). What the process itself has written
-// is there by then and not lost.
+// How long to wait for output once the process has ended, while one of its
+// children keeps the streams open (containerd#7832). What the process itself
+// has written is there by then and not lost.
 const (
 	quietTime = 100 * time.Millisecond // of silence
-	// DrainTime is that in all.
+	// DrainTime is the limit in total.
 	DrainTime = 2 * time.Second
 )
 
-// Output copies what the process writes until both streams are at their end, or
-// the process at its own. A nil writer throws away. The error is that of a
-// writer. A writer that does not take its bytes is waited for, whatever the
-// process does.
+// Output copies what the process writes until both streams end, or the process
+// does. A nil writer discards. The error is a writer's. Output waits for a slow
+// writer, whatever the process does.
 func (s *Session) Output(ctx context.Context, stdout, stderr io.Writer) error {
 	copied := make(chan error, 2)
 	copying := func(dst io.Writer, src *os.File) {
@@ -183,7 +184,7 @@ func (s *Session) Output(ctx context.Context, stdout, stderr io.Writer) error {
 
 func (s *Session) silence() time.Duration { return cmp.Or(s.ends.Quiet, quietTime) }
 
-// copy moves one stream.
+// copy copies one stream.
 func (s *Session) copy(dst io.Writer, src *os.File) error {
 	if src == nil {
 		return nil
@@ -204,7 +205,7 @@ func (s *Session) copy(dst io.Writer, src *os.File) error {
 		}
 	}()
 	const most = 32 << 10
-	buf := make([]byte, most/16) // a probe has little to say, and there are many probes
+	buf := make([]byte, most/16) // a probe prints little, and there are many probes
 	var end time.Time
 	for {
 		n, err := src.Read(buf)
@@ -220,7 +221,7 @@ func (s *Session) copy(dst io.Writer, src *os.File) error {
 			<-limited
 			return leftover(dst, src, buf)
 		}
-		if err != nil { // its end; that of a terminal is EIO
+		if err != nil { // end of file; EIO from a terminal
 			return nil
 		}
 		select {
@@ -242,8 +243,8 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-// leftover moves what a pipe holds when its time is up: a deadline that passes
-// while a slow writer is waited for must not cost a byte. Who goes on writing
+// leftover copies what a pipe holds when its time is up: a deadline that passes
+// during a slow write must not lose a byte. A process that continues to write
 // gets no further than one full pipe.
 func leftover(dst io.Writer, src *os.File, buf []byte) error {
 	const fullPipe = wire.MostBehind
@@ -270,8 +271,8 @@ func leftover(dst io.Writer, src *os.File, buf []byte) error {
 }
 
 // Detach ends the output of an attachment after what the container has written
-// until now. Where the monitor cannot do that the session is closed. The error is
-// that of Dropped.
+// until now. If the monitor cannot do that Detach closes the session. The error
+// is that of Dropped.
 func (s *Session) Detach(ctx context.Context) error {
 	err := s.ends.Attachment.Detach(ctx)
 	if err != nil && !errors.Is(err, fault.Unavailable) {
@@ -281,8 +282,8 @@ func (s *Session) Detach(ctx context.Context) error {
 	return err
 }
 
-// Dropped is why the monitor has ended an attachment while the container ran:
-// its output was not read, for instance.
+// Dropped returns why the monitor has ended an attachment while the container
+// ran, for example because its output was not read.
 func (s *Session) Dropped() error {
 	if s.ends.Attachment == nil {
 		return nil
@@ -290,8 +291,8 @@ func (s *Session) Dropped() error {
 	return s.ends.Attachment.Dropped()
 }
 
-// Close lets go of the process: its terminal is hung up, its input ends, its
-// output has no reader. Input and Output return.
+// Close releases the process: its terminal hangs up, its input ends, its output
+// has no reader. Input and Output return.
 func (s *Session) Close() {
 	s.closing.Do(func() {
 		close(s.over)
@@ -305,8 +306,8 @@ func (s *Session) Close() {
 // Pipes are ends of pipes that become a process's standard descriptors.
 type Pipes [3]*os.File
 
-// Give makes somebody the owner of those that are pipes, who else could not open them by
-// names such as /dev/stdout.
+// Give changes the owner of the pipes, because another user could not open them
+// by names such as /dev/stdout.
 func (p Pipes) Give(uid, gid uint32) error {
 	for _, f := range p {
 		st, err := f.Stat()
@@ -320,7 +321,7 @@ func (p Pipes) Give(uid, gid uint32) error {
 	return nil
 }
 
-// Close closes those that are there.
+// Close closes those that are not nil.
 func (p Pipes) Close() {
 	for _, f := range p {
 		if f != nil {
@@ -329,12 +330,12 @@ func (p Pipes) Close() {
 	}
 }
 
-// Said is what a runtime that failed to start a command has written, to its standard
-// error and to the terminal.
+// Said returns what a runtime that failed to start a command has written to its
+// standard error and to the terminal.
 func (s *Session) Said(t Terminal) string { return lastWords(s.ends.Stderr) + "\n" + wordsOn(t) }
 
-// lastWords is the end of what has been written to f, and of what is written
-// within quietTime by whoever still has it.
+// lastWords returns the end of the output in f, including what processes that
+// still hold the pipe write within quietTime.
 func lastWords(f *os.File) string {
 	last := capture.Tail{Max: 4 << 10}
 	_ = f.SetReadDeadline(time.Now().Add(quietTime))
@@ -343,7 +344,8 @@ func lastWords(f *os.File) string {
 	return last.String()
 }
 
-// UseTerminal turns the streams from the runtime's words to the terminal, if there is one.
+// UseTerminal switches the streams from the runtime's messages to the terminal,
+// if there is one.
 func (s *Session) UseTerminal(t Terminal) error {
 	master, err := t.Master()
 	if err != nil || master == nil {
@@ -366,15 +368,16 @@ func (s *Session) UseTerminal(t Terminal) error {
 	return nil
 }
 
-// Watch waits for the end of a command, a child of this process, and reaps it, unless
-// it does so already. A command may outlive its session; then so does its watch.
+// Watch waits for the end of a command, a child of this process, and reaps it.
+// It does nothing if a watch is already running. A command may outlive its
+// session; then so does its watch.
 func (s *Session) Watch(pid int) error {
 	if s.watched {
 		return nil
 	}
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err == nil {
-		err = unix.SetNonblock(fd, true) // so that Go polls it; PIDFD_NONBLOCK is as of Linux 5.10
+		err = unix.SetNonblock(fd, true) // so that Go polls it; PIDFD_NONBLOCK needs Linux 5.10
 	}
 	if err != nil {
 		return fmt.Errorf("watch command: %w", err)
@@ -400,8 +403,8 @@ func (s *Session) Watch(pid int) error {
 	return nil
 }
 
-// Finish tells the end of a command that somebody else waits for: its status, or why
-// there is none.
+// Finish reports the end of a command for which other code waits: its status,
+// or why there is none.
 func (s *Session) Finish(status unix.WaitStatus, err error) {
 	s.status, s.waitErr = status, err
 	close(s.ended)

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What a process has not read of its input can be seen in its pipe.
+// The pipe shows what a process has not read of its input.
 func TestUnread(t *testing.T) {
 	t.Parallel()
 	process, stdin, err := os.Pipe()

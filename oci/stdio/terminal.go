@@ -16,19 +16,20 @@ import (
 	"github.com/crius-run/crius/internal/unixsocket"
 )
 
-// Terminal is where the terminal of a command comes from.
+// Terminal is a source of a command's terminal.
 type Terminal interface {
-	// Offer is what a runtime gets for it, besides or instead of the command's pipes.
+	// Offer returns what a runtime gets for the terminal, besides or instead of
+	// the command's pipes.
 	Offer(pipes Pipes) (flags []string, streams Pipes)
-	// Master is our end, once the runtime has started the command or failed to; nil:
-	// there is no terminal. It is the caller's.
+	// Master returns the server's end, once the runtime has started the command
+	// or failed to; nil: there is no terminal. The caller must close it.
 	Master() (*os.File, error)
-	// Close ends what the terminal itself does not need.
+	// Close closes what the terminal itself does not need.
 	Close()
 }
 
-// wordsOn is what a runtime that failed has written to the terminal, as crun does once
-// it has made one.
+// wordsOn returns what a failed runtime has written to the terminal, as crun
+// does once it has made one.
 func wordsOn(t Terminal) string {
 	master, err := t.Master()
 	if err != nil || master == nil {
@@ -39,7 +40,7 @@ func wordsOn(t Terminal) string {
 	return colours.ReplaceAllString(lastWords(master), "")
 }
 
-// NoTerminal is that of a command without one.
+// NoTerminal is for a command without a terminal.
 var NoTerminal Terminal = noTerminal{}
 
 type noTerminal struct{}
@@ -50,7 +51,7 @@ func (noTerminal) Close()                              {}
 
 type pty struct{ own, theirs *os.File }
 
-// NewPTY makes a terminal of this server's.
+// NewPTY makes a terminal of the server.
 func NewPTY() (Terminal, error) {
 	own, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -79,7 +80,7 @@ func otherEnd(master *os.File) (*os.File, error) {
 		return nil, err
 	}
 	name := fmt.Sprintf("/dev/pts/%d", number)
-	fd, err := unix.Open(name, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0) // and blocking, as os.OpenFile's would not be
+	fd, err := unix.Open(name, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0) // and blocking, unlike os.OpenFile
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: name, Err: err}
 	}
@@ -89,7 +90,7 @@ func otherEnd(master *os.File) (*os.File, error) {
 func (p *pty) Offer(Pipes) ([]string, Pipes) { return nil, Pipes{p.theirs, p.theirs, p.theirs} }
 
 func (p *pty) Master() (*os.File, error) {
-	_ = p.theirs.Close() // else its end would not be seen
+	_ = p.theirs.Close() // otherwise its end would go unnoticed
 	own := p.own
 	p.own = nil
 	return own, nil
@@ -110,7 +111,7 @@ type Console struct {
 	listener *net.UnixListener
 }
 
-// NewConsole listens in dir, under a name as short as a socket's address needs.
+// NewConsole listens in dir, under a name short enough for a socket's address.
 func NewConsole(ctx context.Context, dir string) (*Console, error) {
 	var name [4]byte
 	_, _ = rand.Read(name[:]) // never fails
@@ -130,8 +131,8 @@ func (c *Console) Offer(pipes Pipes) ([]string, Pipes) {
 // Close implements Terminal.
 func (c *Console) Close() { _ = c.listener.Close() }
 
-// Master is what a runtime that has ended has sent: it lies in the queue, so
-// nothing here waits.
+// Master returns what a runtime that has exited has sent: it is in the queue,
+// so Master does not block.
 func (c *Console) Master() (*os.File, error) {
 	conn, err := c.accept()
 	if err != nil {
@@ -158,7 +159,7 @@ func (c *Console) Master() (*os.File, error) {
 	return os.NewFile(uintptr(fds[0]), "terminal"), nil
 }
 
-// accept takes the connection that a runtime has made, if there is one.
+// accept accepts the connection that a runtime has made, if there is one.
 func (c *Console) accept() (conn int, err error) {
 	raw, err := c.listener.SyscallConn()
 	if err != nil {

@@ -14,10 +14,11 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// This file changes cgroups: the quota of pods, and which CPUs the scheduler balances. With
-// cgroup v1 that is a switch of each cpuset, and those of all other cgroups that have the
-// same CPUs must be off, which is the node's configuration. With v2 the container's cgroup
-// becomes a partition, for which all cgroups above it have to let go of its CPUs.
+// This file changes cgroups: the quota of pods, and the CPUs that the scheduler
+// balances. On cgroup v1 each cpuset has a switch for balancing, and the
+// switches of all other cgroups with the same CPUs must be off, which is the
+// node's configuration. On v2 the container's cgroup becomes a partition, for
+// which all cgroups above it must give up its CPUs.
 
 const (
 	balance   = "cpuset.sched_load_balance" // v1
@@ -25,8 +26,8 @@ const (
 	partition = "cpuset.cpus.partition"     // v2
 )
 
-// liftQuota lifts the quota of the pod's cgroup, which goes with the pod. That of the
-// container is among its limits.
+// liftQuota lifts the quota of the pod's cgroup, which is removed with the pod.
+// The container's own quota is among its limits.
 func (t *Tuner) liftQuota(c claim) error {
 	if !c.PodQuota {
 		return nil
@@ -42,7 +43,8 @@ func (t *Tuner) liftQuota(c claim) error {
 	return nil
 }
 
-// tellSystemd tells systemd of liftQuota. It would set the quota again at its next reload.
+// tellSystemd tells systemd about liftQuota. Otherwise it would set the quota
+// again at its next reload.
 func (t *Tuner) tellSystemd(ctx context.Context, c claim) {
 	slice := path.Base(path.Dir(c.Cgroup))
 	if !c.PodQuota || !strings.HasSuffix(slice, ".slice") {
@@ -53,7 +55,7 @@ func (t *Tuner) tellSystemd(ctx context.Context, c claim) {
 	}
 }
 
-// leaf is the cgroup that the container's processes are in: crun makes one more.
+// leaf returns the cgroup of the container's processes: crun adds one more.
 func (t *Tuner) leaf(cgroup string) string {
 	inner := path.Join(cgroup, "container")
 	if _, err := t.ReadCgroup(inner, "cpuset.cpus"); err == nil {
@@ -62,7 +64,7 @@ func (t *Tuner) leaf(cgroup string) string {
 	return cgroup
 }
 
-// down are the cgroup and all above it but the root, from the top down.
+// down returns the cgroup and all above it except the root, from the top down.
 func down(cgroup string) (all []string) {
 	for ; cgroup != "/" && cgroup != "."; cgroup = path.Dir(cgroup) {
 		all = append(all, cgroup)
@@ -103,7 +105,7 @@ func (t *Tuner) noteExclusive(next *changes, c claim) error {
 	return nil
 }
 
-// isolate switches the balancing of the container's CPUs off.
+// isolate switches off the balancing of the container's CPUs.
 func (t *Tuner) isolate(c claim) error {
 	if !c.NoBalancing {
 		return nil
@@ -134,7 +136,7 @@ func (t *Tuner) makePartition(leaf string, cpus Set) error {
 	if err := t.WriteCgroup(leaf, partition, "isolated"); err != nil {
 		return fmt.Errorf("make a partition of CPUs: %w", err)
 	}
-	// The kernel takes a partition that cannot be, and says so here.
+	// The kernel accepts an impossible partition, and reports it here.
 	if state, err := t.ReadCgroup(leaf, partition); err != nil || state != "isolated" {
 		return fmt.Errorf("make a partition of CPUs: %w: state %q of %s, %w", cmp.Or(err, errInvalidPartition), state, leaf, fault.Precondition)
 	}
@@ -143,8 +145,8 @@ func (t *Tuner) makePartition(leaf string, cpus Set) error {
 
 var errInvalidPartition = errors.New("the kernel did not isolate them")
 
-// settleExclusive gives CPUs back to other cgroups, from the bottom up. Cgroups that are
-// gone have given theirs back.
+// settleExclusive gives CPUs back to other cgroups, from the bottom up. Removed
+// cgroups have given theirs back already.
 func (t *Tuner) settleExclusive(next *changes) error {
 	needed := map[string]Set{}
 	for _, c := range next.Containers {
@@ -177,7 +179,7 @@ func (t *Tuner) settleExclusive(next *changes) error {
 	return errors.Join(errs...)
 }
 
-// endPartition has no effect on a cgroup that is none.
+// endPartition has no effect on a cgroup that is not a partition.
 func (t *Tuner) endPartition(cgroup string) error {
 	state, err := t.ReadCgroup(cgroup, partition)
 	if err != nil || !strings.HasPrefix(state, "isolated") {

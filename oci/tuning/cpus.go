@@ -12,11 +12,12 @@ import (
 // Set is a set of CPUs, in ascending order.
 type Set []int
 
-// mostCPUs is more than any kernel is built for (CONFIG_NR_CPUS). A list names ranges, so
-// that a short one could name more CPUs than fit into memory.
+// mostCPUs is more than any kernel is built for (CONFIG_NR_CPUS). Because lists
+// name ranges, a short list could name more CPUs than fit into memory.
 const mostCPUs = 1 << 14
 
-// ParseSet reads a list of the kernel's, such as 0-3,7; an empty one is an empty set.
+// ParseSet reads a list in the kernel's format, such as 0-3,7; an empty list is
+// an empty set.
 func ParseSet(list string) (Set, error) {
 	var s Set
 	list = strings.TrimSpace(list)
@@ -41,7 +42,7 @@ func ParseSet(list string) (Set, error) {
 	return slices.Compact(s), nil
 }
 
-// parseMask reads a mask of the kernel's, such as ff,ffffffff.
+// parseMask reads a mask in the kernel's format, such as ff,ffffffff.
 func parseMask(text string) (Set, error) {
 	digits := strings.ReplaceAll(strings.TrimSpace(text), ",", "")
 	if digits == "" || len(digits) > mostCPUs/4 {
@@ -62,7 +63,7 @@ func parseMask(text string) (Set, error) {
 	return s, nil
 }
 
-// String is the list that ParseSet reads.
+// String returns the list that ParseSet reads.
 func (s Set) String() string {
 	var parts []string
 	for i := 0; i < len(s); {
@@ -80,8 +81,8 @@ func (s Set) String() string {
 	return strings.Join(parts, ",")
 }
 
-// mask is what parseMask reads. It has no digits that it does not need: the kernel refuses
-// a mask that is longer than its own.
+// mask returns the form that parseMask reads, without superfluous digits: the
+// kernel refuses a mask that is longer than its own.
 func (s Set) mask() string {
 	words := []uint32{0}
 	for _, cpu := range s {
@@ -114,7 +115,7 @@ func (s Set) and(other Set) Set {
 	return slices.DeleteFunc(slices.Clone(s), func(cpu int) bool { return !other.has(cpu) })
 }
 
-// MarshalText makes a Set its list in records.
+// MarshalText writes a Set as its list in records.
 func (s Set) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // UnmarshalText reads what MarshalText has written.

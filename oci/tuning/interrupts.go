@@ -12,23 +12,23 @@ import (
 	"strings"
 )
 
-// This file keeps interrupts off CPUs: those that come to be by the default mask of the
-// kernel, and those that are there by irqbalance, which moves them.
+// This file keeps interrupts off CPUs: new interrupts by the kernel's default
+// mask, and existing ones by irqbalance, which moves them.
 
 const (
 	defaultMask = "/proc/irq/default_smp_affinity"
 	irqbalance  = "irqbalance.service"
 )
 
-// Variables of irqbalance's configuration: versions before 1.8 know the first one alone, and
-// current ones the second.
+// Variables of irqbalance's configuration: versions before 1.8 know only the
+// first, current ones the second.
 const (
 	bannedMask = "IRQBALANCE_BANNED_CPUS="
 	bannedList = "IRQBALANCE_BANNED_CPULIST="
 )
 
-// bannedLines are the lines of irqbalance's configuration that were there before; without a
-// file there is none.
+// bannedLines are the original lines of irqbalance's configuration; nil if
+// there was no file.
 type bannedLines struct {
 	File  string   `json:"File,omitempty"`
 	Lines []string `json:"Lines,omitempty"`
@@ -61,7 +61,7 @@ func (t *Tuner) noteInterrupts(next *changes, c claim) error {
 	return err
 }
 
-// silence takes CPUs out of the mask of interrupts.
+// silence removes CPUs from the mask of interrupts.
 func (t *Tuner) silence(c claim) error {
 	if len(c.Quiet) == 0 {
 		return nil
@@ -77,7 +77,7 @@ func (t *Tuner) silence(c claim) error {
 	return t.ban(t.now)
 }
 
-// settleInterrupts gives the CPUs back to interrupts that no container wants quiet.
+// settleInterrupts gives CPUs that no container needs quiet back to interrupts.
 func (t *Tuner) settleInterrupts(next *changes) error {
 	var quiet Set
 	for _, c := range next.Containers {
@@ -111,8 +111,9 @@ func (t *Tuner) settleInterrupts(next *changes) error {
 	return err
 }
 
-// ban has irqbalance leave the CPUs alone that are not in the mask, and those that it left
-// alone before. A configuration keeps it from finding isolated CPUs by itself.
+// ban makes irqbalance leave alone the CPUs that are not in the mask, and those
+// that it left alone before. With a configuration it does not find isolated
+// CPUs by itself.
 func (t *Tuner) ban(now *changes) error {
 	banned, err := t.toBan(now)
 	if err != nil {
@@ -125,8 +126,8 @@ func (t *Tuner) ban(now *changes) error {
 	return nil
 }
 
-// toBan are the CPUs that irqbalance is to leave alone: while crius has changed nothing,
-// those of its configuration.
+// toBan returns the CPUs that irqbalance must leave alone: while crius has
+// changed nothing, those of its configuration.
 func (t *Tuner) toBan(now *changes) (Set, error) {
 	if now.Irqbalance == nil {
 		lines, err := t.findBanned()
@@ -150,13 +151,13 @@ func (t *Tuner) toBan(now *changes) (Set, error) {
 	return now.Irqbalance.cpus().plus(online.minus(mask)), nil
 }
 
-// assignments are those of both variables.
+// assignments returns the assignments of both variables.
 func assignments(banned Set, quote string) []string {
 	return []string{bannedMask + quote + banned.mask() + quote, bannedList + quote + banned.String() + quote}
 }
 
-// askRebalance wants mu held. That irqbalance is to look again is on record, or will be: the
-// next server asks again if this one dies too early.
+// askRebalance requires mu. The request is on record, or will be: the next
+// server repeats it if this one dies too early.
 func (t *Tuner) askRebalance() {
 	if len(t.IrqbalanceFiles) > 0 {
 		t.asked++
@@ -164,9 +165,9 @@ func (t *Tuner) askRebalance() {
 	}
 }
 
-// rebalance makes irqbalance look at its CPUs, once for all who have asked until now. Without
-// it the interrupts that are there stay where they are, which is no reason to refuse a
-// container, and none to let others wait.
+// rebalance makes irqbalance look at its CPUs again, once for all requests so
+// far. Without it existing interrupts stay where they are. That is no reason to
+// refuse a container or to make others wait.
 func (t *Tuner) rebalance(ctx context.Context) error {
 	t.rebalancing.Lock()
 	defer t.rebalancing.Unlock()
@@ -199,29 +200,31 @@ func (t *Tuner) rebalance(ctx context.Context) error {
 func (t *Tuner) runIrqbalance(ctx context.Context, banned Set) error {
 	err := t.Run(ctx, nil, "systemctl", "is-active", "--quiet", irqbalance)
 	if err == nil {
-		_ = t.Run(ctx, nil, "systemctl", "reset-failed", irqbalance) // else it may not be started so often
+		_ = t.Run(ctx, nil, "systemctl", "reset-failed", irqbalance) // otherwise systemd may refuse to start it so often
 		return t.Run(ctx, nil, "systemctl", "restart", irqbalance)
 	}
 	if t.hasSystemd() && !saysInactive(err) {
-		return err // it may run
+		return err // it may be running
 	}
 	return t.Run(ctx, assignments(banned, ""), "irqbalance", "--oneshot")
 }
 
-// hasSystemd tells whether systemd runs, as its own sd_booted(3) does.
+// hasSystemd reports whether systemd runs, like sd_booted(3).
 func (t *Tuner) hasSystemd() bool {
 	_, err := os.Stat(filepath.Join(t.Root, "/run/systemd/system"))
 	return err == nil
 }
 
-// saysInactive tells what systemctl has found out from what it could not.
+// saysInactive reports whether systemctl found the unit inactive, as opposed to
+// failing to find out.
 func saysInactive(err error) bool {
 	const inactive, unknown = 3, 4
 	exit, exited := errors.AsType[*exec.ExitError](err)
 	return exited && (exit.ExitCode() == inactive || exit.ExitCode() == unknown)
 }
 
-// configuration is the path of irqbalance's; without one there is none.
+// configuration returns the path of irqbalance's configuration; empty if there
+// is none.
 func (t *Tuner) configuration() string {
 	lines, err := t.findBanned()
 	if err != nil {
@@ -250,7 +253,7 @@ func isBanned(line string) bool {
 	return strings.HasPrefix(line, bannedMask) || strings.HasPrefix(line, bannedList)
 }
 
-// cpus are those of the lines, as far as irqbalance would understand them.
+// cpus returns the CPUs in the lines, as irqbalance would parse them.
 func (b *bannedLines) cpus() (banned Set) {
 	for _, line := range b.Lines {
 		name, value, _ := strings.Cut(line, "=")
@@ -264,7 +267,7 @@ func (b *bannedLines) cpus() (banned Set) {
 	return banned
 }
 
-// replaceBanned puts lines in the place of those that the configuration has for banned CPUs.
+// replaceBanned replaces the configuration's lines for banned CPUs.
 func (t *Tuner) replaceBanned(file string, lines []string) error {
 	if file == "" {
 		return nil
@@ -286,13 +289,14 @@ func (t *Tuner) replaceBanned(file string, lines []string) error {
 	return nil
 }
 
-// withLines is the text with other lines for banned CPUs, at the place of the first.
+// withLines returns the text with other lines for banned CPUs, in place of the
+// first of the old ones.
 func withLines(text string, lines []string) string {
 	all := strings.Split(text, "\n")
 	at := slices.IndexFunc(all, isBanned)
 	if at < 0 {
 		at = len(all)
-		if all[at-1] == "" { // behind the last line's end
+		if all[at-1] == "" { // after the last line's end
 			at--
 		} else {
 			lines = append(slices.Clone(lines), "")
@@ -301,7 +305,7 @@ func withLines(text string, lines []string) string {
 	return strings.Join(slices.Concat(all[:at], lines, slices.DeleteFunc(all[at:], isBanned)), "\n")
 }
 
-// replaceFile replaces a file, whose mode stays, as a whole.
+// replaceFile replaces a file atomically and keeps its mode.
 func replaceFile(path, text string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -311,7 +315,7 @@ func replaceFile(path, text string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.Remove(f.Name()) }() // none after the rename
+	defer func() { _ = os.Remove(f.Name()) }() // a no-op after the rename
 	_, err = f.WriteString(text)
 	err = errors.Join(err, f.Chmod(info.Mode().Perm()), f.Sync(), f.Close())
 	if err != nil {

@@ -13,9 +13,10 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Node is what is changed. The zero value is this machine.
+// Node is the machine that is changed. The zero value is this machine.
 type Node struct {
-	// Root is the directory that has /proc, /sys and /etc; empty: the node's own.
+	// Root is the directory that contains /proc, /sys and /etc; empty: the node's
+	// own.
 	Root string
 	// ReadCgroup and WriteCgroup are those of package cgroup.
 	ReadCgroup  func(cgroup, name string) (string, error)
@@ -33,7 +34,7 @@ func (n *Node) fill() {
 	}
 }
 
-// runTime is more than systemd takes to restart irqbalance.
+// runTime is longer than systemd takes to restart irqbalance.
 const runTime = 30 * time.Second
 
 func run(ctx context.Context, env []string, name string, args ...string) error {
@@ -42,7 +43,7 @@ func run(ctx context.Context, env []string, name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env, cmd.WaitDelay = append(os.Environ(), env...), time.Second
 	out, err := cmd.CombinedOutput()
-	if err != nil && ctx.Err() != nil { // of the program it is known no more than that it was killed
+	if err != nil && ctx.Err() != nil { // the program's error says only that it was killed
 		err = context.Cause(ctx)
 	}
 	if err != nil {
@@ -57,7 +58,7 @@ func (n *Node) read(path string) (string, error) {
 	return strings.TrimSpace(string(text)), err
 }
 
-// write writes a file of the kernel, which is there.
+// write writes a kernel file, which must exist.
 func (n *Node) write(path, value string) error {
 	f, err := os.OpenFile(filepath.Join(n.Root, path), os.O_WRONLY|os.O_TRUNC, 0)
 	if err != nil {

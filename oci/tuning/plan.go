@@ -13,24 +13,24 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Wishes are what annotations of a pod ask for, for its containers that have CPUs of their
-// own.
+// Wishes are what annotations of a pod request for its containers with
+// exclusive CPUs.
 type Wishes struct {
 	NoInterrupts bool
-	Housekeeping bool     // with NoInterrupts: a container's first CPU and its siblings get some
+	Housekeeping bool     // with NoInterrupts: a container's first CPU and its siblings do get interrupts
 	NoBalancing  bool     // the scheduler does not move processes between the CPUs
 	NoQuota      bool     // of CFS
-	Latency      string   // value of pm_qos_resume_latency_us; empty: stays
-	Governor     string   // of cpufreq; empty: stays
+	Latency      string   // value of pm_qos_resume_latency_us; empty: unchanged
+	Governor     string   // of cpufreq; empty: unchanged
 	Shared       []string // containers that get the node's shared CPUs as well
 }
 
-// Any tells whether anything is asked for.
+// Any reports whether anything is requested.
 func (w Wishes) Any() bool {
 	return w.NoInterrupts || w.NoBalancing || w.NoQuota || w.Latency != "" || w.Governor != "" || len(w.Shared) > 0
 }
 
-// Container is what a plan depends on.
+// Container is the input of a plan.
 type Container struct {
 	Name         string
 	CgroupParent string // of its pod
@@ -39,7 +39,7 @@ type Container struct {
 	PinExecs     bool // exec processes run on one CPU
 }
 
-// Plan is what is done for a container that has CPUs of its own.
+// Plan is what is done for a container with exclusive CPUs.
 type Plan struct {
 	CPUs         Set    `json:"CPUs"`
 	Shared       Set    `json:"Shared,omitempty"`       // CPUs that it gets as well
@@ -52,8 +52,9 @@ type Plan struct {
 	PinExecs     bool   `json:"PinExecs,omitempty"`
 }
 
-// Plan is the plan for a container, and limits that it needs over those asked for. Both are
-// nil if there is nothing to be done, as for every container that has no CPUs of its own.
+// Plan returns the plan for a container, and limits that it needs over the
+// requested ones. Both are nil if there is nothing to do, as for every
+// container without exclusive CPUs.
 func (t *Tuner) Plan(c Container) (*Plan, *cri.LinuxContainerResources, error) {
 	cpus, w := own(c), c.Wishes
 	if len(cpus) == 0 || !w.Any() && !c.PinExecs {
@@ -79,25 +80,25 @@ func (t *Tuner) Plan(c Container) (*Plan, *cri.LinuxContainerResources, error) {
 	if !w.NoQuota && len(p.Shared) == 0 {
 		return p, nil, nil
 	}
-	// The quota of its own CPUs is too small for what it gets with the shared ones, and
-	// that of all of them would not limit anything.
+	// The quota for its own CPUs is too small once it has the shared ones too,
+	// and a quota for all of them would not limit anything.
 	p.PodQuota = c.CgroupParent != ""
-	limits := &cri.LinuxContainerResources{CpuQuota: -1, CpuPeriod: cmp.Or(c.Limits.GetCpuPeriod(), 100_000)} // the kernel's own
+	limits := &cri.LinuxContainerResources{CpuQuota: -1, CpuPeriod: cmp.Or(c.Limits.GetCpuPeriod(), 100_000)} // the kernel's default
 	if len(p.Shared) > 0 {
 		limits.CpusetCpus = cpus.plus(p.Shared).String()
 	}
 	return p, limits, nil
 }
 
-// own are the CPUs that a container has to itself: the kubelet gives them to containers
-// of Guaranteed pods that ask for whole CPUs (its static CPU policy), and says so by their
-// cpuset alone. Whether a cpuset is of that kind follows from the rest, as with CRI-O. The
-// size has to be right as well.
+// own returns a container's exclusive CPUs: the kubelet gives them to
+// containers of Guaranteed pods that request whole CPUs (its static CPU
+// policy), and shows it only by their cpuset. own infers from the other limits
+// whether a cpuset is of that kind, as CRI-O does. The size must match as well.
 func own(c Container) Set {
 	if strings.Contains(c.CgroupParent, "burstable") || strings.Contains(c.CgroupParent, "besteffort") {
 		return nil
 	}
-	const whole, most = 1024, 262144 // shares; the kubelet asks for no more, however many CPUs
+	const whole, most = 1024, 262144 // shares; the kubelet requests no more, however many CPUs
 	shares := c.Limits.GetCpuShares()
 	cpus, err := ParseSet(c.Limits.GetCpusetCpus())
 	if err != nil || shares <= 0 || shares != min(int64(len(cpus))*whole, most) {
@@ -106,8 +107,8 @@ func own(c Container) Set {
 	return cpus
 }
 
-// AddTo gives the plan's part to the spec of the container; nil has none. The variables
-// are those of CRI-O.
+// AddTo writes the plan's part into the container's spec; nil has none. The
+// variables are CRI-O's.
 func (p *Plan) AddTo(s *specs.Spec) {
 	if p == nil {
 		return
@@ -126,14 +127,14 @@ func (p *Plan) AddTo(s *specs.Spec) {
 		first = p.Shared[0]
 	}
 	s.Process.ExecCPUAffinity = &specs.CPUAffinity{Final: strconv.Itoa(first)}
-	// CPUs that are isolated in a partition can be used inside the container's cgroup alone,
-	// so that the runtime cannot run there before it has joined that.
+	// CPUs isolated in a partition can only be used inside the container's
+	// cgroup, so the runtime cannot run on them before it has joined that.
 	if !p.NoBalancing {
 		s.Process.ExecCPUAffinity.Initial = s.Process.ExecCPUAffinity.Final
 	}
 }
 
-// Changes tells whether the plan changes anything on the node; nil does not.
+// Changes reports whether the plan changes anything on the node; nil does not.
 func (p *Plan) Changes() bool {
 	return p != nil && (len(p.Quiet) > 0 || p.NoBalancing || p.PodQuota || p.Latency != "" || p.Governor != "")
 }

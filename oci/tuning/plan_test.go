@@ -19,7 +19,7 @@ const (
 	slice      = "kubepods-pod1.slice"
 )
 
-// Which containers have CPUs of their own.
+// Which containers have exclusive CPUs.
 func TestOwnCPUs(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -38,12 +38,12 @@ func TestOwnCPUs(t *testing.T) {
 		{guaranteed, 2048, "", ""},    // no static CPU policy
 		{guaranteed, 2048, "0-7", ""}, // shared with others
 		{guaranteed, 0, "", ""},       // no request
-		{guaranteed, 1024, "all", ""}, // nonsense, which others refuse
+		{guaranteed, 1024, "all", ""}, // invalid, refused elsewhere
 		{guaranteed, -1024, "1", ""},  // likewise
 		{guaranteed, 2048, "2,2", ""}, // one CPU
 		{guaranteed, 3072, "1-3", "1-3"},
 		{guaranteed, 262144, "0-255", "0-255"},
-		{guaranteed, 262144, "0-299", "0-299"}, // the most that the kubelet asks for
+		{guaranteed, 262144, "0-299", "0-299"}, // the maximum that the kubelet requests
 		{guaranteed, 262144, "0-254", ""},
 		{guaranteed, 307200, "0-299", ""},
 	} {

@@ -1,18 +1,22 @@
-// Package tuning deals with containers that have CPUs of their own: it keeps interrupts and
-// the scheduler's balancing off these CPUs, sets how deep they sleep and how fast they run,
-// and takes all that back. It does what CRI-O's high-performance hooks do.
+// Package tuning handles containers with exclusive CPUs: it keeps interrupts
+// and the scheduler's balancing off these CPUs, sets their sleep latency and
+// frequency governor, and undoes all that. It does what CRI-O's
+// high-performance hooks do.
 //
-// What it changes outside of a container's own cgroup outlives the container, and the
-// server. So what is done for whom, and how the node was before, is on the disk first:
+// What it changes outside of a container's own cgroup outlives the container,
+// and the server. So it first records on disk what is done for which container,
+// and the original state of the node:
 //
 //	<state>/tuning/node/tuning.json
 //
-// A CPU may be tuned for the next container before the last one is known to have ended. So
-// the node is never given back what it was when a container came: what no container on
-// record needs any more is made what it was before the first one.
+// A CPU may be tuned for the next container before the last one is known to
+// have ended. So tuning never restores the state that a container found: it
+// restores what no container on record needs any more to the state before the
+// first one.
 //
-// Errors wrap fault.Invalid for what a pod has asked for in vain, fault.Unimplemented for
-// what this kernel cannot do, and fault.Unavailable while the record cannot be read.
+// Errors wrap fault.Invalid for an invalid request of a pod,
+// fault.Unimplemented for what this kernel cannot do, and fault.Unavailable
+// while the record cannot be read.
 package tuning
 
 import (
@@ -37,41 +41,42 @@ type Config struct {
 	IrqbalanceFiles []string `toml:"irqbalance_config_files" apply:"restart" form:"path" help:"configuration files of irqbalance; in the first one that exists crius lists the CPUs that get no interrupts, and it restarts irqbalance then; empty: irqbalance is left alone"`
 }
 
-// DefaultConfig is what an empty configuration file means.
+// DefaultConfig returns what an empty configuration file means.
 func DefaultConfig() Config {
 	return Config{IrqbalanceFiles: []string{"/etc/sysconfig/irqbalance", "/etc/default/irqbalance"}}
 }
 
-// Options is what a Tuner works by.
+// Options configure a Tuner.
 type Options struct {
 	Config
 	Node
 	StateDir string
-	Boot     string // changes with every boot of the node
-	// Later does work in the background, again until it succeeds. Work of the same name
-	// takes the place of what has not begun.
+	Boot     string // identifies the boot of the node
+	// Later does work in the background, and repeats it until it succeeds. Work
+	// replaces earlier work of the same name that has not begun.
 	Later func(name string, work func(context.Context) error)
 }
 
-// Tuner changes what a node does with its CPUs.
+// Tuner changes the settings of a node's CPUs.
 type Tuner struct {
 	Options
 	shared  Set
 	records *record.Dir[changes]
 
-	// mu is held during the changes, which read what they write. No program is run
-	// meanwhile: ends of containers wait for it.
+	// mu is held during changes, which read what they write. No program runs
+	// meanwhile, because ends of containers wait for mu.
 	mu     sync.Mutex
 	now    *changes
-	unread error // why what is on record is not known
-	// How often irqbalance was to look again, and of these what it has done.
+	unread error // why the record is unknown
+	// The number of requests for a new look of irqbalance, and how many of these
+	// are done.
 	asked, rebalanced uint64
 
 	rebalancing sync.Mutex
 	banned      *Set // what irqbalance was told last; nil: nothing yet
 }
 
-// changes is what is on record. All of it is from one boot.
+// changes is the content of the record. All of it is from one boot.
 type changes struct {
 	Boot       string           `json:"Boot"`
 	Containers map[string]claim `json:"Containers"`
@@ -96,7 +101,7 @@ const (
 	only    = "node" // its id
 )
 
-// New makes a Tuner, which knows nothing of an earlier one before Recover.
+// New returns a Tuner, which knows nothing of an earlier one before Recover.
 func New(o Options) (*Tuner, error) {
 	shared, err := ParseSet(o.SharedCPUs)
 	if err != nil {
@@ -109,10 +114,10 @@ func New(o Options) (*Tuner, error) {
 	}, nil
 }
 
-// Recover reads the record of an earlier Tuner, and returns the containers on it. After a
-// reboot there are none: of what was done for them only irqbalance's configuration is left,
-// which is restored. After an error nothing can be done until it has succeeded, lest what is
-// on record be overwritten.
+// Recover reads the record of an earlier Tuner, and returns the containers in
+// it. After a reboot there are none: the only remaining change is irqbalance's
+// configuration, which Recover restores. After an error no other call works
+// until Recover has succeeded, so that the record is not overwritten.
 func (t *Tuner) Recover(ctx context.Context) (containers []string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -142,8 +147,8 @@ func (t *Tuner) Recover(ctx context.Context) (containers []string, err error) {
 	return slices.Sorted(maps.Keys(t.now.Containers)), nil
 }
 
-// Apply does what the plan of a container says, which is to be started. If it fails, Release
-// undoes what it has done.
+// Apply carries out the plan of a container that is about to start. If it
+// fails, Release undoes what it has done.
 func (t *Tuner) Apply(ctx context.Context, id, cgroup string, p *Plan) error {
 	c := claim{*p, cgroup}
 	if err := t.apply(ctx, id, c); err != nil {
@@ -182,7 +187,7 @@ func (t *Tuner) apply(ctx context.Context, id string, c claim) error {
 	return t.isolate(c)
 }
 
-// Release undoes what was done for a container that has ended. It is idempotent.
+// Release undoes what was done for an ended container. It is idempotent.
 func (t *Tuner) Release(ctx context.Context, id string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -197,7 +202,7 @@ func (t *Tuner) Release(ctx context.Context, id string) error {
 	return t.settle(ctx, next)
 }
 
-// known wants mu held.
+// known requires mu.
 func (t *Tuner) known() error {
 	if t.unread == nil {
 		return nil
@@ -211,8 +216,8 @@ func (t *Tuner) settleAgain(ctx context.Context) error {
 	return t.settle(ctx, t.now.clone())
 }
 
-// settle undoes what the containers in next do not need, and makes it the record. What
-// fails is tried again as a whole the next time.
+// settle undoes what the containers in next do not need, and makes next the
+// record. A failed settle is repeated as a whole the next time.
 func (t *Tuner) settle(ctx context.Context, next *changes) error {
 	err := errors.Join(t.settleInterrupts(next), t.settleFiles(next), t.settleExclusive(next))
 	if err != nil {
@@ -221,7 +226,8 @@ func (t *Tuner) settle(ctx context.Context, next *changes) error {
 	return t.put(ctx, next)
 }
 
-// put has the record on the disk, also across a power cut: irqbalance's configuration is.
+// put writes the record durably, because irqbalance's configuration survives a
+// power cut too.
 func (t *Tuner) put(ctx context.Context, next *changes) (err error) {
 	if len(next.Containers) == 0 && next.Irqbalance == nil && !next.Rebalance {
 		err = t.records.Delete(ctx, only)
@@ -250,7 +256,7 @@ func copied[V any](m map[string]V) map[string]V {
 	return next
 }
 
-// files are contents that the container's CPUs need, by path.
+// files returns the contents that the container's CPUs need, by path.
 func (c claim) files() map[string]string {
 	files := map[string]string{}
 	for _, cpu := range c.CPUs {
@@ -320,7 +326,7 @@ func (t *Tuner) settleFiles(next *changes) error {
 	return errors.Join(errs...)
 }
 
-// siblings are the CPUs on the same core.
+// siblings returns the CPUs on the same core.
 func (t *Tuner) siblings(cpu int) (Set, error) {
 	text, err := t.read(cpuFile(cpu, "topology/thread_siblings_list"))
 	if err != nil {
@@ -329,5 +335,5 @@ func (t *Tuner) siblings(cpu int) (Set, error) {
 	return ParseSet(text)
 }
 
-// unimplemented is for what this kernel cannot do.
+// unimplemented returns the error for what this kernel cannot do.
 func unimplemented(text string) error { return fmt.Errorf("%s: %w", text, fault.Unimplemented) }

@@ -23,7 +23,7 @@ const (
 	etcText = "# irqbalance\n#IRQBALANCE_BANNED_CPULIST=\nIRQBALANCE_ARGS=-j\n"
 )
 
-// machine is a node of eight CPUs in a directory.
+// machine is an imitated node with eight CPUs in a directory.
 type machine struct {
 	*testing.T
 	root    string
@@ -32,7 +32,7 @@ type machine struct {
 	cgroups map[string]string // files, by path
 	fail    map[string]error  // by the beginning of a command, or the path of a cgroup's file
 	ran     []string
-	running func(line string) // called by each command
+	running func(line string) // called for each command
 	later   map[string]func(context.Context) error
 }
 
@@ -67,7 +67,7 @@ func (m *machine) holds(path, want string) {
 	}
 }
 
-// server is a Tuner of the machine's, which has recovered.
+// server returns a Tuner of the machine that has recovered.
 func (m *machine) server() *Tuner {
 	m.Helper()
 	m.later = map[string]func(context.Context) error{} // an earlier one is dead
@@ -112,7 +112,7 @@ func (m *machine) server() *Tuner {
 	return t
 }
 
-// work does what was left for later; what fails stays.
+// work does the deferred work; what fails stays.
 func (m *machine) work() {
 	m.Helper()
 	for name, work := range maps.Clone(m.later) {
@@ -139,7 +139,8 @@ func (m *machine) release(t *Tuner, ids ...string) {
 	}
 }
 
-// asBefore wants the machine as newMachine made it, and nothing on record.
+// asBefore requires the machine to be as newMachine made it, and an empty
+// record.
 func (m *machine) asBefore() {
 	m.Helper()
 	m.work()
@@ -154,7 +155,8 @@ func (m *machine) asBefore() {
 	}
 }
 
-// wantRestarts does the work, and wants irqbalance restarted so often in all.
+// wantRestarts does the deferred work, and requires that many restarts of
+// irqbalance in total.
 func (m *machine) wantRestarts(want int) {
 	m.Helper()
 	m.work()
@@ -193,8 +195,8 @@ func TestApplyAndRelease(t *testing.T) {
 	m.asBefore()
 }
 
-// A container's CPUs may be another one's before it is known that the first has ended, and
-// what one of two does not need any more the other may.
+// A container's CPUs may be given to another one before the end of the first is
+// known, and what one of the two no longer needs the other may still need.
 func TestCPUsOfTwoContainers(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -213,8 +215,8 @@ func TestCPUsOfTwoContainers(t *testing.T) {
 	m.asBefore()
 }
 
-// What the operator has set stays: a CPU that got no interrupts gets none later, and
-// irqbalance's configuration is what it was.
+// The operator's settings stay: a CPU that got no interrupts gets none later,
+// and irqbalance's configuration is as before.
 func TestSettingsOfTheOperatorStay(t *testing.T) {
 	t.Parallel()
 	const own = "A=1\nIRQBALANCE_BANNED_CPULIST=7\nB=2"
@@ -233,7 +235,7 @@ func TestSettingsOfTheOperatorStay(t *testing.T) {
 	m.holds(cpuFile(3, "cpufreq/scaling_governor"), "performance")
 }
 
-// A server that dies leaves the record, from which the next one knows what to undo.
+// A dead server leaves the record, by which the next one knows what to undo.
 func TestNextServerKnows(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -253,7 +255,7 @@ func TestNextServerKnows(t *testing.T) {
 	m.asBefore()
 }
 
-// The record is there before anything has changed, also if the change fails.
+// The record is written before anything changes, even if the change then fails.
 func TestRecordComesFirst(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -268,7 +270,7 @@ func TestRecordComesFirst(t *testing.T) {
 	m.release(m.server(), "a")
 	m.asBefore()
 
-	// Where nothing can be recorded nothing changes.
+	// If nothing can be recorded nothing changes.
 	m.set("/file", "")
 	m.state = filepath.Join(m.root, "file")
 	s, err := New(Options{Config: DefaultConfig(), StateDir: m.state, Boot: m.boot, Node: Node{Root: m.root}})
@@ -282,8 +284,8 @@ func TestRecordComesFirst(t *testing.T) {
 	m.holds(cpuFile(2, "cpufreq/scaling_governor"), "powersave")
 }
 
-// A reboot has undone all but irqbalance's configuration, and may have come with other
-// settings.
+// A reboot has undone everything except irqbalance's configuration, and may
+// have come with other settings.
 func TestReboot(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -324,8 +326,8 @@ func TestReleaseIsTriedAgain(t *testing.T) {
 	m.asBefore()
 }
 
-// What a damaged record leaves is said: the file of irqbalance above all, which a reboot does
-// not restore.
+// A damaged record is reported with what it leaves behind: above all
+// irqbalance's file, which a reboot does not restore.
 func TestDamagedRecord(t *testing.T) {
 	var log strings.Builder
 	defer slog.SetDefault(slog.Default())
@@ -373,8 +375,8 @@ func TestRecordThatCannotBeRead(t *testing.T) {
 	m.asBefore()
 }
 
-// irqbalance's configuration that cannot be restored after a reboot is tried again, whatever
-// is tuned meanwhile.
+// If irqbalance's configuration cannot be restored after a reboot, the attempt
+// is repeated, whatever is tuned meanwhile.
 func TestRebootIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -395,7 +397,8 @@ func TestRebootIsTriedAgain(t *testing.T) {
 	m.holds(cpuFile(6, "power/pm_qos_resume_latency_us"), "10")
 }
 
-// irqbalance that does not run as a service balances once; without it nothing does.
+// An irqbalance that does not run as a service balances once; without it
+// nothing does.
 func TestIrqbalance(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -425,8 +428,8 @@ func TestIrqbalance(t *testing.T) {
 	}
 }
 
-// Containers do not wait for irqbalance, and all that have come or gone meanwhile need no
-// more than one restart.
+// Containers do not wait for irqbalance, and all that come or go meanwhile need
+// only one restart.
 func TestIrqbalanceRestartedOnceForAll(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -442,7 +445,7 @@ func TestIrqbalanceRestartedOnceForAll(t *testing.T) {
 	m.wantRestarts(1)
 	m.wantRestarts(1)
 
-	// What comes while irqbalance is restarted needs another.
+	// A change during a restart of irqbalance needs another restart.
 	m.running = func(string) {
 		m.running = func(string) {}
 		m.release(s, "c")
@@ -455,7 +458,8 @@ func TestIrqbalanceRestartedOnceForAll(t *testing.T) {
 	m.asBefore()
 }
 
-// What cannot be restored is tried again and again, without a restart each time.
+// What cannot be restored is tried again and again, without a restart each
+// time.
 func TestIrqbalanceNotRestartedForNothing(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -474,7 +478,7 @@ func TestIrqbalanceNotRestartedForNothing(t *testing.T) {
 	}
 }
 
-// A restart that fails is tried again, by the next server too.
+// A failed restart is tried again, by the next server too.
 func TestIrqbalanceRestartIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -494,8 +498,8 @@ func TestIrqbalanceRestartIsTriedAgain(t *testing.T) {
 	m.wantRestarts(4)
 }
 
-// A server that dies before irqbalance was restarted leaves that to the next one, also after
-// the last container has gone.
+// A server that dies before irqbalance was restarted leaves that to the next
+// one, even after the last container is gone.
 func TestNextServerRestartsIrqbalance(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -525,7 +529,7 @@ func TestSystemdThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// Whatever is in the file, what crius puts into it is taken out again.
+// Whatever is in the file, what crius adds to it is removed again.
 func FuzzIrqbalanceFile(f *testing.F) {
 	for _, text := range []string{etcText, "", "\n", "IRQBALANCE_BANNED_CPUS=ff", "A\nIRQBALANCE_BANNED_CPULIST=\"0-3,x\"\n\n", "IRQBALANCE_BANNED_CPUS=1\nX\nIRQBALANCE_BANNED_CPULIST=2\n"} {
 		f.Add(text)
@@ -570,7 +574,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// v2 makes the cgroups of a container of a pod.
+// v2 makes the cgroups of containers of a pod.
 func (m *machine) v2(ids ...string) {
 	paths := []string{"/kubepods", "/kubepods/pod1"}
 	for _, id := range ids {
@@ -613,7 +617,7 @@ func TestPartition(t *testing.T) {
 	m.asBefore()
 }
 
-// A kernel that takes a partition which cannot be says so in its file.
+// A kernel that accepts an impossible partition says so in its file.
 func TestPartitionThatCannotBe(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -648,7 +652,7 @@ func TestSharedCPUsInPartition(t *testing.T) {
 	}
 }
 
-// With cgroup v1 it is a switch, of the cgroup that crun adds as well.
+// On cgroup v1 there is a switch, also in the cgroup that crun adds.
 func TestBalancingV1(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -688,7 +692,8 @@ func TestPodQuota(t *testing.T) {
 	}
 }
 
-// Of a program that has had its time more is said than that it was killed.
+// The error for a program that ran out of time says more than that it was
+// killed.
 func TestProgramThatHangs(t *testing.T) {
 	t.Parallel()
 	soon, cancel := context.WithTimeoutCause(t.Context(), 10*time.Millisecond, fault.Timeout)

@@ -2,9 +2,9 @@ package version
 
 import "slices"
 
-// advisories are the vulnerabilities of runtimes that crius knows by their
-// versions: those by which a container gets at the node, or a container in a
-// virtual machine at that machine. gVisor publishes none by version.
+// advisories are the vulnerabilities of runtimes that crius recognizes by
+// version: those that let a container reach the node, or a container in a
+// virtual machine reach that machine. gVisor publishes none by version.
 var advisories = []advisory{
 	{"CVE-2024-21626", "runc", []string{"1.1.12"}, "containers can access the node's files through leaked descriptors", "GHSA-xr7r-f8xq-vfvv"},
 	{"CVE-2025-31133", "runc", []string{"1.2.8", "1.3.3", "1.4.0-rc.3"}, "masked paths can be made writable", "GHSA-9493-h29p-rfm2"},
@@ -20,13 +20,13 @@ var advisories = []advisory{
 
 type advisory struct {
 	cve     string
-	program string   // what the runtime calls itself, in lower case
-	fixed   []string // the first good version of each branch that has one, ascending
+	program string   // the runtime's name in its own answer, in lower case
+	fixed   []string // the first fixed version of each branch that has one, ascending
 	what    string
 	source  string
 }
 
-// Vulnerability is one that a runtime has, going by its version.
+// Vulnerability is a vulnerability that a runtime has according to its version.
 type Vulnerability struct {
 	CVE    string   `json:"cve"`
 	What   string   `json:"what"`
@@ -34,9 +34,9 @@ type Vulnerability struct {
 	Source string   `json:"source"`
 }
 
-// Vulnerabilities are those of a runtime that answers so to --version, without
-// those that its distribution has backported. A version that cannot be read has
-// none.
+// Vulnerabilities returns those of a runtime with this answer to --version,
+// without CVEs for which its distribution has backported a fix. An unparsable
+// version yields none.
 func Vulnerabilities(answer string, backported []string) []Vulnerability {
 	name, v := Parse(answer)
 	var found []Vulnerability

@@ -1,5 +1,5 @@
-// Package version reads what runtimes answer to --version, and knows which
-// vulnerabilities a version has.
+// Package version parses the answers of runtimes to --version, and knows the
+// vulnerabilities of their versions.
 package version
 
 import (
@@ -12,10 +12,10 @@ import (
 
 var programName = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9_-]*`)
 
-// Program is the first word of an answer: what the runtime calls itself.
+// Program returns the first word of an answer: the runtime's name.
 func Program(answer string) string { return programName.FindString(answer) }
 
-// Line is the first line of an answer: at most 200 bytes of valid UTF-8.
+// Line returns the first line of an answer: at most 200 bytes of valid UTF-8.
 func Line(answer []byte) string {
 	line, _, _ := strings.Cut(string(answer), "\n")
 	if len(line) > 200 {
@@ -24,11 +24,11 @@ func Line(answer []byte) string {
 	return strings.ToValidUTF8(line, "?")
 }
 
-// Number is major, minor and patch version and the number of a release
+// Number is the major, minor and patch version and the number of a release
 // candidate.
 type Number [4]int
 
-// released stands for the release candidate that a release was.
+// released stands in place of the release candidate's number in a release.
 const released = 1 << 30
 
 var numberText = regexp.MustCompile(`^(\d+)\.(\d+)(?:\.(\d+))?(?:[-~]rc\.?(\d+))?`)
@@ -49,8 +49,8 @@ func parsed(text string) (v Number, ok bool) {
 
 var word = regexp.MustCompile(`(?i)\bversion:?\s+v?(\d\S*)`)
 
-// Parse is the name of a runtime, in lower case, and its version; no name if there is
-// no version.
+// Parse returns the name of a runtime, in lower case, and its version; an empty
+// name if there is no version.
 func Parse(answer string) (name string, v Number) {
 	m := word.FindStringSubmatch(answer)
 	if m == nil {
@@ -63,14 +63,14 @@ func Parse(answer string) (name string, v Number) {
 	return strings.ToLower(Program(answer)), v
 }
 
-// Has reports whether v is of the branch major.minor or a later one.
+// Has reports whether v belongs to the branch major.minor or a later one.
 func (v Number) Has(major, minor int) bool { return slices.Compare(v[:2], []int{major, minor}) >= 0 }
 
 func (v Number) compare(other Number) int { return slices.Compare(v[:], other[:]) }
 
-// before reports whether v has not what came with the versions fixed: it is older
-// than that of its own branch, or its branch is older than all of them and has
-// none.
+// before reports whether v lacks a fix that came with the versions fixed: it is
+// older than the one of its own branch, or its branch has none and is older
+// than all of them.
 func (v Number) before(fixed []string) bool {
 	for _, text := range fixed {
 		good, _ := parsed(text)

@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// The versions of the advisories, and those of distributions.
+// The versions in the advisories, and those of distributions.
 func TestVulnerabilities_CVE_2024_21626_CVE_2025_31133_CVE_2025_52565_CVE_2025_52881_CVE_2026_41579(t *testing.T) {
 	t.Parallel()
 	const leak, masks, links = "CVE-2024-21626", "CVE-2025-31133 CVE-2025-52565 CVE-2025-52881", "CVE-2026-41579"
@@ -60,7 +60,7 @@ func TestVulnerabilities_CVE_2024_21626_CVE_2025_31133_CVE_2025_52565_CVE_2025_5
 	}
 }
 
-// What the table says can be compared, and each row says where it comes from.
+// The versions in the table can be compared, and each row names its source.
 func TestAdvisoriesAreComplete(t *testing.T) {
 	t.Parallel()
 	number := regexp.MustCompile(`^CVE-\d{4}-\d{4,}$`)
@@ -79,8 +79,8 @@ func TestAdvisoriesAreComplete(t *testing.T) {
 	}
 }
 
-// Versions are in one order, whatever is in them, and one that is fixed stays so in
-// every later release of its branch.
+// Versions are totally ordered, whatever they contain, and one that is fixed
+// stays so in every later release of its branch.
 func FuzzVersion(f *testing.F) {
 	f.Add("runc version 1.1.5+ds1", "1.1.12")
 	f.Add("crun version 1.20", "1.4.0-rc.3")
