@@ -1,5 +1,5 @@
-// Package background runs work that does not end with the call that began it, and
-// that its owner waits for.
+// Package background runs work that outlives the call that began it, and for
+// which its owner waits.
 package background
 
 import (
@@ -18,29 +18,30 @@ type Group struct {
 	work    sync.WaitGroup
 }
 
-// New makes a group without work. The end of ctx is not that of the group: End is.
+// New returns a group without work. End, not the end of ctx, ends the group.
 func New(ctx context.Context) *Group {
 	g := &Group{}
 	g.closing, g.end = context.WithCancelCause(context.WithoutCancel(ctx))
 	return g
 }
 
-// Closing ends with the group, which all of its work heeds.
+// Closing returns a context that ends with the group. All work of the group
+// must heed it.
 func (g *Group) Closing() context.Context { return g.closing }
 
 // End ends Closing with a cause.
 func (g *Group) End(cause error) { g.end(cause) }
 
-// Wait returns when no work is under way any more.
+// Wait returns once no work is running.
 func (g *Group) Wait() { g.work.Wait() }
 
-// Go runs f, which Wait waits for.
+// Go runs f in a goroutine for which Wait waits.
 func (g *Group) Go(work string, f func()) {
 	g.work.Go(func() { panics.Run(g.closing, work, f) })
 }
 
-// Insist runs f until it returns without a panic, or the group ends. It is for work
-// that nothing else would do.
+// Insist runs f, again after a panic, until it returns normally or the group
+// ends. It is for work that nothing else would do.
 func (g *Group) Insist(work string, f func()) {
 	const first, most = time.Second, time.Minute
 	for pauses := backoff.New(first, most); ; {

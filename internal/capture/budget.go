@@ -4,7 +4,7 @@ import "sync"
 
 // Budget is an amount of memory, in bytes, that several writers share.
 type Budget struct {
-	whole *Budget // nil: it is no part of one
+	whole *Budget // nil: it is not a part
 
 	mu    sync.Mutex
 	left  int
@@ -14,18 +14,19 @@ type Budget struct {
 // NewBudget makes a budget of size bytes.
 func NewBudget(size int) *Budget { return &Budget{left: size} }
 
-// Part is a budget of at most size bytes, each of which the whole one must have.
+// Part returns a budget of at most size bytes, which are also taken from the
+// whole.
 func (b *Budget) Part(size int) *Budget { return &Budget{whole: b, left: size} }
 
-// Left is how much has not been taken.
+// Left returns how many bytes have not been taken.
 func (b *Budget) Left() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.left
 }
 
-// Return gives back to the whole what has been taken from this part, of which
-// nothing may be taken any more.
+// Return gives back to the whole what has been taken from this part. Nothing
+// may be taken from the part afterwards.
 func (b *Budget) Return() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -33,7 +34,7 @@ func (b *Budget) Return() {
 	b.left, b.taken = 0, 0
 }
 
-// take takes n bytes, or as many as there are.
+// take takes n bytes, or as many as are left.
 func (b *Budget) take(n int) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Many programs print little, and each of them is listened to.
+// The output of many programs that print little is kept in full.
 func TestBudgetLittle(t *testing.T) {
 	for what, keep := range map[string]func() io.Writer{
 		"head": func() io.Writer { return &Head{Max: 1 << 20} },
@@ -16,7 +16,7 @@ func TestBudgetLittle(t *testing.T) {
 	} {
 		allocated := testing.Benchmark(func(b *testing.B) {
 			for b.Loop() {
-				_, _ = io.Copy(keep(), struct{ io.Reader }{strings.NewReader("little")}) // as a pipe: it can do no more than be read
+				_, _ = io.Copy(keep(), struct{ io.Reader }{strings.NewReader("little")}) // like a pipe: it implements nothing but Read
 			}
 		}).AllocedBytesPerOp()
 		if allocated > 2<<10 {

@@ -1,5 +1,5 @@
-// Package capture keeps what other programs print, in bounded memory: neither one
-// program that prints without end nor many that print little cost much.
+// Package capture keeps the output of other programs in bounded memory: neither
+// one program that prints without end nor many that print little cost much.
 package capture
 
 import (
@@ -10,11 +10,11 @@ import (
 // Head keeps the first Max bytes that are written to it.
 type Head struct {
 	Max int
-	// Full is called when there are more, and what it returns ends the writing.
-	// Nil: they are swallowed, so that their writer is not blocked.
+	// Full is called when there is more; its error ends the writing. Nil: further
+	// bytes are discarded, so that their writer is not blocked.
 	Full func() error
-	// Budget is asked for what goes beyond the first Free bytes; what it does not
-	// grant is more than Max. Nil: all of Max is free.
+	// Budget must grant what exceeds the first Free bytes; what it refuses counts
+	// as more than Max. Nil: all of Max is free.
 	Budget *Budget
 	Free   int
 
@@ -36,7 +36,7 @@ func (h *Head) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// granted is how many of n further bytes may be kept.
+// granted returns how many of n further bytes may be kept.
 func (h *Head) granted(n int) int {
 	if h.Budget == nil {
 		return n
@@ -45,14 +45,15 @@ func (h *Head) granted(n int) int {
 	return free + h.Budget.take(n-free)
 }
 
-// ReadFrom spares io.Copy its 32 KiB.
+// ReadFrom saves io.Copy its 32 KiB buffer.
 func (h *Head) ReadFrom(r io.Reader) (int64, error) { return through(h, r) }
 
-// Bytes is what has been kept; the caller must not modify it while more is written.
+// Bytes returns what has been kept; the caller must not modify it while more is
+// written.
 func (h *Head) Bytes() []byte { return h.kept }
 
-// Tail keeps the last Max bytes that are written to it: of a diagnosis the end is
-// what matters.
+// Tail keeps the last Max bytes that are written to it: a diagnosis has what
+// matters at its end.
 type Tail struct {
 	Max int
 
@@ -68,16 +69,16 @@ func (t *Tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ReadFrom spares io.Copy its 32 KiB.
+// ReadFrom saves io.Copy its 32 KiB buffer.
 func (t *Tail) ReadFrom(r io.Reader) (int64, error) { return through(t, r) }
 
-// String is what has been kept as valid UTF-8, without space around it.
+// String returns what has been kept as valid UTF-8, trimmed of space.
 func (t *Tail) String() string {
 	return strings.TrimSpace(strings.ToValidUTF8(string(t.kept), "\uFFFD"))
 }
 
-// through copies from r to w, by way of no more memory than most programs have
-// words.
+// through copies from r to w through a small buffer, large enough for the
+// output of most programs.
 func through(w io.Writer, r io.Reader) (int64, error) {
 	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, make([]byte, 1<<10))
 }

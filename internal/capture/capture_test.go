@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// io.Copy must not find a way round the bound.
+// io.Copy must not bypass the bound.
 func TestHead(t *testing.T) {
 	t.Parallel()
 	flood := strings.Repeat("0123456789", 1<<17)
@@ -34,8 +34,8 @@ func TestHead(t *testing.T) {
 	}
 }
 
-// What writers share is never exceeded, what is kept has no gap, and all comes
-// back.
+// What writers share is never exceeded, what is kept has no gap, and everything
+// is returned.
 func TestBudget(t *testing.T) {
 	t.Parallel()
 	const size, limit = 100, 70

@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// Uninterruptible describes the threads in the cgroup and below it that sleep in
-// the kernel in such a way that they cannot be killed (state D), the first few
-// of them: their process, its name, and the kernel's function they are in where
-// it tells. It is for people, and empty if nothing can be found out.
+// Uninterruptible describes the first few threads in the cgroup and below it
+// that sleep in the kernel and cannot be killed (state D): their process, its
+// name and, if known, the kernel function in which they sleep. It is for
+// people, and empty if nothing can be found out.
 func Uninterruptible(cgroup string) []string {
 	const most = 8
 	cgroup, err := clean(cgroup)
@@ -35,11 +35,11 @@ func Uninterruptible(cgroup string) []string {
 	return asleep
 }
 
-// Frozen returns the file by which the cgroup, or one above it, has been frozen so that
-// SIGKILL does not end what is in it, and what to write there to thaw it: on v1, since v2
-// kills the frozen. Both are empty if it is not, or not entirely: where something sleeps
-// uninterruptibly, which keeps it from being frozen, that is why SIGKILL does not end it,
-// and Kill itself may be freezing the rest.
+// Frozen returns the file by which the cgroup, or one above it, has been frozen
+// on v1 so that SIGKILL has no effect, and the value to write there to thaw it;
+// v2 kills frozen processes. Both are empty if the cgroup is not frozen, or not
+// completely: if a process in uninterruptible sleep prevents that, the sleep is
+// why SIGKILL has no effect, and Kill itself may be freezing the rest.
 func Frozen(cgroup string) (file, thawed string) {
 	cgroup, err := clean(cgroup)
 	if err != nil {
@@ -62,9 +62,9 @@ func Frozen(cgroup string) (file, thawed string) {
 	return "", ""
 }
 
-// Asleep describes a process one of whose threads sleeps in that way; else it is
-// empty. It does not read those of the process's files in /proc that need its
-// memory, such as cmdline, which could keep the reader waiting, too.
+// Asleep describes a process with a thread in such a sleep; else it is empty.
+// It does not read files in /proc that need the process's memory, such as
+// cmdline, because that could block the reader, too.
 func Asleep(pid int) string {
 	tasks, _ := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*")
 	for _, task := range tasks {
@@ -81,7 +81,7 @@ func Asleep(pid int) string {
 			continue // frozen (cgroup v1), which also shows as D
 		}
 		text := "process " + strconv.Itoa(pid) + " (" + strings.ToValidUTF8(name, "?") + ")"
-		if err == nil && len(where) > 1 { // "0" where it is not told
+		if err == nil && len(where) > 1 { // "0" if the kernel hides it
 			text += " in " + string(where)
 		}
 		return text

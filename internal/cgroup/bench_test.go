@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// BenchmarkJoin moves a process to and fro, between the root and a cgroup of
-// its own, in one hierarchy at a time and in all of them.
+// BenchmarkJoin moves a process back and forth between the root and its own
+// cgroup, in one hierarchy at a time and in all of them.
 func BenchmarkJoin(b *testing.B) {
 	run := func(b *testing.B, names []string) {
 		cgroup := scratch(b)

@@ -9,11 +9,11 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// maxDevices bounds what one cgroup tells: a node has a handful of disks, but
-// loop devices come and go.
+// maxDevices bounds the devices reported for one cgroup: a node has a handful
+// of disks, but loop devices come and go.
 const maxDevices = 64
 
-// io reads what went to and from block devices, by number.
+// io reads the I/O of block devices, by number.
 func (r *reader) io(at place) []DeviceIO {
 	devices := blockIO{}
 	if at.v2 {
@@ -61,8 +61,8 @@ func deviceNumber(word []byte) (device [2]uint64, err error) {
 // blockIO collects operations by device.
 type blockIO map[[2]uint64][]Operation
 
-// at is the operation of a device, made where it is missing; nil if there are
-// too many.
+// at returns the operation of a device, and adds a missing one; nil if there
+// are too many devices.
 func (b blockIO) at(device [2]uint64, name string) *Operation {
 	all, known := b[device]
 	if !known && len(b) >= maxDevices {

@@ -1,14 +1,14 @@
-// Package cgroup joins, measures, empties and removes control groups, whichever
-// of the three layouts the node has: one tree (v2), a tree for each controller
-// (v1), or both side by side (hybrid).
+// Package cgroup joins, measures, empties and removes control groups in any of
+// the three layouts of a node: one tree (v2), a tree for each controller (v1),
+// or both side by side (hybrid).
 //
 // A path is relative to the cgroup file systems, such as
 // "/kubepods/pod1/crius-2", and names the same place in every hierarchy. It
-// must be absolute and without "..". Where the hierarchies are mounted is read
-// from the mount table at each call; only Meters remember it.
+// must be absolute and without "..". Each call reads the mount points of the
+// hierarchies from the mount table; only Meters remember them.
 //
-// crius-conmon links this package, so it uses no more than it must of the
-// standard library.
+// crius-conmon links this package, so it uses as little of the standard library
+// as possible.
 package cgroup
 
 import (
@@ -35,7 +35,7 @@ const (
 	V2                 // the resource controllers are in the one v2 hierarchy
 )
 
-// Detect tells the node's layout.
+// Detect returns the node's layout.
 func Detect() Mode {
 	_, mode, err := find()
 	if err != nil {
@@ -44,12 +44,12 @@ func Detect() Mode {
 	return mode
 }
 
-// Join moves the calling process into the cgroup path, which is made where it
-// is missing. Hierarchies in which it is there already are left alone. A move is
-// slow: Start is the better way for a process that is yet to be.
+// Join moves the calling process into the cgroup path, and makes a missing one.
+// It leaves alone hierarchies in which the process is there already. A move is
+// slow: for a process that is yet to be started use Start.
 //
-// If names are given, only those v1 hierarchies are joined that have one of
-// them ("memory", "name=systemd"), and the v2 hierarchy if "" is one.
+// If names are given, it joins only v1 hierarchies with one of these names
+// ("memory", "name=systemd"), and the v2 hierarchy if "" is among them.
 func Join(cgroup string, names ...string) error {
 	cgroup, err := clean(cgroup)
 	if err != nil {
@@ -67,8 +67,9 @@ func Join(cgroup string, names ...string) error {
 	return nil
 }
 
-// Move moves another process into the cgroup path, which is made, in every hierarchy that has
-// the cgroup above it. What the process has used before counts where it was.
+// Move moves another process into the cgroup path, which it makes, in every
+// hierarchy that has the parent cgroup. The process's usage until then stays
+// accounted to its old cgroup.
 func Move(cgroup string, pid int) error {
 	cgroup, err := clean(cgroup)
 	if err != nil {
@@ -83,14 +84,14 @@ func Move(cgroup string, pid int) error {
 		if err == nil {
 			err = write(h.dir(cgroup)+"/cgroup.procs", strconv.Itoa(pid))
 		}
-		if err != nil && !errors.Is(err, unix.ENOENT) { // or what is above it is not there, or is being removed
+		if err != nil && !errors.Is(err, unix.ENOENT) { // or a parent is missing, or is being removed
 			return failed("move to cgroup", h.dir(cgroup), err)
 		}
 	}
 	return nil
 }
 
-// Make makes the cgroup path, and those above it, in every hierarchy where it is
+// Make makes the cgroup path and its parents in every hierarchy where they are
 // missing.
 func Make(cgroup string) error {
 	cgroup, err := clean(cgroup)
@@ -109,8 +110,8 @@ func Make(cgroup string) error {
 	return nil
 }
 
-// make makes cgroup and those above it. A new cpuset has neither CPUs nor
-// memory and takes no process: it gets those of the one above.
+// make makes cgroup and its parents. A new cpuset has neither CPUs nor memory
+// nodes and accepts no process: it gets those of its parent.
 func (h hierarchy) make(cgroup string) error {
 	if cgroup == "/" {
 		return nil
@@ -121,7 +122,7 @@ func (h hierarchy) make(cgroup string) error {
 	return h.makeOne(cgroup)
 }
 
-// makeOne makes a cgroup below one that there is.
+// makeOne makes a cgroup whose parent exists.
 func (h hierarchy) makeOne(cgroup string) error {
 	if err := unix.Mkdir(h.dir(cgroup), 0o755); err != nil && err != unix.EEXIST {
 		return err
@@ -148,8 +149,8 @@ func (h hierarchy) makeOne(cgroup string) error {
 	return nil
 }
 
-// Own is the cgroup of this process: in the v2 hierarchy, else in systemd's,
-// else in that of the memory controller.
+// Own returns the cgroup of this process: in the v2 hierarchy, else in
+// systemd's, else in that of the memory controller.
 func Own() (string, error) {
 	all, _, err := find()
 	if err != nil {
@@ -165,8 +166,8 @@ func Own() (string, error) {
 	return "", failed("find own cgroup", "/proc/self/cgroup", problem{fault.NotFound, "no cgroup file system is mounted"})
 }
 
-// Procs lists the processes in the cgroup path and below it, in any hierarchy,
-// by ascending pid. A cgroup that does not exist has none.
+// Procs returns the processes in the cgroup path and below it, in any
+// hierarchy, by ascending pid. A missing cgroup has none.
 func Procs(cgroup string) ([]int, error) {
 	cgroup, err := clean(cgroup)
 	if err != nil {
@@ -188,7 +189,7 @@ func members(all []hierarchy, cgroup string) ([]int, error) {
 	for _, h := range all {
 		err := walk(h.dir(cgroup), nil, func(_ int, _ string, dir int) error {
 			list, err := read(dir, "cgroup.procs")
-			if err != nil && !gone(err) && !errors.Is(err, unix.EOPNOTSUPP) { // of a threaded cgroup, whose domain lists them
+			if err != nil && !gone(err) && !errors.Is(err, unix.EOPNOTSUPP) { // of a threaded cgroup, whose domain lists the processes
 				return err
 			}
 			for line := range strings.Lines(list) {
@@ -206,8 +207,8 @@ func members(all []hierarchy, cgroup string) ([]int, error) {
 	return slices.Compact(pids), nil
 }
 
-// clean is the one form of a path. Cgroups have no symbolic links, so a path
-// without ".." cannot leave its hierarchy.
+// clean returns the canonical form of a path. Cgroups have no symbolic links,
+// so a path without ".." cannot leave its hierarchy.
 func clean(cgroup string) (string, error) {
 	if !strings.HasPrefix(cgroup, "/") {
 		return cgroup, problem{fault.Invalid, "a cgroup path must begin with /"}
@@ -223,12 +224,12 @@ func clean(cgroup string) (string, error) {
 	return path.Clean(cgroup), nil
 }
 
-// within tells whether cgroup is top or below it.
+// within reports whether cgroup is top or below it.
 func within(cgroup, top string) bool {
 	return cgroup == top || strings.HasPrefix(cgroup, strings.TrimSuffix(top, "/")+"/")
 }
 
-// problem is a text with the fault that it is.
+// problem is a text with the fault that it wraps.
 type problem struct {
 	fault error
 	text  string

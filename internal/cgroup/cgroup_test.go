@@ -24,21 +24,22 @@ import (
 )
 
 const (
-	joinEnv = "CGROUP_TEST_JOIN" // cgroup that the process is to join
-	modeEnv = "CGROUP_TEST_MODE" // layout that the process is to make for itself
-	deepEnv = "CGROUP_TEST_DEEP" // cgroup that the process is to go through with few descriptors
-	loseEnv = "CGROUP_TEST_LOSE" // cgroup that the process is to join before it ends its main thread
+	joinEnv = "CGROUP_TEST_JOIN" // cgroup for the process to join
+	modeEnv = "CGROUP_TEST_MODE" // layout for the process to imitate
+	deepEnv = "CGROUP_TEST_DEEP" // cgroup for the process to walk with few descriptors
+	loseEnv = "CGROUP_TEST_LOSE" // cgroup for the process to join before it ends its main thread
 )
 
-// Only the main thread can end itself, and only here the program is certain to run on it.
+// Only the main thread can end itself, and only in init is the program certain
+// to run on it.
 func init() { //nolint:gochecknoinits // see above
 	if os.Getenv(loseEnv) != "" {
 		runtime.LockOSThread()
 	}
 }
 
-// The test program is also what the tests put into cgroups: it joins, says so,
-// and becomes a shell command.
+// The test program is also the process that tests put into cgroups: it joins,
+// reports that, and becomes a shell command.
 func TestMain(m *testing.M) {
 	if cgroup := os.Getenv(joinEnv); cgroup != "" {
 		names := os.Args[2:]
@@ -47,8 +48,9 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		own, err := Own()
-		// The shell says so: while Go's threads end for its sake, the kernel takes
-		// the process for dead, and shows dead ones in the root of v1 hierarchies.
+		// The shell reports it: while Go's threads end during exec, the kernel
+		// considers the process dead, and shows dead ones in the root of v1
+		// hierarchies.
 		script := fmt.Sprintf("echo joined; echo '%s %v'; %s", own, err, os.Args[1])
 		if err := unix.Exec("/bin/sh", []string{"sh", "-c", script}, os.Environ()); err != nil {
 			fmt.Println(err)
@@ -83,7 +85,7 @@ func TestMain(m *testing.M) {
 	}
 	scratchTop = "/" + owned.ID
 	code := m.Run()
-	// Not before: a test that makes a cgroup in it would find it gone.
+	// Not earlier: a test that makes a cgroup in it would find it gone.
 	if err := errors.Join(Remove(context.Background(), scratchTop), owned.Release()); err != nil {
 		fmt.Fprintln(os.Stderr, "test cgroups left:", err)
 		code = 1
@@ -95,7 +97,7 @@ func TestMain(m *testing.M) {
 var scratchTop string
 
 // pretend hides mounts in the process's own mount namespace, so that the node
-// looks as one of another layout.
+// appears to have another layout.
 func pretend(mode string) error {
 	all, _, err := find()
 	if err != nil {
@@ -115,7 +117,7 @@ func pretend(mode string) error {
 }
 
 // On a hybrid node the whole test runs again with only its v1 and only its v2
-// hierarchies in view.
+// hierarchies visible.
 func TestOtherLayouts(t *testing.T) {
 	if Detect() != Hybrid {
 		return
@@ -134,7 +136,8 @@ func TestOtherLayouts(t *testing.T) {
 
 var serial atomic.Int64
 
-// scratch names a cgroup of the test's own, of which nothing may be left.
+// scratch returns the name of a cgroup of the test's own, of which nothing may
+// be left.
 func scratch(t testing.TB) string {
 	t.Helper()
 	cgroup := fmt.Sprintf("%s/%d", scratchTop, serial.Add(1))
@@ -255,7 +258,7 @@ func TestStart(t *testing.T) {
 	some, _, _ := strings.Cut(one.names, ",")
 	for _, names := range [][]string{nil, {some}} {
 		cgroup := scratch(t) + "/new"
-		cmd := exec.Command("/bin/cat", "/proc/self/cgroup") // as its first deed
+		cmd := exec.Command("/bin/cat", "/proc/self/cgroup") // as its first action
 		var out bytes.Buffer
 		cmd.Stdout = &out
 		err := Start(cgroup, func(attr *syscall.SysProcAttr) error {
@@ -290,7 +293,7 @@ func TestStart(t *testing.T) {
 func TestMake(t *testing.T) {
 	t.Parallel()
 	top := scratch(t)
-	for range 2 { // what is there is no error
+	for range 2 { // existing ones are no error
 		if err := Make(top + "/a"); err != nil {
 			t.Fatal(err)
 		}
@@ -321,7 +324,7 @@ func TestJoinSome(t *testing.T) {
 			t.Errorf("%q: %v after joining %q only", h.names, err, name)
 		}
 	}
-	// What is in one hierarchy only is found and killed nevertheless.
+	// A process in only one hierarchy is nevertheless found and killed.
 	if pids, err := Procs(cgroup); err != nil || !slices.Equal(pids, []int{child.Process.Pid}) {
 		t.Errorf("Procs = %v, %v", pids, err)
 	}

@@ -12,18 +12,19 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// maxCounters is more than any file of counters has: memory.stat has 2 KiB.
+// maxCounters is more than the size of any counter file: memory.stat has 2 KiB.
 const maxCounters = 16 << 10
 
-// reader reads the files of one cgroup for one Usage. It goes on after an error
-// and remembers the first.
+// reader reads the files of one cgroup for one Usage. After an error it
+// continues, and remembers the first error.
 type reader struct {
 	err    error
 	buffer [maxCounters]byte
 }
 
-// text is what is in a file, until the next one is read. What the kernel does
-// not offer, and a cgroup that is gone, have no file; that is no error.
+// text returns the content of a file, valid until the next file is read. A file
+// is missing if the kernel lacks the feature or the cgroup is gone; that is not
+// an error.
 func (r *reader) text(at place, name string) (text []byte, ok bool) {
 	if at.dir == nil {
 		return nil, false
@@ -38,8 +39,8 @@ func (r *reader) text(at place, name string) (text []byte, ok bool) {
 	return nil, false
 }
 
-// slurp reads once: the kernel makes the text of such a file in one piece, and
-// gives it in one piece to whoever has room.
+// slurp reads once: the kernel generates the text of such a file as a whole,
+// and returns it as a whole if the buffer is large enough.
 func (r *reader) slurp(dir *directory, name string) ([]byte, error) {
 	n, err := dir.read(name, r.buffer[:])
 	if err == nil && n == len(r.buffer) {
@@ -54,7 +55,8 @@ func (r *reader) fail(at place, name string, err error) {
 	}
 }
 
-// number is the one number in a file; nil if there is none, and for "max".
+// number returns the single number in a file; nil if there is none, and for
+// "max".
 func (r *reader) number(at place, name string) *uint64 {
 	text, ok := r.text(at, name)
 	if !ok || string(text) == "max\n" {
@@ -96,7 +98,7 @@ func (r *reader) cpu(at place) *CPU {
 	return cpu
 }
 
-// memoryFiles are the names in one version of cgroups.
+// memoryFiles are the names of files and counters in one version of cgroups.
 type memoryFiles struct {
 	usage, limit                  string
 	inactiveFile, rss             string // in memory.stat
@@ -104,7 +106,7 @@ type memoryFiles struct {
 }
 
 func (r *reader) memory(at place) (*Memory, *Swap) {
-	// v1 tells by total_ what includes the cgroups below.
+	// v1 marks counters that include the cgroups below with total_.
 	names := memoryFiles{"memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file", "total_rss", "total_pgfault", "total_pgmajfault", "total_swap"}
 	if at.v2 {
 		names = memoryFiles{"memory.current", "memory.max", "inactive_file", "anon", "pgfault", "pgmajfault", ""}
@@ -115,11 +117,11 @@ func (r *reader) memory(at place) (*Memory, *Swap) {
 	}
 	m := &Memory{Usage: *usage}
 	var swap *Swap
-	var limit, limitBoth *uint64 // of v1: the lowest of this cgroup's and of those above
+	var limit, limitBoth *uint64 // of v1: the lowest limit of this cgroup and those above
 	r.counters(at, "memory.stat", func(name []byte, n uint64) {
 		switch string(name) {
 		case names.inactiveFile:
-			m.WorkingSet = new(*usage - min(*usage, n)) // read a moment later, n may be more
+			m.WorkingSet = new(*usage - min(*usage, n)) // n is read a moment later and may be larger
 		case names.rss:
 			m.RSS = new(n)
 		case names.faults:
@@ -138,7 +140,7 @@ func (r *reader) memory(at place) (*Memory, *Swap) {
 		m.Limit = r.number(at, names.limit)
 		return m, r.swap(at)
 	}
-	if limit != nil { // else there is none of its own either
+	if limit != nil { // otherwise it has none of its own either
 		m.Limit = limited(r.number(at, names.limit))
 	}
 	if swap != nil && limitBoth != nil {
@@ -155,8 +157,7 @@ func (r *reader) swap(at place) *Swap {
 	return &Swap{Usage: *usage, Limit: r.number(at, "memory.swap.max")}
 }
 
-// limited takes v1's largest limit, which depends on the size of a page, for
-// none.
+// limited treats v1's largest limit, which depends on the page size, as none.
 func limited(limit *uint64) *uint64 {
 	if limit == nil || *limit >= math.MaxInt64-(1<<20) {
 		return nil
@@ -164,7 +165,8 @@ func limited(limit *uint64) *uint64 {
 	return limit
 }
 
-// swapLimit is what v1's limit of memory and swap together leaves for swap.
+// swapLimit returns what v1's limit of memory and swap together leaves for
+// swap.
 func swapLimit(memory, both *uint64) *uint64 {
 	if memory == nil || both == nil {
 		return both
@@ -203,8 +205,8 @@ func (r *reader) pressure(at place, name string) *Pressure {
 	return p
 }
 
-// eachCounter reads lines such as "pgfault 12". The name is good for the call
-// only.
+// eachCounter reads lines such as "pgfault 12". The name is valid only during
+// the call.
 func eachCounter(text []byte, visit func(name []byte, n uint64)) error {
 	for line := range bytes.Lines(text) {
 		name, value, _ := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))
@@ -218,8 +220,8 @@ func eachCounter(text []byte, visit func(name []byte, n uint64)) error {
 }
 
 // parsePressure reads a pressure file (Documentation/accounting/psi.rst), with
-// lines such as "some avg10=0.12 avg60=0.03 avg300=0.00 total=4711": percents,
-// and a time in microseconds. What else the kernel may tell is passed over.
+// lines such as "some avg10=0.12 avg60=0.03 avg300=0.00 total=4711":
+// percentages, and a time in microseconds. It ignores other lines.
 func parsePressure(text []byte) (*Pressure, error) {
 	var all struct {
 		Pressure

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Parts says what Details reads; each part is a file or a few.
+// Parts selects what Details reads; each part is one file or a few.
 type Parts uint
 
 // The parts of Details.
@@ -21,16 +21,16 @@ const (
 	QuotaPart                       // Details.Limits.CPUQuota and CPUPeriod
 )
 
-// Details is all that the kernel tells of what the processes in a cgroup and
-// below it use. What it does not tell is nil or empty.
+// Details is all that the kernel reports about the usage of the processes in a
+// cgroup and below it. What it does not report is nil or empty.
 type Details struct {
 	CPU    *CPUDetails
 	Memory *MemoryDetails
-	IO     []DeviceIO // by device; those that were never used are missing
+	IO     []DeviceIO // by device; devices that were never used are missing
 
 	Tasks     *uint64 // processes with all their threads
 	TaskLimit *uint64 // 0: none
-	OOMKills  *uint64 // processes killed for want of memory
+	OOMKills  *uint64 // processes killed because memory ran out
 	HugePages []HugePages
 	Limits    Limits
 
@@ -46,19 +46,19 @@ type CPUDetails struct {
 	Bursts, BurstTime                        *uint64 // periods above the quota, and the time above it
 }
 
-// MemoryDetails are in bytes, but for the counts.
+// MemoryDetails are in bytes, except for the counts.
 type MemoryDetails struct {
 	Usage, MaxUsage           *uint64
 	WorkingSet                *uint64 // as Memory.WorkingSet
 	Cache, RSS, Mapped        *uint64
 	ActiveFile, InactiveFile  *uint64
 	Kernel, Swap              *uint64
-	LimitHits                 *uint64 // how often usage ran into the limit
+	LimitHits                 *uint64 // how often usage hit the limit
 	Faults, MajorFaults       *uint64 // of the cgroup and those below
-	OwnFaults, OwnMajorFaults *uint64 // of the cgroup alone; v2 tells no others than those above
+	OwnFaults, OwnMajorFaults *uint64 // of the cgroup alone; v2 has only those above
 }
 
-// DeviceIO is what went to and from a block device.
+// DeviceIO is the I/O of a block device.
 type DeviceIO struct {
 	Major, Minor uint64
 	Operations   []Operation
@@ -74,11 +74,11 @@ type Operation struct {
 // HugePages is the use of huge pages of one size.
 type HugePages struct {
 	Size                       string  // as the kernel names its files: 2MB, 1GB
-	Usage, MaxUsage, LimitHits *uint64 // bytes, bytes, count; v2 knows no maximum
+	Usage, MaxUsage, LimitHits *uint64 // bytes, bytes, count; v2 has no maximum
 }
 
-// Limits are those of this cgroup itself, in the terms of v1: CPU times in
-// microseconds, memory in bytes. 0 is none, and nil not known.
+// Limits are those of this cgroup itself, in the units of v1: CPU times in
+// microseconds, memory in bytes. 0 means none, and nil unknown.
 type Limits struct {
 	CPUShares, CPUPeriod, CPUQuota *uint64
 
@@ -87,8 +87,8 @@ type Limits struct {
 	MemoryReservation *uint64 // v1: soft limit, v2: memory.min
 }
 
-// Details reads parts of what the cgroup uses. A cgroup that is not there is no
-// error; with an error the rest is true all the same.
+// Details reads parts of the cgroup's usage. A missing cgroup is not an error;
+// after an error the remaining values are still valid.
 func (m *Meter) Details(parts Parts) (Details, error) {
 	r := m.readers.Get().(*reader)
 	defer m.readers.Put(r)
@@ -161,7 +161,7 @@ func (m *Meter) cpuDetails(r *reader, d *Details) {
 	}
 }
 
-// period takes the counters that have one name in both versions.
+// period reads the counters whose name is the same in both versions.
 func (c *CPUDetails) period(name []byte, n uint64) {
 	switch string(name) {
 	case "nr_periods":
@@ -244,8 +244,8 @@ func (m *Meter) limits(r *reader, d *Details) {
 	}
 }
 
-// sharesOf is the cpu.shares that a cpu.weight stands for, by the straight line
-// from 1..10000 to 2..262144 (KEP-2254) that cAdvisor draws as well.
+// sharesOf returns the cpu.shares for a cpu.weight, by the linear mapping from
+// 1..10000 to 2..262144 (KEP-2254) that cAdvisor uses as well.
 func sharesOf(weight uint64) uint64 {
 	weight = min(max(weight, 1), 10000)
 	return 2 + (weight-1)*262142/9999
@@ -271,7 +271,7 @@ func (m *Meter) quota(r *reader, d *Details) {
 	d.Limits.CPUQuota = r.parsedLimit(m.sched, "cpu.max", quota)
 }
 
-// limit is the limit in a file, 0 if there is none, nil if it is not known.
+// limit returns the limit in a file, 0 if there is none, nil if it is unknown.
 func (r *reader) limit(at place, name string) *uint64 {
 	text, ok := r.text(at, name)
 	if !ok {

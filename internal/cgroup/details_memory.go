@@ -38,7 +38,7 @@ func (m *Meter) memoryDetails(r *reader, d *Details) {
 	d.Memory = mem
 }
 
-// v1 is where a line of memory.stat belongs; nil: nowhere.
+// v1 returns where a line of memory.stat belongs; nil: nowhere.
 func (m *MemoryDetails) v1(name []byte) **uint64 {
 	switch string(name) {
 	case "total_cache":

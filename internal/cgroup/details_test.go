@@ -31,7 +31,7 @@ func (tr tree) details(parts Parts) Details {
 
 func num(n uint64) *uint64 { return &n }
 
-// detailsV2 are of filesV2 and of these files, as Linux 6.12 writes them.
+// detailsTreeV2 has filesV2 and these files, as Linux 6.12 writes them.
 func detailsTreeV2(t *testing.T) (tree, Details) {
 	tr := v2Tree(t)
 	tr.meter.sizes = []string{"1GB", "2MB"}
@@ -68,7 +68,7 @@ func detailsTreeV2(t *testing.T) (tree, Details) {
 	}
 }
 
-// detailsTreeV1 is a hybrid one, with files as Linux 6.18 writes them.
+// detailsTreeV1 is a hybrid tree, with files as Linux 6.18 writes them.
 func detailsTreeV1(t *testing.T) (tree, Details) {
 	tr := v1Tree(t, "", "blkio", "hugetlb")
 	tr.meter.sizes = []string{"2MB"}
@@ -129,7 +129,7 @@ func TestDetails(t *testing.T) {
 	}
 }
 
-// A cgroup that is gone, or that has no controllers, has no details.
+// A cgroup that is gone or has no controllers has no details.
 func TestDetailsOfAMissingCgroup(t *testing.T) {
 	t.Parallel()
 	for _, hierarchies := range [][]string{{""}, {"cpu,cpuacct", "memory", "pids", "blkio", "hugetlb"}, {"name=systemd"}} {
@@ -161,8 +161,8 @@ func TestDetailsThatMakeNoSense(t *testing.T) {
 	}
 }
 
-// Loop devices come and go; what a cgroup had to do with all of them must not
-// make a series each.
+// Loop devices come and go; the devices that a cgroup has used must not make a
+// series each.
 func TestDevicesAreBounded(t *testing.T) {
 	t.Parallel()
 	tr, _ := detailsTreeV2(t)
@@ -177,7 +177,7 @@ func TestDevicesAreBounded(t *testing.T) {
 	}
 }
 
-// Processes of real cgroups, nested as a container's own cgroups may be.
+// Processes of real cgroups, nested like those that a container may make.
 func TestProcesses(t *testing.T) {
 	t.Parallel()
 	top := scratch(t)
@@ -214,7 +214,7 @@ func TestProcesses(t *testing.T) {
 		}
 		pids[i] = cmd.Process.Pid
 		dir := fmt.Sprintf("/proc/%d/fd/", pids[i])
-		open, err := os.ReadDir(dir) // who runs the tests may have left it more than the two
+		open, err := os.ReadDir(dir) // the parent of the test may have left it more than the two
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -234,7 +234,7 @@ func TestProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	var p *Processes
-	if err := Start(top, func(*syscall.SysProcAttr) (err error) { // with a thread of ours in it
+	if err := Start(top, func(*syscall.SysProcAttr) (err error) { // with a thread of this process in it
 		p, err = m.Processes(pids[1])
 		return err
 	}); err != nil {
@@ -296,8 +296,8 @@ func TestSharesOfWeight(t *testing.T) {
 	}
 }
 
-// A pressure file is read as it was written, and anything else is refused or
-// passed over.
+// A pressure file is parsed as written, and anything else is refused or
+// ignored.
 func FuzzPressure(f *testing.F) {
 	f.Add([]byte("some avg10=0.12 avg60=0.03 avg300=0.00 total=4711\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"))
 	f.Add([]byte("some avg10=NaN total=18446744073709551615\n"))
@@ -323,7 +323,7 @@ func FuzzPressure(f *testing.F) {
 	})
 }
 
-// Block I/O is told of a bounded number of devices, each once, in their order.
+// Block I/O is reported for a bounded number of devices, each once, in order.
 func FuzzBlockIO(f *testing.F) {
 	f.Add([]byte("8:0 rbytes=4096 wbytes=0 rios=1 wios=0 dbytes=0 dios=0"), true)
 	f.Add([]byte("8:0 Read 4096"), false)

@@ -8,24 +8,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// keptOfPod is how many descriptors the meters of a pod keep, of its own cgroup and of its
-// containers.
+// keptOfPod is how many descriptors the meters of a pod keep, for its own
+// cgroup and its containers.
 const keptOfPod = 4
 
-// directory is a cgroup in one hierarchy, whose files are read again and again.
-// It may be kept open in between, which makes that cheaper
+// directory is a cgroup in one hierarchy whose files are read repeatedly. It
+// may be kept open in between, which makes that cheaper
 // (docs/decisions/0006-stats.md). It may be used by several goroutines at once.
 type directory struct {
 	path string
 	most int           // a descriptor of this number or a higher one is not kept
-	left *atomic.Int32 // descriptors that the pod's meters may keep besides; nil: this one keeps none
+	left *atomic.Int32 // further descriptors that the pod's meters may keep; nil: this one keeps none
 
-	mu   sync.RWMutex // held for reading while what follows is in use
-	kept *os.File     // opened with O_PATH; nil: not asked for yet, or not kept
-	bare bool         // nothing is to be kept
+	mu   sync.RWMutex // held for reading while the fields below are in use
+	kept *os.File     // opened with O_PATH; nil: not needed yet, or not kept
+	bare bool         // nothing may be kept
 }
 
-// read reads a file of the cgroup, in one go.
+// read reads a file of the cgroup in one call.
 func (d *directory) read(name string, buffer []byte) (int, error) {
 	fd, err := d.open(name)
 	if err != nil {
@@ -56,8 +56,8 @@ func (d *directory) open(name string) (int, error) {
 	return unix.Open(d.path+"/"+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 }
 
-// openKept knows nothing if the directory is not open, or is of a cgroup that
-// was removed: another one may have its name by now.
+// openKept returns known = false if the directory is not open, or belongs to a
+// removed cgroup: a new one may have its name by now.
 func (d *directory) openKept(name string) (fd int, known bool, err error) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
@@ -72,7 +72,7 @@ func (d *directory) openKept(name string) (fd int, known bool, err error) {
 	return fd, true, err
 }
 
-// keep opens the directory anew. It reports whether it is kept.
+// keep opens the directory again. It reports whether the directory is kept.
 func (d *directory) keep() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -105,7 +105,7 @@ func (d *directory) drop() {
 	}
 }
 
-// close is for good, also for a reading that comes later.
+// close is final: later readings do not keep the directory open again.
 func (d *directory) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -113,9 +113,9 @@ func (d *directory) close() {
 	d.drop()
 }
 
-// spareDescriptors is how many descriptors the process may have open before
-// directories are no longer kept: the rest of its limit is for what it
-// cannot do without.
+// spareDescriptors returns how many descriptors the process may have open
+// before directories are no longer kept: the rest of its limit is reserved for
+// indispensable files.
 func spareDescriptors() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

@@ -9,10 +9,10 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// ReadFile reads a file of a cgroup, such as memory.current, without the line's
-// end: in the hierarchy of the controller that its name begins with. It says
-// fault.NotFound where there is no such file, which is how the two versions of
-// cgroups are told apart.
+// ReadFile reads a file of a cgroup, such as memory.current, without the final
+// newline: in the hierarchy of the controller with which its name begins. A
+// missing file is fault.NotFound, by which callers distinguish the two versions
+// of cgroups.
 func ReadFile(cgroup, name string) (string, error) {
 	path, err := file(cgroup, name)
 	if err != nil {
@@ -28,14 +28,14 @@ func ReadFile(cgroup, name string) (string, error) {
 	return strings.TrimSuffix(text, "\n"), nil
 }
 
-// WriteFile writes a file that ReadFile reads. A value that the kernel refuses
-// is the kernel's error.
+// WriteFile writes a file that ReadFile reads. If the kernel refuses the value,
+// the error is the kernel's.
 func WriteFile(cgroup, name, value string) error {
 	path, err := file(cgroup, name)
 	if err != nil {
 		return failed("write cgroup file", name, err)
 	}
-	err = write(path, value+"\n") // the line's end, for an empty value is no write at all
+	err = write(path, value+"\n") // the newline, because writing an empty value would be no write at all
 	if errors.Is(err, unix.ENOENT) {
 		err = problem{fault.NotFound, "no such file"}
 	}

@@ -9,9 +9,9 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Below lists, in any hierarchy, the cgroups below top whose own name fits,
-// ascending. What is below such a one is its own and not looked at. A top that
-// does not exist has none; the root is refused, since it has everybody's.
+// Below returns, in ascending order, the cgroups below top, in any hierarchy,
+// whose name fits. It does not look below those. A missing top has none; the
+// root is refused, because everything is below it.
 func Below(top string, fits func(name string) bool) ([]string, error) {
 	top, err := clean(top)
 	if err == nil && top == "/" {
@@ -41,8 +41,8 @@ func Below(top string, fits func(name string) bool) ([]string, error) {
 	return slices.Compact(found), nil
 }
 
-// Occupied are those of the cgroup paths that have processes, in them or below, in any
-// hierarchy. It looks into many of them as fast as into one.
+// Occupied returns those of the cgroup paths that have processes, in them or
+// below, in any hierarchy. Many paths take as long as one.
 func Occupied(cgroups []string) (occupied []string, err error) {
 	all, _, err := find()
 	if err != nil {
@@ -64,14 +64,14 @@ func Occupied(cgroups []string) (occupied []string, err error) {
 	return occupied, nil
 }
 
-// Exists tells whether there is a cgroup path, in any hierarchy.
+// Exists reports whether the cgroup path exists in any hierarchy.
 func Exists(cgroup string) (bool, error) {
 	there, err := Existing([]string{cgroup})
 	return len(there) > 0, err
 }
 
-// Existing are those of the cgroup paths that there are, in any hierarchy. It looks for many of
-// them as fast as for one.
+// Existing returns those of the cgroup paths that exist in any hierarchy. Many
+// paths take as long as one.
 func Existing(cgroups []string) (there []string, err error) {
 	all, _, err := find()
 	if err != nil {

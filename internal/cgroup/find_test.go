@@ -33,7 +33,7 @@ func TestBelow(t *testing.T) {
 		}
 	}
 	fits := func(name string) bool { return strings.HasPrefix(name, "x-") }
-	want := []string{top + "/a/x-1", top + "/x-3"} // and not what is within the first
+	want := []string{top + "/a/x-1", top + "/x-3"} // and not what is below the first
 	if found, err := Below(top, fits); err != nil || !slices.Equal(found, want) {
 		t.Errorf("%q, %v", found, err)
 	}

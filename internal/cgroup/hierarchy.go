@@ -15,11 +15,11 @@ type hierarchy struct {
 	root  string // the cgroup of the tree that is visible there
 }
 
-// membership is a line of /proc/PID/cgroup: in which cgroup of a hierarchy a
-// process is.
+// membership is a line of /proc/PID/cgroup: the cgroup of a process in one
+// hierarchy.
 type membership struct {
 	names string // controllers, or name=; empty for v2
-	own   string // as seen from the hierarchy's mount point, once that is known
+	own   string // relative to the hierarchy's mount point, once that is known
 }
 
 func (m membership) v2() bool { return m.names == "" }
@@ -28,11 +28,11 @@ func (m membership) has(name string) bool {
 	return slices.Contains(strings.Split(m.names, ","), name)
 }
 
-// dir is the directory of a cgroup in h.
+// dir returns the directory of a cgroup in h.
 func (h hierarchy) dir(cgroup string) string { return strings.TrimSuffix(h.point+cgroup, "/") }
 
-// find is what this process sees: the hierarchies that crius has to do with, in
-// the kernel's order, and the layout they make.
+// find returns what this process sees: the hierarchies that crius uses, in the
+// kernel's order, and the layout that they make up.
 func find() ([]hierarchy, Mode, error) {
 	text, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -41,8 +41,8 @@ func find() ([]hierarchy, Mode, error) {
 	return locate(memberships(string(text)), mount.Each)
 }
 
-// locate looks for the mount point of each hierarchy, and for no longer than
-// until it has them all: they are at the beginning of a long table.
+// locate finds the mount point of each hierarchy, and stops once it has all:
+// they are at the beginning of a long table.
 func locate(own []membership, mounts func(func(mount.Info) bool) error) ([]hierarchy, Mode, error) {
 	all := make([]hierarchy, len(own))
 	missing := len(own)
@@ -68,8 +68,8 @@ func locate(own []membership, mounts func(func(mount.Info) bool) error) ([]hiera
 	return layout(all)
 }
 
-// layout decides by where the resource controllers are. On v2 other v1
-// hierarchies (a VPN's net_cls, say) are not ours to touch.
+// layout depends on where the resource controllers are. On v2, other v1
+// hierarchies (for example a VPN's net_cls) are not crius's to touch.
 func layout(all []hierarchy) ([]hierarchy, Mode, error) {
 	resources := slices.ContainsFunc(all, func(h hierarchy) bool { return h.has("memory") || h.has("cpu") || h.has("pids") })
 	two := slices.IndexFunc(all, hierarchy.v2)
@@ -84,7 +84,7 @@ func layout(all []hierarchy) ([]hierarchy, Mode, error) {
 	return nil, None, nil
 }
 
-// mountedAs tells whether m is a mount of the hierarchy.
+// mountedAs reports whether at is a mount of the hierarchy.
 func (m membership) mountedAs(at mount.Info) bool {
 	if m.v2() {
 		return at.Type == "cgroup2"
@@ -101,7 +101,7 @@ func (m membership) mountedAs(at mount.Info) bool {
 	return true
 }
 
-// relative is cgroup as seen from root.
+// relative returns cgroup relative to root.
 func relative(cgroup, root string) (string, bool) {
 	if root == "/" {
 		return cgroup, true

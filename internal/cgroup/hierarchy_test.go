@@ -104,8 +104,8 @@ func TestLocate(t *testing.T) {
 	}
 }
 
-// The mount table of a busy node is long, and a monitor is started for every
-// container: it must not read all of it.
+// The mount table of a busy node is long, and every container starts a monitor:
+// it must not read all of it.
 func TestLocateStopsEarly(t *testing.T) {
 	t.Parallel()
 	read := 0
@@ -154,7 +154,7 @@ func TestWithin(t *testing.T) {
 	}
 }
 
-// A process may be in a cgroup of any name: what is seen of it from a mount is an
+// The cgroup of a process may have any name: seen from a mount it is an
 // absolute path in that mount, or nothing.
 func FuzzMemberships(f *testing.F) {
 	f.Add("3:cpu,cpuacct:/a\n2:memory:/b:c\n1:name=systemd:/c\n0::/\n", "/")

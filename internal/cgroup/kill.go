@@ -18,13 +18,14 @@ import (
 
 // Kill ends every process in the cgroup path and below it, in any hierarchy,
 // with SIGKILL, and returns when none is left. No process escapes by forking:
-// v2 kills the whole tree at once (before Linux 5.14 it cannot), else it is frozen while it is killed. A single
-// process is killed without that first: if it forks before it dies, the child is in the
-// cgroup before its parent leaves it, and the next round, which freezes, finds it.
+// v2 kills the whole tree at once; v1, and v2 before Linux 5.14, freeze it
+// while it is killed. A single process is first killed without freezing: if it
+// forks before it dies, the child is in the cgroup before its parent leaves it,
+// and the next round, which freezes, finds it.
 //
-// It goes on until ctx is done, which is fault.Timeout: a process that sleeps in
-// the kernel uninterruptibly cannot be killed. The root, and any cgroup that
-// the caller itself is in, are refused.
+// Kill continues until ctx is done, which is fault.Timeout: a process in
+// uninterruptible sleep cannot be killed. The root, and any cgroup that
+// contains the caller, are refused.
 func Kill(ctx context.Context, cgroup string) error {
 	cgroup, err := clean(cgroup)
 	if err != nil {
@@ -55,10 +56,11 @@ func Kill(ctx context.Context, cgroup string) error {
 	}
 }
 
-// strike kills once what is there, and tells what was. Where the kernel cannot kill a cgroup as a
-// whole it freezes it meanwhile if there are more than unfrozen processes. Freezing the first cgroup of a node, and thawing the
-// last, makes the kernel (since 6.1) patch its own code and interrupt every processor: too
-// much for a single process.
+// strike kills the present processes once, and returns them. If the kernel
+// cannot kill a cgroup as a whole, strike freezes it meanwhile when there are
+// more than unfrozen processes. Freezing the first cgroup of a node, and
+// thawing the last, makes the kernel (since 6.1) patch its own code and
+// interrupt every processor: too expensive for a single process.
 func strike(ctx context.Context, all []hierarchy, cgroup string, unfrozen int) ([]int, error) {
 	for _, h := range all {
 		if h.v2() {
@@ -81,9 +83,9 @@ func strike(ctx context.Context, all []hierarchy, cgroup string, unfrozen int) (
 	return pids, nil
 }
 
-// freeze stops what is in cgroup, on v1 and where v2 cannot kill it as a whole, for as long as it
-// takes or 50 ms: a process that will not be frozen cannot fork either. It reports whether any cgroup
-// was told to freeze.
+// freeze freezes cgroup, on v1 and where v2 cannot kill it as a whole, and
+// waits at most 50 ms: a process that cannot be frozen cannot fork either. It
+// reports whether any cgroup was told to freeze.
 func freeze(ctx context.Context, all []hierarchy, cgroup string) (told bool) {
 	ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
@@ -101,7 +103,8 @@ func freeze(ctx context.Context, all []hierarchy, cgroup string) (told bool) {
 	return told
 }
 
-// thaw lets the killed die, also such as were frozen before in a cgroup below.
+// thaw lets killed processes die, including those that were frozen earlier in a
+// cgroup below.
 func thaw(all []hierarchy, cgroup string) {
 	for _, h := range all {
 		f := h.freezer(cgroup)
@@ -115,13 +118,14 @@ func thaw(all []hierarchy, cgroup string) {
 	}
 }
 
-// freezer is how a hierarchy freezes a cgroup.
+// freezer says how a hierarchy freezes a cgroup.
 type freezer struct {
 	file, freeze, thaw string
-	state, frozen      string // the file that tells, and what is in it then
+	state, frozen      string // the file with the state, and its content when frozen
 }
 
-// freezer is nil where the hierarchy cannot freeze the cgroup, or kills it as a whole.
+// freezer returns nil if the hierarchy cannot freeze the cgroup, or can kill it
+// as a whole.
 func (h hierarchy) freezer(cgroup string) *freezer {
 	switch {
 	case h.has("freezer"):
@@ -132,8 +136,8 @@ func (h hierarchy) freezer(cgroup string) *freezer {
 	return nil
 }
 
-// signal kills pid if it is in cgroup: the process that had the number when it
-// was listed may be gone and another one have got it.
+// signal kills pid if it is in cgroup: the process listed with that number may
+// be gone and the pid reused.
 func signal(all []hierarchy, cgroup string, pid int) {
 	process, err := unix.PidfdOpen(pid, 0)
 	if err == nil {
@@ -150,8 +154,8 @@ func signal(all []hierarchy, cgroup string, pid int) {
 	}
 }
 
-// Membership returns what tells whether a process is in a cgroup, or below it.
-// Whoever is about to do something to the process opens a pidfd of it first.
+// Membership returns a function that reports whether a process is in a cgroup,
+// or below it. A caller that acts on the process must open a pidfd of it first.
 func Membership(cgroup string) (func(pid int) bool, error) {
 	cgroup, err := clean(cgroup)
 	if err != nil {
@@ -164,9 +168,10 @@ func Membership(cgroup string) (func(pid int) bool, error) {
 	return func(pid int) bool { return holds(all, cgroup, pid) }, nil
 }
 
-// holds asks any thread that is left of a process without its main thread, which v1 hierarchies
-// show in the root. Of others the main thread decides: where Start lends a thread of crius to a
-// cgroup, crius itself is not in it.
+// holds asks any remaining thread if a process has no main thread, because v1
+// hierarchies show such a process in the root. Otherwise the main thread
+// decides: where Start lends a thread of crius to a cgroup, crius itself is not
+// in it.
 func holds(all []hierarchy, cgroup string, pid int) bool {
 	process := "/proc/" + strconv.Itoa(pid)
 	has := func(task string) bool {
@@ -183,15 +188,15 @@ func holds(all []hierarchy, cgroup string, pid int) bool {
 	return slices.ContainsFunc(threads, func(e os.DirEntry) bool { return has(process + "/task/" + e.Name()) })
 }
 
-// withoutLeader tells whether the main thread of a process has ended: it is a zombie until all
-// others have, and the process has been reaped.
+// withoutLeader reports whether the main thread of a process has ended: it is a
+// zombie until all others have ended and the process has been reaped.
 func withoutLeader(process string) bool {
 	stat, _ := os.ReadFile(process + "/stat")
-	end := bytes.LastIndexByte(stat, ')') // of the name, which may have others
+	end := bytes.LastIndexByte(stat, ')') // of the name, which may contain others
 	return end >= 0 && bytes.HasPrefix(stat[end:], []byte(") Z"))
 }
 
-// belongs tells whether a process with these memberships is in cgroup.
+// belongs reports whether a process with these memberships is in cgroup.
 func belongs(process []membership, all []hierarchy, cgroup string) bool {
 	return slices.ContainsFunc(process, func(m membership) bool {
 		return slices.ContainsFunc(all, func(h hierarchy) bool {
@@ -205,8 +210,8 @@ func belongs(process []membership, all []hierarchy, cgroup string) bool {
 }
 
 // await waits until some of the processes have ended: at least one, and all of
-// the first few if that is soon. It waits for no longer than idle if that cannot
-// be known. False means that ctx is done.
+// the first few if that happens soon. If it cannot tell it waits for idle. It
+// returns false once ctx is done.
 func await(ctx context.Context, pids []int, idle time.Duration) bool {
 	const few = 64 // open files are scarce
 	var ends []unix.PollFd

@@ -18,7 +18,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// populate waits until there are that many processes in cgroup.
+// populate waits until cgroup has that many processes.
 func populate(t testing.TB, cgroup string, want int) {
 	t.Helper()
 	wait.For(t, fmt.Sprint(want, " processes in the cgroup"), func() bool { return procs(t, cgroup) >= want })
@@ -55,8 +55,9 @@ func TestKillTree(t *testing.T) {
 	kill(t, cgroup) // gone
 }
 
-// A program may end its main thread and go on in others. The kernel then shows the process as a
-// zombie in the root of v1 hierarchies, and lists it in its cgroup nevertheless.
+// A program may end its main thread and continue in others. The kernel then
+// shows the process as a zombie in the root of v1 hierarchies, and nevertheless
+// lists it in its cgroup.
 func TestKillProcessWithoutMainThread(t *testing.T) {
 	t.Parallel()
 	cgroup := scratch(t)
@@ -75,7 +76,7 @@ func TestKillProcessWithoutMainThread(t *testing.T) {
 	remove(t, cgroup)
 }
 
-// Processes that fork as fast as they can must not outrun the killer.
+// Processes that fork as fast as they can must not escape Kill.
 func TestKillForkers(t *testing.T) {
 	t.Parallel()
 	for range 3 {
@@ -86,7 +87,7 @@ func TestKillForkers(t *testing.T) {
 			start(t, cgroup, hop)
 		}
 		start(t, cgroup+"/deep/er", `while :; do (sleep 1000 &) ; (exit) ; done & while :; do (true &) ; done`)
-		populate(t, cgroup, 10) // let them breed
+		populate(t, cgroup, 10) // let them multiply
 		kill(t, cgroup)
 		time.Sleep(5 * time.Millisecond)
 		if pids, err := Procs(cgroup); err != nil || len(pids) != 0 {
@@ -96,7 +97,8 @@ func TestKillForkers(t *testing.T) {
 	}
 }
 
-// A single process that forks a successor and ends is not frozen at first, and must not escape either.
+// A single process that forks a successor and ends is not frozen at first, and
+// must not escape either.
 func TestKillLoneForker(t *testing.T) {
 	t.Parallel()
 	for range 20 {
@@ -125,8 +127,8 @@ func TestKillFrozen(t *testing.T) {
 	remove(t, cgroup)
 }
 
-// A kernel before 5.14 cannot kill a cgroup v2 as a whole: it is frozen while its processes are
-// killed, or they could fork faster than that.
+// Kernels before 5.14 cannot kill a v2 cgroup as a whole: it is frozen while
+// its processes are killed, because they could fork faster than that.
 func TestFreezeWhereTheCgroupCannotBeKilledAsAWhole(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -161,11 +163,11 @@ func TestFreezeWhereTheCgroupCannotBeKilledAsAWhole(t *testing.T) {
 	}
 }
 
-// What cannot be killed is given up when the context ends.
+// Kill gives up on unkillable processes when the context ends.
 func TestKillGivesUp(t *testing.T) {
 	t.Parallel()
 	if Detect() == V2 {
-		return // where a frozen process can be killed there is none to be had
+		return // where frozen processes can be killed there are no unkillable ones
 	}
 	cgroup := scratch(t)
 	child := start(t, cgroup+"/c", "exec sleep 1000")
@@ -209,7 +211,7 @@ func TestKillRefusesOwn(t *testing.T) {
 	}
 }
 
-// A pid that has been given to a process outside must not be killed.
+// A pid that was reused by a process outside must not be killed.
 func TestSignalChecksMembership(t *testing.T) {
 	t.Parallel()
 	cgroup := scratch(t)

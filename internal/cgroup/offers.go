@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// Offers is what the node's kernel tells of cgroups beyond what all do.
+// Offers lists optional features of cgroups in the node's kernel.
 type Offers struct {
 	Pressure    bool
 	HugePages   bool
-	HugePageMax bool // the most huge pages ever used
+	HugePageMax bool // the maximum of huge pages ever used
 	CPUBurst    bool
 }
 
@@ -38,8 +38,8 @@ func (ms *Meters) Offers() Offers {
 	return o
 }
 
-// HugePageSizes are the sizes of huge pages that the kernel of root offers, as
-// hugetlb's files name them: 2MB. They depend on the processor.
+// HugePageSizes returns the huge page sizes of the kernel whose files are below
+// root, in the notation of hugetlb's files: 2MB. They depend on the processor.
 func HugePageSizes(root fs.FS) []string {
 	entries, _ := fs.ReadDir(root, "sys/kernel/mm/hugepages") // a kernel without huge pages has no such directory
 	var sizes []string

@@ -10,29 +10,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Processes is what is known of the processes in a cgroup and below it, without
-// their threads. Files and Sockets are open descriptors; they are nil where
-// counting them would take too long.
+// Processes describes the processes in a cgroup and below it, without their
+// threads. Files and Sockets are open descriptors; they are nil if counting
+// them would take too long.
 type Processes struct {
 	Count          uint64
 	Files, Sockets *uint64
-	// FileLimit is how many descriptors the process asked for may have open, its
-	// soft limit; nil if it is not among them, or has none.
+	// FileLimit is the soft limit of open descriptors of the init process; nil if
+	// that is not among the processes, or has no limit.
 	FileLimit *uint64
 }
 
 const (
-	// maxProcesses is of how many processes the descriptors are counted.
+	// maxProcesses is the maximum number of processes whose descriptors are
+	// counted.
 	maxProcesses = 1024
-	// maxFiles is how many descriptors are looked at to find the sockets, a
-	// microsecond each.
+	// maxFiles is the maximum number of descriptors that are checked for sockets,
+	// at a microsecond each.
 	maxFiles = 4096
 )
 
 // Processes counts the cgroup's processes and their descriptors, and looks up
-// the limits of the one whose id is init. It is nil if the cgroup is gone. The
-// caller is not counted: on v1 it is listed wherever a thread of its own is, as
-// Start has one for a moment.
+// the limits of the one with pid init. It returns nil if the cgroup is gone. It
+// does not count the caller: on v1 the caller is listed wherever it has a
+// thread, as Start does for a moment.
 func (m *Meter) Processes(init int) (*Processes, error) {
 	at := m.pids
 	if at.dir == nil {
@@ -54,7 +55,7 @@ func (m *Meter) Processes(init int) (*Processes, error) {
 		}
 		for line := range strings.Lines(list) {
 			pid, err := strconv.Atoi(strings.TrimSuffix(line, "\n"))
-			if err != nil || pid == 0 || pid == self { // 0 is of another process namespace
+			if err != nil || pid == 0 || pid == self { // 0 belongs to another PID namespace
 				continue
 			}
 			if pid == init {
@@ -80,7 +81,7 @@ func (m *Meter) Processes(init int) (*Processes, error) {
 }
 
 // descriptors counts a process's descriptors, and the sockets among them if
-// there are no more than most. A process that has ended has none.
+// there are no more than most. An ended process has none.
 func descriptors(pid int, most uint64) (files, sockets uint64) {
 	dir, err := os.Open("/proc/" + strconv.Itoa(pid) + "/fd")
 	if err != nil {
@@ -88,7 +89,7 @@ func descriptors(pid int, most uint64) (files, sockets uint64) {
 	}
 	defer dir.Close()
 	var st unix.Stat_t
-	if err := unix.Fstat(int(dir.Fd()), &st); err == nil && uint64(st.Size) > most { // how many there are, since Linux 6.2
+	if err := unix.Fstat(int(dir.Fd()), &st); err == nil && uint64(st.Size) > most { // the number of entries, since Linux 6.2
 		return uint64(st.Size), 0
 	}
 	target := make([]byte, len("socket:"))
@@ -109,8 +110,8 @@ func descriptors(pid int, most uint64) (files, sockets uint64) {
 	}
 }
 
-// fileLimit is the soft limit of open files in /proc/PID/limits, in a line such
-// as "Max open files            1024                 4096                 files".
+// fileLimit returns the soft limit of open files in /proc/PID/limits, from a
+// line such as "Max open files 1024 4096 files".
 func fileLimit(pid int) *uint64 {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/limits")
 	if err != nil {

@@ -8,10 +8,10 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Quota is how much CPU time the cgroups below one may be given: so many
-// microseconds in each period, as the nearest cgroup says that is the one itself or
-// above it and has a limit. The kernel of cgroup v1 refuses more. 0 is no limit, as
-// always on v2, where more is no error and of no use.
+// Quota returns how much CPU time the cgroups below this one may have: quota
+// microseconds in each period, from the nearest cgroup, itself or above it,
+// that has a limit. On cgroup v1 the kernel refuses more. 0 means no limit, as
+// always on v2, where more is no error and without effect.
 func Quota(cgroup string) (quota, period int64, err error) {
 	for ; ; cgroup = path.Dir(cgroup) {
 		quota, err = readNumber(cgroup, "cpu.cfs_quota_us")

@@ -9,7 +9,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// What Quota says is what the kernel takes, and no more.
+// The kernel accepts exactly the quota that Quota returns, and no more.
 func TestQuota(t *testing.T) {
 	t.Parallel()
 	cgroup := scratch(t)

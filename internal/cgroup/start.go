@@ -10,15 +10,15 @@ import (
 	"github.com/crius-run/crius/internal/inherit"
 )
 
-// Start calls start on a thread of inherit.Start's from which processes are born in the cgroup
-// path, if they are started with the attributes given: there is no moment in
-// which they are elsewhere, and none has to be moved. Join and every other move
-// of a process waits for an RCU grace period, some 10 ms on an idle machine and
-// as long for one hierarchy as for all; this does not.
+// Start calls start on one of inherit.Start's threads. Processes that it starts
+// with the given attributes are born in the cgroup path: they are never
+// anywhere else, and need not be moved. Join and every other move of a process
+// waits for an RCU grace period, some 10 ms on an idle machine, the same for
+// one hierarchy as for all; Start does not.
 //
-// Names are as in Join. The attributes are for start to add to, and not to be
-// used after it; a parent death signal is not possible. In a v2 hierarchy this
-// takes Linux 5.7.
+// Names are as in Join. start may add to the attributes, and must not use them
+// after it returns; a parent death signal is not possible. In a v2 hierarchy
+// Start needs Linux 5.7.
 func Start(cgroup string, start func(*syscall.SysProcAttr) error, names ...string) error {
 	cgroup, err := clean(cgroup)
 	if err != nil {
@@ -28,7 +28,7 @@ func Start(cgroup string, start func(*syscall.SysProcAttr) error, names ...strin
 	if err != nil {
 		return failed("start in cgroup", cgroup, err)
 	}
-	return inherit.Start(func() error { // with a real-time policy the thread could not be moved
+	return inherit.Start(func() error { // a thread with a real-time policy could not be moved
 		var attr syscall.SysProcAttr
 		for _, h := range moves(all, cgroup, names) {
 			if !h.v2() {
@@ -48,7 +48,8 @@ func Start(cgroup string, start func(*syscall.SysProcAttr) error, names ...strin
 	})
 }
 
-// moves are the hierarchies in which a process must be moved to be in cgroup.
+// moves returns the hierarchies in which a process must be moved to be in
+// cgroup.
 func moves(all []hierarchy, cgroup string, names []string) []hierarchy {
 	return slices.DeleteFunc(slices.Clone(all), func(h hierarchy) bool {
 		wanted := len(names) == 0 || slices.ContainsFunc(names, h.has)
@@ -56,8 +57,8 @@ func moves(all []hierarchy, cgroup string, names []string) []hierarchy {
 	})
 }
 
-// attach moves who, of which "0" is the caller, into cgroup: a process by way of the file
-// cgroup.procs, a thread alone by way of tasks.
+// attach moves who ("0" is the caller) into cgroup: a process through the file
+// cgroup.procs, a single thread through tasks.
 func (h hierarchy) attach(cgroup, file, who string) error {
 	err := write(h.dir(cgroup)+"/"+file, who)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOSPC) { // not made yet, or an empty cpuset

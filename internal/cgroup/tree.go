@@ -13,9 +13,9 @@ import (
 )
 
 // Remove removes the cgroup path with everything below it from every hierarchy.
-// The kernel calls a cgroup busy for a moment after its last process has ended:
-// that is waited for, up to two seconds. One that does not exist is no error;
-// one that still has processes is fault.Precondition.
+// A cgroup is busy for a moment after its last process has ended: Remove waits
+// for that, up to two seconds. A missing cgroup is not an error; one that still
+// has processes is fault.Precondition.
 func Remove(ctx context.Context, cgroup string) error {
 	cgroup, err := clean(cgroup)
 	if err == nil && cgroup == "/" {
@@ -65,20 +65,22 @@ type inode struct{ dev, ino uint64 }
 type level struct {
 	self  inode
 	name  string
-	below []string // in it, still to be visited
+	below []string // its children still to be visited
 }
 
-// errMoved cannot happen: the kernel moves no cgroup to another one.
+// errMoved cannot happen: the kernel does not move cgroups to other parents.
 var errMoved = problem{fault.Precondition, "it was moved meanwhile"}
 
-// walk goes through the cgroup at path and those below it. It calls enter, if any,
-// for each of those below before all that is in it, with the way from path to the
-// one it is in and its name, and passes over those for which that is false. It
-// calls leave, if any, for each after all that is in it: with the directory it is
-// in, its name there and its own directory. What is gone is passed over.
+// walk visits the cgroup at path and those below it. It calls enter, if not
+// nil, for each of those below before its children, with the path from the top
+// to its parent and its name, and skips those for which enter returns false. It
+// calls leave, if not nil, for each after its children: with the parent's
+// directory, its name there and its own directory. Cgroups that are gone are
+// skipped.
 //
-// It goes by directories, since who may make cgroups may make paths longer than
-// the kernel takes, and has no more than two of them open, however deep they go.
+// It walks by directory descriptors, because a container that may make cgroups
+// may make paths longer than the kernel accepts, and has no more than two of
+// them open at any depth.
 func walk(path string, enter func(way []byte, name string) bool, leave func(parent int, name string, dir int) error) error {
 	at, self, err := openDir(unix.AT_FDCWD, path)
 	if at == nil {
@@ -142,8 +144,8 @@ func leaving(leave func(parent int, name string, dir int) error, parent int, nam
 	return leave(parent, name, int(dir.Fd()))
 }
 
-// openDir opens a directory; nil if that is gone, or cannot be there: a pod may ask for a parent
-// that is a file of a cgroup.
+// openDir opens a directory; nil if it is gone or cannot exist: a pod may
+// request a parent that is a file of a cgroup.
 func openDir(dir int, name string) (*os.File, inode, error) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if gone(err) || err == unix.ENOTDIR {
@@ -161,7 +163,7 @@ func openDir(dir int, name string) (*os.File, inode, error) {
 	return f, inode{st.Dev, st.Ino}, nil
 }
 
-// children are the names of the cgroups in one; none if that is gone.
+// children returns the names of the cgroups in a directory; none if it is gone.
 func children(dir *os.File) ([]string, error) {
 	entries, err := dir.ReadDir(-1)
 	if err != nil && !gone(err) {
@@ -176,10 +178,10 @@ func children(dir *os.File) ([]string, error) {
 	return names, nil
 }
 
-// gone tells whether err is of a cgroup that has been removed.
+// gone reports whether err means that the cgroup has been removed.
 func gone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) }
 
-// read reads a file of the cgroup that dir is.
+// read reads a file of the cgroup with directory dir.
 func read(dir int, name string) (string, error) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

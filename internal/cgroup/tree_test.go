@@ -32,8 +32,8 @@ func TestRemoveBusy(t *testing.T) {
 	remove(t, cgroup) // the process ends while Remove is waiting
 }
 
-// A pod may ask for a parent that is a file of a cgroup. Nothing can be below it, and what
-// removes the pod finds that done.
+// A pod may request a parent that is a file of a cgroup. Nothing can be below
+// it, and the removal of the pod succeeds.
 func TestNothingIsBelowAFile(t *testing.T) {
 	t.Parallel()
 	cgroup := scratch(t)
@@ -59,7 +59,8 @@ func TestNothingIsBelowAFile(t *testing.T) {
 	remove(t, cgroup)
 }
 
-// A container that may make cgroups can make them deeper than a path can be.
+// A container that may make cgroups can nest them deeper than a path can
+// express.
 func TestRemoveDeep(t *testing.T) {
 	t.Parallel()
 	cgroup := scratch(t)
@@ -88,7 +89,7 @@ func TestRemoveDeep(t *testing.T) {
 	remove(t, cgroup)
 }
 
-// However deep cgroups go, those who go through them have a few descriptors.
+// However deep cgroups are nested, walking them takes a few descriptors.
 func TestDeepCgroupsTakeFewDescriptors(t *testing.T) {
 	t.Parallel()
 	cgroup := scratch(t)
@@ -107,7 +108,7 @@ func TestDeepCgroupsTakeFewDescriptors(t *testing.T) {
 const deep = 100
 
 func goDeep(cgroup string) error {
-	const few = 20 // of which the Go runtime and the standard streams have a handful
+	const few = 20 // the Go runtime and the standard streams have a handful of these
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: few, Max: few}); err != nil {
 		return err
 	}

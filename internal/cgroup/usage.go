@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Usage is what the processes in a cgroup and below it use, by the kernel's own
-// counters. What the kernel does not tell, for want of a controller or of
-// pressure accounting, is nil.
+// Usage is the usage of the processes in a cgroup and below it, by the kernel's
+// own counters. What the kernel does not report, because it lacks a controller
+// or pressure accounting, is nil.
 type Usage struct {
 	Time   time.Time // of the reading
 	CPU    *CPU
@@ -22,18 +22,18 @@ type Usage struct {
 // CPU is time spent computing, of all CPUs together.
 type CPU struct {
 	Total    uint64  // nanoseconds since the cgroup was made
-	Rate     *uint64 // nanoseconds a second, of late; see Meter.Read
+	Rate     *uint64 // nanoseconds per second, recently; see Meter.Read
 	Pressure *Pressure
 }
 
 // Memory is in bytes, page faults are counts.
 type Memory struct {
 	Usage       uint64
-	WorkingSet  *uint64 // Usage without the file pages that have not been used of late, as kubelets reckon it
+	WorkingSet  *uint64 // Usage without file pages that have not been used recently, as the kubelet computes it
 	Limit       *uint64 // nil: none
 	RSS         *uint64 // anonymous memory, transparent huge pages included
 	Faults      *uint64 // all page faults, as the kernel's pgfault
-	MajorFaults *uint64 // those that waited for the disk
+	MajorFaults *uint64 // faults that waited for the disk
 	Pressure    *Pressure
 }
 
@@ -47,14 +47,13 @@ type Swap struct {
 // all at the same time.
 type Pressure struct{ Some, Full *Stall }
 
-// Stall is a share of time that was lost waiting.
+// Stall is the share of time that was lost waiting.
 type Stall struct {
-	Avg10, Avg60, Avg300 float64 // percent, over so many seconds
+	Avg10, Avg60, Avg300 float64 // percent, over that many seconds
 	Total                uint64  // nanoseconds since the cgroup was made
 }
 
-// Meters makes meters. It knows where the hierarchies are mounted, which it has
-// looked up once.
+// Meters makes meters. It has looked up once where the hierarchies are mounted.
 type Meters struct {
 	all     []hierarchy
 	most    int           // see directory
@@ -78,8 +77,9 @@ func newMeters(all []hierarchy) *Meters {
 	return &Meters{all: all, most: spareDescriptors(), readers: &sync.Pool{New: func() any { return new(reader) }}}
 }
 
-// OfPod makes the meters of a pod: of its own cgroup and of its containers. Together they
-// keep few descriptors open, however many containers there are; other meters keep none.
+// OfPod returns the Meters of one pod, for its own cgroup and its containers.
+// Together they keep few descriptors open, however many containers there are;
+// other meters keep none.
 func (ms *Meters) OfPod() *Meters {
 	of := *ms
 	of.left = new(atomic.Int32)
@@ -87,28 +87,28 @@ func (ms *Meters) OfPod() *Meters {
 	return &of
 }
 
-// Meter reads what one cgroup uses, again and again. It may be used by several
-// goroutines at once. Once it has been read, directories of the cgroup are kept open until
-// Close, if it is a pod's.
+// Meter reads the usage of one cgroup repeatedly. Several goroutines may use it
+// at once. A pod's meter keeps directories of the cgroup open from the first
+// reading until Close.
 type Meter struct {
 	readers                     *sync.Pool
-	directories                 []*directory // all that there are
+	directories                 []*directory // all of them
 	cpu, memory, pids, pressure place
 	sched, io, huge             place
 	sizes                       []string // of huge pages
 
-	mu   sync.Mutex // guards what follows; held while one file is read
+	mu   sync.Mutex // guards the fields below; held while one file is read
 	rate rate
 }
 
-// place is the directory of a cgroup in the hierarchy that has a controller; nil
-// if there is none.
+// place is the directory of a cgroup in the hierarchy that has a controller;
+// nil if there is none.
 type place struct {
 	dir *directory
 	v2  bool
 }
 
-// Of is a meter of the cgroup path, which need not exist yet.
+// Of returns a meter of the cgroup path, which need not exist yet.
 func (ms *Meters) Of(cgroup string) (*Meter, error) {
 	cgroup, err := clean(cgroup)
 	if err != nil {
@@ -121,7 +121,7 @@ func (ms *Meters) Of(cgroup string) (*Meter, error) {
 	} {
 		if h, ok := ms.hierarchy(controller); ok {
 			*at = place{m.directory(h.dir(cgroup), ms.most), h.v2()}
-			if h.v2() || controller == "memory" { // of which a reading reads several files
+			if h.v2() || controller == "memory" { // a reading reads several files of these
 				at.dir.left = ms.left
 			}
 		}
@@ -129,8 +129,8 @@ func (ms *Meters) Of(cgroup string) (*Meter, error) {
 	return m, nil
 }
 
-// hierarchy prefers v1, where a controller is in its hierarchy or in none. The
-// v2 hierarchy tells CPU time and pressure without any controller.
+// hierarchy prefers v1, where a controller is in its own hierarchy or in none.
+// The v2 hierarchy reports CPU time and pressure without any controller.
 func (ms *Meters) hierarchy(controller string) (of hierarchy, ok bool) {
 	for _, h := range ms.all {
 		switch {
@@ -143,7 +143,8 @@ func (ms *Meters) hierarchy(controller string) (of hierarchy, ok bool) {
 	return of, ok
 }
 
-// directory is the one for path: several controllers may share it.
+// directory returns the directory for path, which several controllers may
+// share.
 func (m *Meter) directory(path string, most int) *directory {
 	for _, d := range m.directories {
 		if d.path == path {
@@ -155,20 +156,20 @@ func (m *Meter) directory(path string, most int) *directory {
 	return d
 }
 
-// Close lets go of what is kept open. The meter may still be read.
+// Close releases what is kept open. The meter may still be read.
 func (m *Meter) Close() {
 	for _, d := range m.directories {
 		d.close()
 	}
 }
 
-// Read tells what the cgroup uses now. A cgroup that is not there is not an
-// error, but uses nothing that could be told: all fields are nil. With an error
-// (a file that cannot be read or understood), the rest is true all the same.
+// Read returns the current usage of the cgroup. A missing cgroup is not an
+// error: all fields are nil. After an error (a file that cannot be read or
+// parsed), the remaining values are still valid.
 //
 // CPU.Rate is the mean since an earlier reading, at least rateWindow ago; it is
-// nil until there is one. Who reads in between gets the same value again, so
-// several readers do not spoil each other's.
+// nil until there is one. A reader in between gets the same value again, so
+// that several readers do not spoil each other's values.
 func (m *Meter) Read() (Usage, error) {
 	r := m.readers.Get().(*reader)
 	defer m.readers.Put(r)
@@ -180,7 +181,7 @@ func (m *Meter) Read() (Usage, error) {
 	return u, r.err
 }
 
-// readCPU reads under the lock, so that readings are compared in their order.
+// readCPU reads under the lock, so that readings are compared in order.
 func (m *Meter) readCPU(r *reader) Usage {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -191,12 +192,12 @@ func (m *Meter) readCPU(r *reader) Usage {
 	return u
 }
 
-// rateWindow is the least time that a rate is the mean of.
+// rateWindow is the shortest time over which a rate is averaged.
 const rateWindow = time.Second
 
-// rate makes a rate of a counter.
+// rate derives a rate from a counter.
 type rate struct {
-	at    time.Time // of the reading that the next one is compared with
+	at    time.Time // of the reading with which the next one is compared
 	total uint64
 	value *uint64 // latest, per second
 }
@@ -213,9 +214,9 @@ func (r *rate) next(at time.Time, total uint64) *uint64 {
 	return r.value
 }
 
-// Add adds what another cgroup uses, which is neither above nor below. What is
-// not known of both is not known of the sum: so it is with every kind of
-// pressure, which has no sum.
+// Add adds the usage of another cgroup, which is neither above nor below this
+// one. A value unknown for either is unknown in the sum; so is every kind of
+// pressure, which cannot be added.
 func (u *Usage) Add(o Usage) {
 	if u.Time.Before(o.Time) {
 		u.Time = o.Time
@@ -253,7 +254,7 @@ func plus(a, b *uint64) *uint64 {
 	return new(*a + *b)
 }
 
-// Gone tells whether there was nothing to read.
+// Gone reports whether there was nothing to read.
 func (u Usage) Gone() bool {
 	return u.CPU == nil && u.Memory == nil && u.Tasks == nil && u.IO == nil
 }

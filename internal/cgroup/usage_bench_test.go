@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// What one container costs in each list of stats, and in the metrics that
-// kubelets have by default.
+// The cost of one container in each list of stats, and in the metrics that
+// kubelets request by default.
 func BenchmarkMeter(b *testing.B) {
 	path := fmt.Sprintf("/crius-bench-%d/kubepods/burstable/pod0f0f0f0f-0000-0000-0000-000000000000/crius-0", os.Getpid())
 	all, _, err := find()

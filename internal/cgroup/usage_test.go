@@ -21,8 +21,7 @@ import (
 
 const someCgroup = "/kubepods/burstable/pod1/crius-2"
 
-// tree is a cgroup in imitated hierarchies, of which the one without a name is
-// v2.
+// tree is a cgroup in imitated hierarchies; the one without a name is v2.
 type tree struct {
 	t      *testing.T
 	dir    string
@@ -49,7 +48,7 @@ func newTree(t *testing.T, hierarchies ...string) tree {
 	return tree{t, dir, meters, m}
 }
 
-// kept counts the descriptors of this process that lead into the tree.
+// kept counts the descriptors of this process that refer to the tree.
 func (tr tree) kept() (n int) {
 	tr.t.Helper()
 	links, err := filepath.Glob("/proc/self/fd/*")
@@ -64,7 +63,7 @@ func (tr tree) kept() (n int) {
 	return n
 }
 
-// write gives the cgroup a file in the hierarchy of these names.
+// write gives the cgroup a file in the hierarchy with these names.
 func (tr tree) write(names, file, text string) {
 	tr.t.Helper()
 	if err := os.WriteFile(filepath.Join(tr.dir, "at", names, someCgroup, file), []byte(text), 0o600); err != nil {
@@ -86,8 +85,8 @@ func (tr tree) read() Usage {
 	return u
 }
 
-// What is kept open is of the cgroup that has the name now, and ends with Close;
-// there is none where descriptors are scarce.
+// A kept directory belongs to the cgroup that has the name now, and is closed
+// by Close; none is kept when descriptors are scarce.
 func TestKeptDirectories(t *testing.T) {
 	t.Parallel()
 	tr := newTree(t, "")
@@ -132,8 +131,8 @@ func TestKeptDirectories(t *testing.T) {
 	}
 }
 
-// However many containers a pod has, its meters keep four directories open, and a
-// container that comes may have what one that has ended had.
+// However many containers a pod has, its meters keep four directories open, and
+// a new container may use the share of one that has ended.
 func TestPodKeepsFewDescriptors(t *testing.T) {
 	t.Parallel()
 	v1 := []string{"cpu,cpuacct", "memory", "pids", "blkio", "hugetlb"}
@@ -183,7 +182,7 @@ func TestPodKeepsFewDescriptors(t *testing.T) {
 	}
 }
 
-// Files as Linux 6.12 writes them, shortened where nobody looks.
+// Files as Linux 6.12 writes them, without unused parts.
 var filesV2 = map[string]string{
 	"cpu.stat":            "usage_usec 4711\nuser_usec 4000\nsystem_usec 711\nnice_usec 0\ncore_sched.force_idle_usec 0\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\nnr_bursts 0\nburst_usec 0\n",
 	"memory.current":      "104857600\n",
@@ -210,7 +209,7 @@ var usageV2 = Usage{
 	Tasks: new(uint64(7)),
 }
 
-// Files as Linux 6.18 writes them, with the hierarchies' names in front.
+// Files as Linux 6.18 writes them, prefixed with the hierarchies' names.
 var filesV1 = map[string]string{
 	"cpu,cpuacct cpuacct.usage":          "123456789\n",
 	"memory memory.usage_in_bytes":       "104857600\n",
@@ -282,7 +281,7 @@ func wantUsage(t *testing.T, got, want Usage) {
 	}
 }
 
-// spelled shows what pointers point to.
+// spelled formats the values behind pointers.
 func spelled(v any) string {
 	switch r := reflect.ValueOf(v); {
 	case r.Kind() == reflect.Pointer && r.IsNil():
@@ -420,8 +419,8 @@ func TestRate(t *testing.T) {
 	}
 }
 
-// Readers that meet never see a counter go backwards, which would be a new
-// cgroup and have no rate.
+// Concurrent readers never see a counter go backwards, which would mean a new
+// cgroup and no rate.
 func TestMeterReadersMeet(t *testing.T) {
 	t.Parallel()
 	tr := newTree(t, "")
@@ -455,7 +454,7 @@ func TestMeterReadersMeet(t *testing.T) {
 		if err := os.WriteFile(next, fmt.Appendf(nil, "usage_usec %d\n", n+2), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Rename(next, file); err != nil { // at once, as the kernel counts
+		if err := os.Rename(next, file); err != nil { // atomically, as the kernel counts
 			t.Fatal(err)
 		}
 	}
@@ -486,13 +485,13 @@ func TestAdd(t *testing.T) {
 	if *usageV1.Tasks != 7 || usageV1.Memory.Usage != 100<<20 || a.CPU.Total != 1 {
 		t.Error("Add changed what it added")
 	}
-	b.CPU, b.Swap, b.Memory, b.Tasks = &CPU{Total: 10}, nil, &Memory{Usage: 1}, nil // what one does not know, the sum does not
+	b.CPU, b.Swap, b.Memory, b.Tasks = &CPU{Total: 10}, nil, &Memory{Usage: 1}, nil // what one does not know, the sum does not know
 	sum = a
 	sum.Add(b)
 	wantUsage(t, sum, Usage{CPU: &CPU{Total: 11}, Memory: &Memory{Usage: 100<<20 + 1}})
 }
 
-// Of a real process in a real cgroup the numbers are the kernel's.
+// For a real process in a real cgroup the numbers are the kernel's.
 func TestMeterOfARealCgroup(t *testing.T) {
 	t.Parallel()
 	cgroup := scratchTop + "/meter"
@@ -567,8 +566,8 @@ func FuzzCounters(f *testing.F) {
 	})
 }
 
-// What is kept open of a cgroup that was removed says nothing of one of the same
-// name, and nothing is open after the end.
+// A kept directory of a removed cgroup says nothing about a new one of the same
+// name, and nothing stays open after the end.
 func TestKeptDirectoriesOfTheKernel(t *testing.T) {
 	t.Parallel()
 	cgroup := scratch(t)

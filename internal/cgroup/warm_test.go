@@ -13,8 +13,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// Nobody is moved by it: not this process, and not the threads with which Start
-// lets others be born elsewhere.
+// Warm moves nothing: neither this process nor the threads on which Start
+// starts others elsewhere.
 func TestWarm(t *testing.T) {
 	t.Parallel()
 	all := hierarchies(t)
@@ -66,7 +66,7 @@ func TestWarm(t *testing.T) {
 	remove(t, path.Dir(cgroup))
 }
 
-// One is warned for all: whoever comes while others are at it only counts.
+// One call warms the kernel for all: further concurrent calls are only counted.
 func TestWarmOnce(t *testing.T) {
 	first := Warm()
 	wait.For(t, "the kernel to be warned", func() bool { return !warming.Load() })
@@ -81,8 +81,7 @@ func TestWarmOnce(t *testing.T) {
 	}
 }
 
-// BenchmarkWarm: what a move costs after a rest, and what it costs after that if
-// the kernel has been warned.
+// BenchmarkWarm: the cost of a move after a rest, with and without Warm.
 func BenchmarkWarm(b *testing.B) {
 	for _, warned := range []bool{false, true} {
 		name := "cold"

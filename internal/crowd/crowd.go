@@ -1,5 +1,5 @@
-// Package crowd bounds connections that anybody may open, so that nobody who opens
-// few is kept out by somebody who opens many.
+// Package crowd bounds connections that any client may open, so that a client
+// that opens many cannot keep out one that opens few.
 package crowd
 
 import (
@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// Crowd is a bounded number of connections. When there is one too many, the oldest one
-// of the peer that has most of them is closed: the newest one may be the one that matters.
+// Crowd is a bounded number of connections. If there is one too many, it closes
+// the oldest connection of the peer that has most of them: the newest may be
+// the one that matters.
 type Crowd struct {
 	what   string
 	most   int
@@ -28,17 +29,18 @@ type Crowd struct {
 type Member struct {
 	crowd  *Crowd
 	peer   Peer
-	number uint64 // higher than those that came before
+	number uint64 // higher than those of earlier members
 	end    func()
 }
 
-// New is for up to most connections, of which the log speaks as what.
+// New returns a crowd of at most that many connections, which the log calls
+// what.
 func New(what string, most int) *Crowd {
 	return &Crowd{what: what, most: most, members: make(map[*Member]struct{})}
 }
 
-// Enter adds a connection of peer. If there are too many then, end is called for one
-// of them, which may be this one only if its peer has most of them.
+// Enter adds a connection of peer. If there are too many then, it calls end for
+// one of them, which is the new one only if its peer has most of them.
 func (c *Crowd) Enter(peer Peer, end func()) *Member {
 	c.mu.Lock()
 	c.last++
@@ -64,10 +66,11 @@ func (c *Crowd) Enter(peer Peer, end func()) *Member {
 	return m
 }
 
-// warnInterval is how often the log says that connections are closed.
+// warnInterval is the minimum time between warnings about closed connections.
 const warnInterval = time.Minute
 
-// Leave takes the connection out of its crowd, once or more often. A nil Member is in none.
+// Leave removes the connection from its crowd. It is idempotent and does
+// nothing for a nil Member.
 func (m *Member) Leave() {
 	if m == nil {
 		return
@@ -77,10 +80,10 @@ func (m *Member) Leave() {
 	delete(m.crowd.members, m)
 }
 
-// Closed is how many connections were closed because there were too many.
+// Closed returns how many connections were closed because there were too many.
 func (c *Crowd) Closed() uint64 { return c.closed.Load() }
 
-// victim is the member to be closed; nil while there are not too many.
+// victim returns the member to be closed; nil while there are not too many.
 func (c *Crowd) victim() *Member {
 	if len(c.members) <= c.most {
 		return nil
@@ -98,8 +101,8 @@ func (c *Crowd) victim() *Member {
 	return worst
 }
 
-// counts are the connections of each cgroup and of each owner, and those of root and of
-// all others.
+// counts are the numbers of connections per cgroup, per owner, and of root and
+// of all others.
 type counts struct {
 	groups      map[uint64]int
 	owners      map[string]int
@@ -116,9 +119,10 @@ func (c *counts) add(p Peer) {
 	}
 }
 
-// compare is positive if connections of a are to be closed before those of b. Where all
-// processes are in one cgroup, as with cgroup v1, it comes down to whether root has more
-// or all others together: a process with many uids is one of the others.
+// compare is positive if connections of a must be closed before those of b. If
+// all processes are in one cgroup, as on cgroup v1, it comes down to whether
+// root or all others together have more: a process with many uids is one of the
+// others.
 func (c *counts) compare(a, b Peer) int {
 	return cmp.Or(
 		cmp.Compare(c.of(a), c.of(b)),
@@ -128,9 +132,10 @@ func (c *counts) compare(a, b Peer) int {
 	)
 }
 
-// of is how many connections p has: those of its user in any cgroup, or those of its
-// cgroup as any user if they are more. Many uids or many cgroups make nobody many peers.
-// Root has those of its cgroup alone: the kubelet answers for no other root process.
+// of returns how many connections count for p: those of its user in any cgroup,
+// or those of its cgroup as any user if they are more. Many uids or many
+// cgroups do not make many peers. For root only those of its cgroup count: the
+// kubelet is not responsible for other root processes.
 func (c *counts) of(p Peer) int {
 	switch {
 	case p.Group == 0:
@@ -141,7 +146,7 @@ func (c *counts) of(p Peer) int {
 	return max(c.owners[p.Owner], c.groups[p.Group])
 }
 
-// side is how many connections root has, or all others, whichever p is of.
+// side returns how many connections p's side has: root, or all others.
 func (c *counts) side(p Peer) int {
 	if p.Owner == root {
 		return c.root
@@ -149,7 +154,7 @@ func (c *counts) side(p Peer) int {
 	return c.other
 }
 
-// Limit is l, whose connections are in the crowd until they are closed.
+// Limit wraps l; its connections are in the crowd until they are closed.
 func (c *Crowd) Limit(l net.Listener) net.Listener { return limited{l, c} }
 
 type limited struct {

@@ -12,8 +12,9 @@ import (
 	"testing"
 )
 
-// Whoever has fewer connections than others keeps them all, and of one's own the newest
-// stay. In each case members are "owner/group", and those listed last are closed, in order.
+// A peer with fewer connections than others keeps them all, and of a peer's own
+// the newest stay. In each case members are "owner/group", and those listed
+// last are closed, in order.
 func TestCrowdClosesTheOldestOfTheLargestPeer(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ enter, closed []string }{
@@ -38,8 +39,9 @@ func TestCrowdClosesTheOldestOfTheLargestPeer(t *testing.T) {
 	}
 }
 
-// One process can have many uids, if it is root, or many cgroups: it is one peer all the
-// same. The kubelet keeps the connections that it has beside those of others.
+// One process can have many uids, if it is root, or many cgroups: it is
+// nevertheless one peer. The kubelet keeps the connections that it has beside
+// those of others.
 func TestCrowdIsNotFooledByPeersOfManyNames(t *testing.T) {
 	t.Parallel()
 	const kubelet = 20
@@ -68,7 +70,7 @@ func TestCrowdIsNotFooledByPeersOfManyNames(t *testing.T) {
 	}
 }
 
-// With cgroup v1, root in a container can keep out root alone.
+// On cgroup v1, root in a container can keep out only root.
 func TestCrowdOfRootKeepsOthers(t *testing.T) {
 	t.Parallel()
 	crowd := New("test", 3)
@@ -91,7 +93,7 @@ func TestCrowdForgetsWhoLeft(t *testing.T) {
 	}
 }
 
-// connected are both ends of a connection over loopback; the first one is the server's.
+// connected returns both ends of a connection over loopback.
 func connected(t *testing.T, address string) (server, client *net.TCPConn) {
 	t.Helper()
 	l, err := net.Listen("tcp", address)
@@ -145,7 +147,8 @@ func TestPeerIsAnotherUser(t *testing.T) {
 	}
 }
 
-// The kernel says that a socket which no process has any more is root's.
+// The kernel reports root as the owner of a socket that no process has any
+// more.
 func TestPeerThatHasClosedIsNobody(t *testing.T) {
 	t.Parallel()
 	server, client := connected(t, "127.0.0.1:0")

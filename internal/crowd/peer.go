@@ -11,14 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peer is who has opened a connection, as far as that cannot be chosen freely.
+// Peer identifies the client of a connection, by properties that it cannot
+// choose freely.
 type Peer struct {
-	// Owner is a user of this machine, or an address from which others connect: of
-	// IPv6 the network of 64 bits, since a host may have all of its addresses.
+	// Owner is a user of this machine, or the address of a remote client: for
+	// IPv6 its /64 network, because a host may have all of its addresses.
 	Owner string
-	// Group is the cgroup v2 of a process of this machine: pods on the node's network may
-	// have the same user as the kubelet, and with CAP_SETUID any number of users. With
-	// cgroup v1 all are in rootGroup.
+	// Group is the cgroup v2 of a process of this machine: pods on the node's
+	// network may have the same user as the kubelet and, with CAP_SETUID, any
+	// number of users. On cgroup v1 all are in rootGroup.
 	Group uint64
 }
 
@@ -35,7 +36,7 @@ func (p Peer) String() string {
 	return fmt.Sprintf("%s, cgroup %d", p.Owner, p.Group)
 }
 
-// PeerOf tells who is at the other end of a connection.
+// PeerOf returns the peer of a connection.
 func PeerOf(c net.Conn) Peer {
 	remote, local := addrPort(c.RemoteAddr()), addrPort(c.LocalAddr())
 	if peer, err := localPeer(remote, local); err == nil {
@@ -61,8 +62,8 @@ func addrPort(a net.Addr) netip.AddrPort {
 	return netip.AddrPortFrom(at.Addr().Unmap().WithZone(""), at.Port())
 }
 
-// gone is the peer of connections whose other end has been closed already: the kernel
-// would call it root's.
+// gone is the peer of connections whose other end has already been closed: the
+// kernel would report root.
 var gone = Peer{Owner: "a process that has closed"}
 
 // Layout of sock_diag's messages (linux/inet_diag.h).
@@ -78,8 +79,8 @@ const (
 
 var errNotLocal = errors.New("no socket of this network namespace")
 
-// localPeer asks the kernel whose the socket is that is connected from one address to
-// another in this network namespace.
+// localPeer asks the kernel who owns the socket that is connected from one
+// address to the other in this network namespace.
 func localPeer(from, to netip.AddrPort) (Peer, error) {
 	if !from.IsValid() || !to.IsValid() || from.Addr().Is4() != to.Addr().Is4() {
 		return Peer{}, errNotLocal

@@ -1,9 +1,11 @@
-// Package devnull opens null devices that processes in containers may be handed.
+// Package devnull opens null devices that are safe to pass to processes in
+// containers.
 //
-// A process may change the mode and the owner of whatever it has a descriptor of. With the
-// node's own /dev/null as its standard input, root in a container takes that from every
-// other user of the node, and a runtime that gives the standard streams to the container's
-// user does so unasked (runc#3674, crun#1845, podman#24894).
+// A process may change the mode and the owner of any file of which it has a
+// descriptor. With the node's own /dev/null as its standard input, root in a
+// container can take that away from every other user of the node, and a runtime
+// that gives the standard streams to the container's user does so by itself
+// (runc#3674, crun#1845, podman#24894).
 package devnull
 
 import (
@@ -16,9 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Open opens a null device, for reading and writing, whose inode nobody else has. It has no
-// name, and is gone when it is closed for the last time. Where the kernel lacks what that
-// takes, Open returns the reading end of an empty pipe.
+// Open opens a null device, for reading and writing, whose inode nothing else
+// uses. It has no name, and is gone after its last close. If the kernel lacks a
+// required feature, Open returns the reading end of an empty pipe.
 func Open() (*os.File, error) {
 	if f, err := directory.open(); err == nil {
 		return f, nil
@@ -49,7 +51,7 @@ func (d *tmpfs) open() (*os.File, error) {
 		return nil, fmt.Errorf("open null device: %w", err)
 	}
 	f := os.NewFile(uintptr(fd), os.DevNull)
-	// The umask has no say in it.
+	// Independent of the umask.
 	if err := errors.Join(unix.Fchmod(fd, 0o666), labelLike(fd, os.DevNull)); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -85,7 +87,8 @@ func detached(kind string) (root int, err error) {
 	return root, os.NewSyscallError("fsmount", err)
 }
 
-// labelLike gives a file the SELinux label of another one, by which a container may use it.
+// labelLike gives a file the SELinux label of another one, so that a container
+// may use it.
 func labelLike(fd int, other string) error {
 	const attribute = "security.selinux"
 	var label [256]byte

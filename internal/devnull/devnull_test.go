@@ -57,7 +57,7 @@ func TestOpenReturnsAnInodeOfItsOwn(t *testing.T) {
 	if mode := stat(t, second).Mode; mode != unix.S_IFCHR|0o666 {
 		t.Errorf("a change of one changes another, to %o", mode)
 	}
-	// As a process does that opens /dev/stdin.
+	// Like a process that opens /dev/stdin.
 	again, err := os.OpenFile("/proc/self/fd/"+strconv.Itoa(int(second.Fd())), os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)

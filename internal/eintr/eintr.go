@@ -1,11 +1,12 @@
 // Package eintr repeats system calls that a signal has interrupted.
 //
 // Go does so for its own files and connections, and installs its handlers with
-// SA_RESTART, so that the kernel itself repeats most of the others. What still
-// fails with EINTR (signal(7)), and has to be called through Retry: poll, epoll
-// and sleeps, socket calls under SO_RCVTIMEO or SO_SNDTIMEO, and calls of which
-// the kernel gives up the work, such as fallocate and writes to cgroup files. A
-// process of Go's gets a signal whenever a child ends or a goroutine is preempted.
+// SA_RESTART, so that the kernel itself repeats most of the others. The rest
+// still fails with EINTR (signal(7)), and must be called through Retry: poll,
+// epoll and sleeps, socket calls under SO_RCVTIMEO or SO_SNDTIMEO, and calls
+// that the kernel aborts half-way, such as fallocate and writes to cgroup
+// files. A Go process gets a signal whenever a child ends or a goroutine is
+// preempted.
 package eintr
 
 import (
@@ -15,7 +16,7 @@ import (
 )
 
 // Retry calls call until it returns anything but EINTR. A call with a timeout
-// has to compute what is left of it each time.
+// must recompute the rest of it each time.
 func Retry(call func() error) error {
 	for {
 		if err := call(); !errors.Is(err, unix.EINTR) {

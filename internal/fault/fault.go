@@ -2,9 +2,9 @@
 // any transport.
 //
 // Packages below the server wrap one of these sentinels with %w, add the noun
-// of the step that failed and, where an operator can do something about it,
-// what to do. Callers decide with errors.Is, never by text. Only
-// server/faults.go knows which gRPC code each becomes.
+// of the step that failed and, if an operator can do something about it, what
+// to do. Callers decide with errors.Is, never by text. Only server/faults.go
+// knows the gRPC code for each.
 package fault
 
 import (
@@ -23,7 +23,8 @@ var (
 	Exists = errors.New("already exists")
 	// Precondition means that the object is in a state that does not allow this verb.
 	Precondition = errors.New("failed precondition")
-	// Unavailable means that something crius depends on is not there now; a retry may do.
+	// Unavailable means that something on which crius depends is not there now; a
+	// retry may succeed.
 	Unavailable = errors.New("unavailable")
 	// Timeout means that a time limit ended the work.
 	Timeout = errors.New("deadline exceeded")
@@ -33,14 +34,15 @@ var (
 	Denied = errors.New("permission denied")
 	// Unauthenticated means that a registry wants (other) credentials.
 	Unauthenticated = errors.New("unauthenticated")
-	// Internal means a defect of crius; it comes from a panic that was survived.
+	// Internal means a bug in crius; it comes from a recovered panic.
 	Internal = errors.New("internal error (panic); stack trace in the log")
-	// Unimplemented means that crius, or the handler asked for, cannot do this.
+	// Unimplemented means that crius, or the requested handler, cannot do this.
 	Unimplemented = errors.New("unimplemented")
 )
 
-// Text is an error for people: a sentinel that errors on the way have wrapped more
-// than once, or in the middle of a sentence, stands last in it or not at all.
+// Text returns an error's text for people: if a sentinel was wrapped more than
+// once, or in the middle of a sentence, it stands last in the result or not at
+// all.
 func Text(err error) string {
 	text := ": " + err.Error()
 	for _, sentinel := range []error{
@@ -55,12 +57,12 @@ func Text(err error) string {
 	return strings.TrimPrefix(text, ": ")
 }
 
-// Scarce reports whether a system call has failed because descriptors or memory are used up,
-// which says nothing of what it was for.
+// Scarce reports whether a system call has failed because descriptors or memory
+// are used up, which says nothing about its object.
 func Scarce(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
 }
 
-// DiskFull reports whether a system call has failed for want of room on a disk, or of a
-// quota there.
+// DiskFull reports whether a system call has failed because a disk, or a quota
+// on it, is full.
 func DiskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }

@@ -1,10 +1,10 @@
 // Package flight lets work outlive its caller.
 //
-// A kubelet that runs into its own time limit gives up waiting and asks again;
-// it does not mean that the work should stop. Do therefore runs each piece of
-// work under a key, on a context of its own. Whoever asks for the same key
-// while it runs joins it and gets the same result; whoever stops waiting
-// changes nothing for the others or for the work.
+// A kubelet that reaches its own time limit stops waiting and asks again; it
+// does not mean that the work should stop. Do therefore runs each piece of work
+// under a key, on its own context. A caller with the same key joins the running
+// work and gets the same result; a caller that stops waiting affects neither
+// the others nor the work.
 package flight
 
 import (
@@ -17,13 +17,14 @@ import (
 	"github.com/crius-run/crius/internal/panics"
 )
 
-// Group is a set of running works, by key. The zero value is ready, and does all work to
-// the end.
+// Group is a set of running works, by key. The zero value is ready, and runs
+// all work to its end.
 type Group[K comparable, V any] struct {
-	// Patience is how long work goes on that nobody waits for; 0: to its end.
+	// Patience is how long work continues without a waiting caller; 0: to its
+	// end.
 	Patience time.Duration
-	// MostAbandoned is how much such work there may be at a time; the oldest ends
-	// before that. 0: any.
+	// MostAbandoned is the maximum number of works without a waiting caller;
+	// beyond it the oldest is cancelled early. 0: any number.
 	MostAbandoned int
 
 	mu        sync.Mutex
@@ -32,7 +33,7 @@ type Group[K comparable, V any] struct {
 	all       sync.WaitGroup
 }
 
-// ErrAbandoned is why work was called off for which nobody waited.
+// ErrAbandoned is the cause of work cancelled because no caller waited for it.
 var ErrAbandoned = errors.New("cancelled: no caller waits for it any more")
 
 type call[V any] struct {
@@ -42,23 +43,22 @@ type call[V any] struct {
 
 	end     context.CancelCauseFunc
 	waiting int
-	timer   *time.Timer // set while nobody waits
-	over    bool        // it was called off
+	timer   *time.Timer // set while no caller waits
+	over    bool        // it was cancelled
 }
 
-// Do starts work under key, or joins the one already running, and waits for its
-// end or the caller's. Work gets the values of the first caller's context but
-// neither its deadline nor its cancellation: it sets its own limits, but for those of
-// the group.
-// A panic in work becomes its error (fault.Internal), so that one bad request
-// cannot take the node's runtime down.
+// Do starts work under key, or joins the running one, and waits for its end or
+// the caller's. Work gets the values of the first caller's context but neither
+// its deadline nor its cancellation: it sets its own limits, besides those of
+// the group. A panic in work becomes its error (fault.Internal), so that one
+// bad request cannot take the node's runtime down.
 func (g *Group[K, V]) Do(ctx context.Context, key K, work func(context.Context) (V, error)) (V, error) {
 	for {
 		c := g.join(ctx, key, work)
 		value, err := g.wait(ctx, c)
 		if err == nil || ctx.Err() != nil || !g.wasCalledOff(c) {
 			return value, err
-		} // else that was before this caller came
+		} // otherwise it ended before this caller came
 	}
 }
 
@@ -92,7 +92,8 @@ func (g *Group[K, V]) join(ctx context.Context, key K, work func(context.Context
 	return c
 }
 
-// leave calls work off if too much is abandoned, and later if nobody joins it.
+// leave cancels work at once if too much is abandoned, otherwise later unless a
+// caller joins it.
 func (g *Group[K, V]) leave(c *call[V]) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -130,7 +131,7 @@ func (g *Group[K, V]) wasCalledOff(c *call[V]) bool {
 	return c.over
 }
 
-// forget takes a call off the list of those for which nobody waits.
+// forget removes a call from the list of those without a waiting caller.
 func (g *Group[K, V]) forget(c *call[V]) {
 	if c.timer != nil {
 		c.timer.Stop()
@@ -153,8 +154,8 @@ func (g *Group[K, V]) run(ctx context.Context, key K, c *call[V], work func(cont
 	c.value, c.err = work(ctx)
 }
 
-// Wait returns when no work runs any more, or when ctx ends. The caller must
-// see to it that none is started meanwhile.
+// Wait returns when no work is running, or when ctx ends. The caller must
+// ensure that none is started meanwhile.
 func (g *Group[K, V]) Wait(ctx context.Context) error {
 	idle := make(chan struct{})
 	go func() {

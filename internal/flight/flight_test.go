@@ -31,7 +31,7 @@ func TestJoin(t *testing.T) {
 				}
 			}()
 		}
-		synctest.Wait() // all ten stand in Do
+		synctest.Wait() // all ten wait in Do
 		close(release)
 		synctest.Wait()
 		if n := runs.Load(); n != 1 {
@@ -40,8 +40,8 @@ func TestJoin(t *testing.T) {
 	})
 }
 
-// TestCallerGone answers cri-o/cri-o#7010 in small: a caller whose time is up
-// leaves, the work goes on without noticing, and the retry gets its result.
+// TestCallerGone reproduces cri-o/cri-o#7010: a caller whose time is up leaves,
+// the work continues unaffected, and the retry gets its result.
 func TestCallerGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g Group[string, string]
@@ -101,7 +101,8 @@ func TestWait(t *testing.T) {
 	}
 }
 
-// Work that nobody waits for ends after a while, but not if somebody asks for it again.
+// Work without a waiting caller ends after a while, unless a caller asks for it
+// again.
 func TestAbandonedWorkEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := Group[string, int]{Patience: time.Minute}
@@ -110,7 +111,7 @@ func TestAbandonedWorkEnds(t *testing.T) {
 			n := int(runs.Add(1))
 			select {
 			case <-ctx.Done():
-				time.Sleep(time.Second) // to tidy up
+				time.Sleep(time.Second) // to clean up
 				return n, context.Cause(ctx)
 			case <-time.After(time.Hour):
 				return n, nil
@@ -131,7 +132,7 @@ func TestAbandonedWorkEnds(t *testing.T) {
 			t.Errorf("%d runs, although somebody asked every minute", n)
 		}
 		time.Sleep(10*time.Second + time.Millisecond)
-		// It is tidying up: who asks now gets another run, to its end.
+		// It is cleaning up: a new caller gets another run, to its end.
 		if n, err := ask(2 * time.Hour); n != 2 || err != nil {
 			t.Errorf("got %d, %v", n, err)
 		}

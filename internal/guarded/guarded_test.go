@@ -7,7 +7,8 @@ import (
 	"github.com/crius-run/crius/internal/guarded"
 )
 
-// Changes are made one at a time, none is lost, and readers see no half of one.
+// Changes are made one at a time, none is lost, and readers never see half a
+// change.
 func TestValueChangesAreAtomic(t *testing.T) {
 	type pair struct{ a, b int }
 	const workers, rounds = 8, 1000

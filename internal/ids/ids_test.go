@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// An id says whose it is; one that another runtime or an earlier version has made
-// says nothing.
+// An id identifies its root, unless another runtime or an earlier version has
+// made it.
 func TestIDsNameTheirRoot(t *testing.T) {
 	t.Parallel()
 	a, b := Mark("/var/lib/a"), Mark("/var/lib/b/")

@@ -9,9 +9,9 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Index finds objects by id, by prefix of an id and by name. A name is taken
-// from the moment its work begins; the object can be found by its id only once
-// it is ready to be seen. An object that is being removed gives up both.
+// Index finds objects by id, by prefix of an id and by name. A name is reserved
+// before its object is made; the object can be found by its id only once it is
+// published. An object that is being removed gives up both.
 type Index[N comparable, T any] struct {
 	noun string
 
@@ -20,12 +20,12 @@ type Index[N comparable, T any] struct {
 	names map[N]string // name → id
 }
 
-// New makes an empty index of objects that errors call noun.
+// New returns an empty index of objects that errors call noun.
 func New[N comparable, T any](noun string) *Index[N, T] {
 	return &Index[N, T]{noun: noun, byID: make(map[string]T), names: make(map[N]string)}
 }
 
-// Reserve takes name for id, or says who has it.
+// Reserve takes name for id, or returns the id that has it.
 func (x *Index[N, T]) Reserve(name N, id string) (owner string, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -36,14 +36,14 @@ func (x *Index[N, T]) Reserve(name N, id string) (owner string, ok bool) {
 	return id, true
 }
 
-// Publish lets the object be found by its id.
+// Publish makes the object findable by its id.
 func (x *Index[N, T]) Publish(id string, object T) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.byID[id] = object
 }
 
-// Drop forgets the object and frees its name if it is still its own.
+// Drop removes the object, and frees its name if the name is still its own.
 func (x *Index[N, T]) Drop(name N, id string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -53,7 +53,7 @@ func (x *Index[N, T]) Drop(name N, id string) {
 	}
 }
 
-// Knows reports whether id is that of an object, or of one that is being made.
+// Knows reports whether id belongs to an object, or to one that is being made.
 func (x *Index[N, T]) Knows(id string) bool {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
@@ -68,7 +68,8 @@ func (x *Index[N, T]) Knows(id string) bool {
 	return false
 }
 
-// Find takes a full id or a prefix that fits exactly one object.
+// Find returns the object for a full id, or for a prefix that fits exactly one
+// object.
 func (x *Index[N, T]) Find(id string) (T, error) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
@@ -96,7 +97,7 @@ func (x *Index[N, T]) Find(id string) (T, error) {
 	}
 }
 
-// All is a snapshot in no order.
+// All returns a snapshot in no particular order.
 func (x *Index[N, T]) All() []T {
 	x.mu.RLock()
 	defer x.mu.RUnlock()

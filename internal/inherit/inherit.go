@@ -1,11 +1,13 @@
-// Package inherit keeps what the server was started with from the processes that it
-// starts: a unit with Nice= or CPUAffinity=, or the shell of an operator, is about the
-// server, and a container is what its spec says (docs/decisions/0056-inheritance.md).
+// Package inherit keeps processes that the server starts from inheriting the
+// server's own settings: a unit with Nice= or CPUAffinity=, or an operator's
+// shell, configures the server, whereas a container is configured by its spec
+// (docs/decisions/0056-inheritance.md).
 //
-// What belongs to a thread (CPU affinity, nice value, I/O priority and their like) the
-// server keeps: Start resets it on a thread of its own, whose children inherit the reset
-// values. What belongs to the process as a whole (resource limits, core dump filter) can
-// only be reset for both, which Process does once.
+// The server keeps attributes of threads (CPU affinity, nice value, I/O
+// priority and the like): Start resets them on its own thread, whose children
+// inherit the reset values. Attributes of the process as a whole (resource
+// limits, core dump filter) can only be reset for both, which Process does
+// once.
 package inherit
 
 import (
@@ -19,12 +21,14 @@ import (
 	"github.com/crius-run/crius/internal/thread"
 )
 
-// Umask is what every program of crius sets before it does anything else: with a stricter
-// one the directories that it makes, of which some last, would be closed to containers.
+// Umask is set by every crius program before it does anything else: with a
+// stricter one, containers could not enter the directories that the program
+// makes, some of which persist.
 const Umask = 0o022
 
-// Start calls start, which starts a process, on a thread that Thread has reset. The thread
-// ends with start, so a parent death signal is possible only if start waits for the process.
+// Start calls start, which starts a process, on a thread that Thread has reset.
+// The thread ends with start, so a parent death signal is possible only if
+// start waits for the process.
 func Start(start func() error) error {
 	return thread.Run(func() error {
 		Thread()
@@ -32,18 +36,18 @@ func Start(start func() error) error {
 	})
 }
 
-// Thread gives the calling thread, which must be one of thread.Run's, the attributes that
-// a process inherits of a node on which nobody has changed them. What this process may not
-// change stays as it is: Process has reported it.
+// Thread gives the calling thread, which must be one of thread.Run's, the
+// inheritable attributes that the kernel gives by default. What this process
+// may not change stays as it is: Process has reported it.
 func Thread() {
 	for _, a := range attributes() {
 		_ = a.reset()
 	}
 }
 
-// Process resets what belongs to the process as a whole, and returns what neither it nor
-// Thread can reset, one sentence for each. It is called once, before the first process is
-// started.
+// Process resets attributes of the process as a whole, and returns what neither
+// it nor Thread can reset, one sentence for each. It is called once, before the
+// first process is started.
 func Process() (left []string) {
 	hearSignals()
 	closeOnExec()
@@ -67,13 +71,14 @@ func Process() (left []string) {
 	return append(left, permanent()...)
 }
 
-// Environ is the environment of programs that run containers or are told of them: this
-// process's own, without what is about this process alone.
+// Environ returns the environment for programs that run containers or are
+// notified of them: this process's own, without variables that concern only
+// this process.
 func Environ() []string {
 	private := []string{
 		"NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "FDSTORE", "MAINPID", "MANAGERPID",
 		"INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE", "CREDENTIALS_DIRECTORY",
-		"GOMEMLIMIT", // of the unit that comes with crius
+		"GOMEMLIMIT", // set by crius's systemd unit
 	}
 	return slices.DeleteFunc(os.Environ(), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
@@ -81,7 +86,8 @@ func Environ() []string {
 	})
 }
 
-// closeOnExec keeps descriptors that this process was started with from its children.
+// closeOnExec keeps children from inheriting descriptors with which this
+// process was started.
 func closeOnExec() {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/crius-run/crius/test/kit/odd"
 )
 
-// server has the test program be a server that starts one process.
+// server makes the test program act as a server that starts one process.
 const server = "INHERIT_SERVER"
 
 func TestMain(m *testing.M) {
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// serve prints what the process that argv starts inherits in any case.
+// serve prints what the process started by argv inherits.
 func serve(argv []string) error {
 	syscall.Umask(Umask)
 	before, err := odd.Of(os.Getpid())
@@ -55,8 +55,9 @@ func serve(argv []string) error {
 	return json.NewEncoder(os.Stdout).Encode(left)
 }
 
-// inherited is what a process started by a server inherits, and what the server says that
-// it cannot help. Prepared is how a shell starts the server.
+// inherited returns what a process started by a server inherits, and what the
+// server reports as not reset. prepared are shell commands that run before the
+// server starts.
 func inherited(t *testing.T, oddly bool, prepared string) (state odd.State, left []string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -87,7 +88,7 @@ func inherited(t *testing.T, oddly bool, prepared string) (state odd.State, left
 	if state, err = odd.Read(file("state")); err != nil {
 		t.Fatal(err)
 	}
-	delete(state, "environment") // is the operator's
+	delete(state, "environment") // the operator's choice
 	return state, left
 }
 

@@ -19,19 +19,20 @@ const (
 	prGetMDWE        = 66
 )
 
-// signals is how many of them Linux has on what crius is built for.
+// signals is the number of Linux signals on the architectures for which crius
+// is built.
 const signals = 64
 
-// hearSignals has the signals that this process was started to ignore ignored by it
-// alone: Go gives children the default for each signal that has a handler. One that is
-// blocked must not end the process where Thread lets it in.
+// hearSignals ignores, by a handler, the signals that this process was started
+// to ignore: Go resets signals with a handler to their default in children. A
+// blocked signal must not end the process when Thread unblocks it.
 func hearSignals() {
 	ignored, blocked := signalSets()
-	unheard := make(chan os.Signal, 1) // full for good after the first one
+	unheard := make(chan os.Signal, 1) // full for good after the first signal
 	for s := unix.Signal(1); s <= signals; s++ {
 		bit := uint64(1) << (s - 1)
 		switch {
-		case ignored&bit != 0 && s >= 32 && s <= 34: // of C libraries: Go lets nobody listen to them
+		case ignored&bit != 0 && s >= 32 && s <= 34: // reserved by C libraries: Go cannot handle them
 			byDefault(s)
 		case ignored&bit != 0, blocked&bit != 0 && s == unix.SIGHUP:
 			signal.Notify(unheard, s)
@@ -62,17 +63,18 @@ func byDefault(s unix.Signal) {
 	_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(s), uintptr(unsafe.Pointer(&action)), 0, signals/8, 0, 0)
 }
 
-// limit is a resource limit with the kernel's default; 0 as hard limit is that of PID 1,
-// where the default depends on the machine.
+// limit is a resource limit with the kernel's default; a hard limit of 0 means
+// that of PID 1, because its default depends on the machine.
 type limit struct {
 	name       string
 	resource   int
 	soft, hard uint64
 }
 
-// limits are those that a container gets from the node. Not among them is that of open
-// files, which its spec has, nor those of nice and real-time priority, whose default
-// nothing is below.
+// limits are those that a container gets from the node. They do not include the
+// limit of open files, which operators set for containers in the unit
+// (LimitNOFILE=), nor those of nice and real-time priority, whose default is
+// the lowest value.
 func limits() []limit {
 	const unlimited = unix.RLIM_INFINITY
 	return []limit{
@@ -92,8 +94,8 @@ func limits() []limit {
 	}
 }
 
-// raise raises the limit where it is below the default. A higher one is the operator's, for
-// containers.
+// raise raises the limit if it is below the default. A higher one was set by
+// the operator, for containers.
 func (l limit) raise() error {
 	var own unix.Rlimit
 	if err := unix.Prlimit(0, l.resource, nil, &own); err != nil {
@@ -108,7 +110,7 @@ func (l limit) raise() error {
 	if err == nil || wanted.Max == own.Max {
 		return err
 	}
-	// Without CAP_SYS_RESOURCE up to the hard limit.
+	// Without CAP_SYS_RESOURCE, raise up to the hard limit.
 	_ = unix.Prlimit(0, l.resource, &unix.Rlimit{Cur: max(own.Cur, min(l.soft, own.Max)), Max: own.Max}, nil)
 	return fmt.Errorf("%d instead of %s: %w", own.Max, limitText(wanted.Max), err)
 }
@@ -128,8 +130,8 @@ func limitText(n uint64) string {
 	return strconv.FormatUint(n, 10)
 }
 
-// resetDumpFilter takes that of PID 1, since the kernel's command line may set another
-// default.
+// resetDumpFilter copies the filter of PID 1, because the kernel's command line
+// may set another default.
 func resetDumpFilter() error {
 	const own = "/proc/self/coredump_filter"
 	now, err := os.ReadFile(own)
@@ -143,7 +145,7 @@ func resetDumpFilter() error {
 	return os.WriteFile(own, append([]byte("0x"), bytes.TrimSpace(node)...), 0)
 }
 
-// permanent is what no process can undo.
+// permanent lists what no process can undo.
 func permanent() (left []string) {
 	for _, p := range []struct {
 		get  int

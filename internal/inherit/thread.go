@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attribute is one that belongs to a thread and that its children inherit.
+// attribute is a thread attribute that children inherit.
 type attribute struct {
 	name  string
-	reset func() error // of the calling thread; an error means that something is left
+	reset func() error // on the calling thread; an error means that it is not reset
 }
 
-// attributes are in an order: the timer slack follows the scheduling policy.
+// attributes are ordered: the timer slack follows the scheduling policy.
 func attributes() []attribute {
 	return []attribute{
 		{"scheduling policy and nice value", resetScheduling},
@@ -34,8 +34,8 @@ func attributes() []attribute {
 	}
 }
 
-// resetScheduling: SCHED_OTHER, nice 0, no reset on fork, no utilization clamps. A real-time
-// policy also keeps a thread out of the cgroups of v1.
+// resetScheduling sets SCHED_OTHER, nice 0, no reset on fork and no utilization
+// clamps. A real-time policy would also keep a thread out of v1 cgroups.
 func resetScheduling() error {
 	now, err := unix.SchedGetAttr(0, 0)
 	if err != nil {
@@ -57,16 +57,17 @@ func resetScheduling() error {
 		return nil
 	}
 	kept := plain
-	kept.Nice = now.Nice // a higher priority takes CAP_SYS_NICE, another policy does not
+	kept.Nice = now.Nice // a higher priority needs CAP_SYS_NICE, another policy does not
 	_ = unix.SchedSetAttr(0, &kept, 0)
 	return fmt.Errorf("policy %d, nice %d: %w", now.Policy, now.Nice, err)
 }
 
-// capacity is what the whole of a CPU counts as (SCHED_CAPACITY_SCALE).
+// capacity is the kernel's value for a whole CPU (SCHED_CAPACITY_SCALE).
 const capacity = 1024
 
-// resetAffinity asks for all CPUs. The kernel takes those of the cpuset, now and when the
-// process is moved to another one: since Linux 6.2 it remembers what was asked for.
+// resetAffinity requests all CPUs. The kernel grants those of the cpuset, now
+// and when the process is moved to another one: since Linux 6.2 it remembers
+// the request.
 func resetAffinity() error {
 	const most = 8192 // the largest NR_CPUS
 	var all [most / 8]byte
@@ -84,7 +85,7 @@ func resetIOPriority() error {
 }
 
 func resetTimerSlack() error {
-	const usual = 50_000 // ns, of the kernel's init
+	const usual = 50_000 // ns, that of the kernel's init
 	return unix.Prctl(unix.PR_SET_TIMERSLACK, usual, 0, 0, 0)
 }
 
@@ -94,13 +95,14 @@ func resetMemoryPolicy() error {
 }
 
 func resetPersonality() error {
-	const linux = 0 // PER_LINUX, with addresses at random
+	const linux = 0 // PER_LINUX, with address space randomization
 	_, _, errno := unix.RawSyscall(unix.SYS_PERSONALITY, linux, 0, 0)
 	return failed(errno)
 }
 
-// unblockSignals is for what the thread starts: the thread hears no signal that others
-// would not, since hearSignals has seen to those that would end the process.
+// unblockSignals is for processes that the thread starts. It does not let the
+// thread receive signals that end the process, because hearSignals handles
+// those.
 func unblockSignals() error {
 	const setMask = 2 // SIG_SETMASK
 	var none uint64
@@ -108,8 +110,8 @@ func unblockSignals() error {
 	return failed(errno)
 }
 
-// resetCookie leaves a group of processes that share cores with each other alone, and joins
-// that of PID 1, which is none.
+// resetCookie leaves a core scheduling group by joining that of PID 1, which
+// has none.
 func resetCookie() error {
 	const get, shareFrom, ofThread = 0, 3, 0 // PR_SCHED_CORE_GET, PR_SCHED_CORE_SHARE_FROM, PIDTYPE_PID
 	var cookie uint64
@@ -119,8 +121,9 @@ func resetCookie() error {
 	return unix.Prctl(unix.PR_SCHED_CORE, shareFrom, 1, ofThread, 0)
 }
 
-// resetSpeculation allows what was disabled, as it is on a machine without mitigations of
-// its own. What was disabled for good stays.
+// resetSpeculation allows the speculation features that were disabled, as on a
+// machine without extra mitigations. Features that were disabled permanently
+// stay disabled.
 func resetSpeculation() error {
 	const forGood = unix.PR_SPEC_FORCE_DISABLE
 	var errs []error
@@ -146,8 +149,8 @@ func resetMemoryFailure() error {
 	return err
 }
 
-// unset sets to 0 what one prctl reports and the other sets, unless it is 0 or the kernel
-// does not have it.
+// unset sets to 0 what one prctl reports and the other sets, unless it is 0
+// already or the kernel does not have it.
 func unset(get, set int) error {
 	now, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, uintptr(get), 0, 0, 0, 0, 0)
 	if errno != 0 || now == 0 {
@@ -156,7 +159,7 @@ func unset(get, set int) error {
 	return unix.Prctl(set, 0, 0, 0, 0)
 }
 
-// failed is an error unless the kernel does not have the call.
+// failed returns the error, or nil if the kernel does not have the call.
 func failed(errno unix.Errno) error {
 	if errno == 0 || errno == unix.ENOSYS {
 		return nil
@@ -164,10 +167,10 @@ func failed(errno unix.Errno) error {
 	return errno
 }
 
-// resetAuditSession takes from the thread the user who has logged in: the audit trail would
-// show what containers do as that user's work, if the server was started from a shell. Where
-// the kernel does not allow it (AUDIT_FEATURE_LOGINUID_IMMUTABLE) there is nothing to report:
-// it is no more than a mark.
+// resetAuditSession removes the login user from the thread: if the server was
+// started from a shell, the audit trail would attribute what containers do to
+// that user. If the kernel does not allow it (AUDIT_FEATURE_LOGINUID_IMMUTABLE)
+// there is nothing to report: it is only a mark.
 func resetAuditSession() error {
 	_ = os.WriteFile("/proc/thread-self/loginuid", []byte("4294967295"), 0) // unset
 	return nil

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Journal reports whether w is a stream that systemd has connected to the journal:
-// JOURNAL_STREAM holds its device and inode number (systemd.exec(5)). A descriptor
-// that was redirected since is not that stream any more.
+// Journal reports whether w is a stream that systemd has connected to the
+// journal: JOURNAL_STREAM holds its device and inode number (systemd.exec(5)).
+// A descriptor that was redirected since no longer matches.
 func Journal(w io.Writer) bool {
 	file, ok := w.(*os.File)
 	stream := os.Getenv("JOURNAL_STREAM")
@@ -29,8 +29,8 @@ func Journal(w io.Writer) bool {
 	return stream == fmt.Sprintf("%d:%d", st.Dev, st.Ino)
 }
 
-// Prefix is what makes the journal file a line under the priority of level
-// (sd-daemon(3)).
+// Prefix returns the prefix by which the journal files a line under the
+// priority of level (sd-daemon(3)).
 func Prefix(level slog.Level) string {
 	switch {
 	case level >= slog.LevelError:
@@ -43,22 +43,22 @@ func Prefix(level slog.Level) string {
 	return "<7>"
 }
 
-// journal writes records with the priority that the journal files them under.
+// journal writes records with the priority under which the journal files them.
 type journal struct {
 	slog.Handler // writes to the output's buffer
 	output       *output
 	keepTime     bool
 }
 
-// output is shared by a handler and all that come of it with WithAttrs.
+// output is shared by a handler and all that WithAttrs derives from it.
 type output struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
 	out io.Writer
 }
 
-// newJournal returns a handler that writes records to out. Text goes without the
-// time, which the journal has already; JSON keeps it for the programs that read it.
+// newJournal returns a handler that writes records to out. Text omits the time,
+// which the journal adds; JSON keeps it for programs that read it.
 func newJournal(out io.Writer, json bool, options *slog.HandlerOptions) journal {
 	o := &output{out: out}
 	if json {
@@ -67,7 +67,8 @@ func newJournal(out io.Writer, json bool, options *slog.HandlerOptions) journal 
 	return journal{slog.NewTextHandler(&o.buf, options), o, false}
 }
 
-// Handle writes priority and record at once: another line must not come between.
+// Handle writes priority and record in one write, so that no other line comes
+// between.
 func (h journal) Handle(ctx context.Context, r slog.Record) error {
 	h.output.mu.Lock()
 	defer h.output.mu.Unlock()

@@ -62,7 +62,7 @@ func TestJournalTakesJSON(t *testing.T) {
 	}
 }
 
-// The variable is inherited by programs whose standard error goes elsewhere.
+// Programs whose standard error goes elsewhere inherit the variable.
 func TestLogElsewhereIsWithoutPriority(t *testing.T) {
 	journalFile(t)
 	other, err := os.Create(filepath.Join(t.TempDir(), "other"))

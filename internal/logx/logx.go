@@ -1,9 +1,10 @@
 // Package logx chooses the handler behind log/slog and lets a context carry
-// attributes, so that whoever logs deep in a call names the pod and the
-// container that it is about without being told them.
+// attributes, so that code deep in a call logs the pod and the container
+// without getting them as arguments.
 //
-// Everybody logs through slog itself (slog.InfoContext and its siblings); only
-// the program's entry and the places that learn an identity know this package.
+// All packages log through slog itself (slog.InfoContext and its siblings);
+// only the program's entry and the code that learns an identity use this
+// package.
 package logx
 
 import (
@@ -51,8 +52,8 @@ func New(w io.Writer, format string, level slog.Leveler) (*slog.Logger, error) {
 type attrsKey struct{}
 
 // With returns a context whose log records carry the attributes, given as to
-// slog.Logger.With. One of the same key that the context already carries is
-// replaced.
+// slog.Logger.With. An attribute replaces one of the same key that the context
+// already carries.
 func With(ctx context.Context, args ...any) context.Context {
 	var r slog.Record
 	r.Add(args...)
@@ -82,7 +83,7 @@ func (h handler) Handle(ctx context.Context, r slog.Record) error {
 	r.Attrs(func(a slog.Attr) bool { said[a.Key] = true; return true })
 	r = r.Clone()
 	for _, a := range attrs {
-		if !said[a.Key] { // whoever logs knows better
+		if !said[a.Key] { // the record's own attribute wins
 			r.AddAttrs(a)
 		}
 	}

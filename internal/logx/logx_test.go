@@ -21,7 +21,7 @@ func logger(t *testing.T, format string, level slog.Leveler) (*slog.Logger, *str
 	return l, &b
 }
 
-// line is the one line in b, from the message on.
+// line returns the single line in b, from the message on.
 func line(t *testing.T, b *strings.Builder) string {
 	t.Helper()
 	text := b.String()

@@ -1,5 +1,5 @@
-// Package lsm loads what the node's Linux security modules need to know before
-// containers are confined by them.
+// Package lsm loads what the node's Linux security modules need before they can
+// confine containers.
 package lsm
 
 import (
@@ -20,12 +20,13 @@ import (
 // loads.
 const DefaultProfile = "crius-default"
 
-// profile lets a container do what its capabilities, seccomp filter and mounts
-// let it, but for what is the node's: writing to the parts of /proc and /sys that
-// no namespace divides, mounting, and touching processes outside. Ubuntu from
-// 23.10 on confines runtimes by profiles of their own, from which signals must
-// come through; with no_new_privs crun stacks ours on its own, instead of
-// changing to it, so that the container's processes see each other under both.
+// profile allows a container everything that its capabilities, seccomp filter
+// and mounts allow, except access to the node: writing to the parts of /proc
+// and /sys that are not namespaced, mounting, and touching processes outside.
+// Ubuntu 23.10 and later confine runtimes by their own profiles, so signals
+// from these must be allowed; with no_new_privs crun stacks this profile on its
+// own instead of changing to it, so the container's processes see each other
+// under both.
 var profile = template.Must(template.New("").Parse(`profile {{.}} flags=(attach_disconnected,mediate_deleted) {
   network,
   capability,
@@ -52,12 +53,12 @@ var profile = template.Must(template.New("").Parse(`profile {{.}} flags=(attach_
 }
 `))
 
-// loadTimeout is far more than the parser needs.
+// loadTimeout is far longer than the parser needs.
 const loadTimeout = 30 * time.Second
 
-// LoadDefaultProfile loads the default profile into the kernel, in place of one of the
-// same name. It needs apparmor_parser; the error is fault.Unavailable if that is
-// missing, and fault.Timeout if that takes too long.
+// LoadDefaultProfile loads the default profile into the kernel, replacing one
+// of the same name. It needs apparmor_parser; the error is fault.Unavailable if
+// that is missing, and fault.Timeout if it takes too long.
 func LoadDefaultProfile(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, loadTimeout, fmt.Errorf("apparmor_parser did not finish within %s and was killed: %w", loadTimeout, fault.Timeout))
 	defer cancel()
@@ -73,7 +74,7 @@ func LoadDefaultProfile(ctx context.Context) error {
 	if errors.Is(err, exec.ErrNotFound) {
 		return fmt.Errorf("apparmor_parser is missing: install the package apparmor: %w", fault.Unavailable)
 	}
-	if err != nil && ctx.Err() != nil { // of the program it is known no more than that it was killed
+	if err != nil && ctx.Err() != nil { // the program's error says only that it was killed
 		err = context.Cause(ctx)
 	}
 	if err != nil {
@@ -82,12 +83,12 @@ func LoadDefaultProfile(ctx context.Context) error {
 	return nil
 }
 
-// loadedProfiles lists what the kernel knows, a name and its mode in each line.
+// loadedProfiles lists the kernel's profiles, one name with its mode per line.
 const loadedProfiles = "/sys/kernel/security/apparmor/profiles"
 
-// Ensure makes sure that a profile is loaded. It loads the default profile again if it
-// is not, since tools that remove unused profiles do not know it; any other is
-// fault.Precondition.
+// Ensure checks that a profile is loaded. It loads a missing default profile
+// again, because tools that remove unused profiles do not know it; any other
+// missing profile is fault.Precondition.
 func Ensure(ctx context.Context, name string) error {
 	list, err := os.ReadFile(loadedProfiles)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/crius-run/crius/test/kit/program"
 )
 
-// parser puts a script in the place of apparmor_parser, which can do nothing on
-// a kernel without AppArmor.
+// parser replaces apparmor_parser, which does not work on a kernel without
+// AppArmor, with a script.
 func parser(t *testing.T, script string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -69,7 +69,8 @@ func TestLoadDefaultProfileFails(t *testing.T) {
 	}
 }
 
-// A profile is loaded if a line of the list names it whole, with its mode.
+// A profile is loaded if a line of the list has its complete name, with its
+// mode.
 func FuzzListed(f *testing.F) {
 	f.Add("crius-default (enforce)\n", "my profile", "complain")
 	f.Add("a (b) (enforce)\n", "a (b)", "enforce")

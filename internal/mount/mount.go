@@ -1,10 +1,10 @@
 // Package mount holds the few mount operations that crius makes itself, all of
 // them safe to repeat.
 //
-// Every path is taken literally: a symbolic link in its last place is never
-// followed, so that an unmount cannot be led astray, and no call waits for the
-// file system that is mounted at a path (a dead NFS or FUSE server costs
-// nothing here).
+// Every path is taken literally: a symbolic link as its last element is never
+// followed, so that an unmount cannot be redirected, and no call waits for the
+// file system that is mounted at a path (a dead NFS or FUSE server does not
+// block).
 package mount
 
 import (
@@ -18,8 +18,8 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Mounted tells whether something is mounted at path itself. A path that does
-// not exist is not mounted.
+// Mounted reports whether something is mounted at path itself. Nothing is
+// mounted at a missing path.
 func Mounted(path string) (bool, error) {
 	var stx unix.Statx_t
 	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT | unix.AT_STATX_DONT_SYNC
@@ -36,12 +36,12 @@ func Mounted(path string) (bool, error) {
 	return listed(path) // Linux before 5.8
 }
 
-// Unmount detaches whatever is mounted at path, however many mounts are
-// stacked there. The detachment is lazy: it succeeds at once even if files are
-// open below path, and the file systems go when their last user does.
+// Unmount detaches everything mounted at path, including stacked mounts. The
+// detachment is lazy: it succeeds at once even if files below path are open,
+// and the file systems go away with their last user.
 //
-// Nil means that nothing is mounted at path any more, so that what is left may
-// be deleted; that is also the answer if nothing was, or if path does not
+// Nil means that nothing is mounted at path any more, so that the rest may be
+// deleted; Unmount also returns nil if nothing was mounted, or path does not
 // exist.
 func Unmount(path string) error {
 	for {
@@ -60,7 +60,7 @@ func Unmount(path string) error {
 	}
 }
 
-// UnmountBelow unmounts whatever is mounted at dir or below.
+// UnmountBelow unmounts everything mounted at dir or below.
 func UnmountBelow(dir string) error {
 	points, err := Under(dir)
 	if err != nil {
@@ -74,8 +74,8 @@ func UnmountBelow(dir string) error {
 }
 
 // RemoveAll is os.RemoveAll for a directory in which single files may be mount
-// points: runtimes that were killed leave such. No directory in it may be one,
-// for what is mounted there would be deleted.
+// points, as killed runtimes leave them. No directory in it may be a mount
+// point, because RemoveAll would delete what is mounted there.
 func RemoveAll(dir string) error {
 	err := os.RemoveAll(dir)
 	if !errors.Is(err, unix.EBUSY) {
@@ -88,9 +88,9 @@ func RemoveAll(dir string) error {
 }
 
 // Shm mounts at path the /dev/shm of a pod: a tmpfs of at most size bytes that
-// every user may write to and from which nothing can be executed. The directory
-// is made if it is missing. A non-empty label is the SELinux context of all
-// files in it. A path that already is a mount point is left as it is.
+// every user may write to and from which nothing can be executed. A missing
+// directory is made. A non-empty label is the SELinux context of all files in
+// it. If path already is a mount point, Shm leaves it unchanged.
 func Shm(path string, size int64, label string) error {
 	if size <= 0 {
 		return &os.PathError{Op: "mount shm", Path: path, Err: invalid("size " + strconv.FormatInt(size, 10) + " is not positive")}
@@ -98,14 +98,15 @@ func Shm(path string, size int64, label string) error {
 	return mountTmpfs("shm", path, "mode=1777,size="+strconv.FormatInt(size, 10), label)
 }
 
-// Files mounts at path, as Shm does, a tmpfs for a handful of small files, 1 MiB
-// in all. Only root may look into it until its mode is changed.
+// Files mounts at path, as Shm does, a tmpfs for a handful of small files, 1
+// MiB in total. Only root may enter it until its mode is changed.
 func Files(path, label string) error {
 	return mountTmpfs("files", path, "mode=0700,size=1m,nr_inodes=16", label)
 }
 
-// Copies mounts at path, as Files does, a tmpfs for the files that a container gets from
-// the node, 16 MiB in all: what the container writes there has room as well.
+// Copies mounts at path, as Files does, a tmpfs for the files that a container
+// gets from the node, 16 MiB in total, with room for what the container writes
+// there.
 func Copies(path, label string) error {
 	return mountTmpfs("copies", path, "mode=0700,size=16m,nr_inodes=4096", label)
 }
@@ -131,8 +132,8 @@ func mountTmpfs(name, path, options, label string) error {
 	return nil
 }
 
-// invalid is a text that is a fault.Invalid; the package is linked into the
-// monitor and therefore does without fmt.
+// invalid is an error text that wraps fault.Invalid; the monitor links this
+// package, which therefore does without fmt.
 type invalid string
 
 func (e invalid) Error() string { return string(e) }

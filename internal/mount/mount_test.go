@@ -24,7 +24,7 @@ func tmpfs(t *testing.T, path string) {
 	}
 }
 
-// scratch is a temporary directory below which no mount may be left.
+// scratch returns a temporary directory below which no mount may be left.
 func scratch(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -219,7 +219,7 @@ func TestFiles(t *testing.T) {
 	if info, err := os.Stat(path); err != nil || info.Mode() != os.ModeDir|0o700 {
 		t.Errorf("mode %v, %v; want 0700", info.Mode(), err)
 	}
-	for _, name := range []string{"one", "two"} { // of which the first leaves nothing to the second
+	for _, name := range []string{"one", "two"} { // the first leaves nothing for the second
 		err := os.WriteFile(filepath.Join(path, name), make([]byte, 1<<20), 0o600)
 		if full := errors.Is(err, unix.ENOSPC); full != (name == "two") {
 			t.Errorf("1 MiB into file %s: %v", name, err)
@@ -304,7 +304,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// A runtime that was killed leaves files with something mounted on them.
+// A killed runtime leaves files with something mounted on them.
 func TestRemoveAll(t *testing.T) {
 	dir := filepath.Join(scratch(t), "dir")
 	file := filepath.Join(dir, "below", "file")
@@ -319,7 +319,7 @@ func TestRemoveAll(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for range 2 { // also when it is gone
+	for range 2 { // also once it is gone
 		if err := RemoveAll(dir); err != nil {
 			t.Error(err)
 		}

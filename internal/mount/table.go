@@ -16,17 +16,17 @@ type Info struct {
 	Root    string // directory of the file system that is visible at Point
 	Point   string // where it is mounted
 	Type    string // file system type, such as "cgroup2"
-	Source  string // what is mounted, such as /dev/sda1; a file system may say anything here
+	Source  string // what is mounted, such as /dev/sda1; a file system may choose any text
 	Options string // options of the file system (not of the mount), comma-separated
 
-	Shared bool // what is mounted below it appears at its peers, and theirs here
-	Slave  bool // what is mounted below its master appears here
+	Shared bool // mounts below it propagate to its peers, and theirs to it
+	Slave  bool // mounts below its master propagate to it
 }
 
 const self = "/proc/thread-self/mountinfo"
 
-// Each calls f with every mount that this process sees, oldest place in the
-// table first, until f returns false. Lines that make no sense are passed over.
+// Each calls f with every mount that this process sees, in the table's order,
+// until f returns false. It skips malformed lines.
 func Each(f func(Info) bool) error { return each(self, f) }
 
 // EachOf is Each for another process. Points are paths below its root.
@@ -41,7 +41,7 @@ func each(file string, f func(Info) bool) error {
 	}
 	defer table.Close()
 	lines := bufio.NewScanner(table)
-	lines.Buffer(make([]byte, 0, 4<<10), 1<<20) // the kernel gives a page at a time
+	lines.Buffer(make([]byte, 0, 4<<10), 1<<20) // the kernel returns a page at a time
 	for lines.Scan() {
 		if m, ok := parse(lines.Text()); ok && !f(m) {
 			return nil
@@ -54,9 +54,8 @@ func each(file string, f func(Info) bool) error {
 }
 
 // Under lists the mount points at and below the directory prefix, each before
-// the directories it is in: given to Unmount one after the other they leave
-// nothing mounted. Mounts stacked on one another are listed as often as they are
-// there.
+// its parents: unmounting them in this order leaves nothing mounted. Stacked
+// mounts are listed as often as they exist.
 func Under(prefix string) ([]string, error) {
 	prefix, err := resolve(prefix)
 	if err != nil {
@@ -71,18 +70,18 @@ func Under(prefix string) ([]string, error) {
 		return true
 	})
 	slices.Sort(points)
-	slices.Reverse(points) // a path sorts after every directory it is in
+	slices.Reverse(points) // a path sorts after its parents
 	return points, err
 }
 
-// Of is the mount that path is in, as its name tells: links in it are not
-// followed, so that nothing is asked of a file system that may not answer.
+// Of returns the mount that contains path. It goes by the name and follows no
+// links, so that it does not touch a file system that may not answer.
 func Of(path string) (Info, error) {
 	path = filepath.Clean(path)
 	var found Info
 	err := Each(func(m Info) bool {
 		in := m.Point == path || strings.HasPrefix(path, strings.TrimSuffix(m.Point, "/")+"/")
-		if in && len(m.Point) >= len(found.Point) { // of two at one place the later hides the other
+		if in && len(m.Point) >= len(found.Point) { // of two in the same place the later hides the other
 			found = m
 		}
 		return true
@@ -90,8 +89,8 @@ func Of(path string) (Info, error) {
 	return found, err
 }
 
-// resolve turns path into the form in which the mount table names it. A path
-// that is not there has no other form than its own.
+// resolve returns path in the form that the mount table uses. A missing path is
+// returned unchanged.
 func resolve(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -117,7 +116,7 @@ func listed(path string) (found bool, err error) {
 	return found, err
 }
 
-// parse reads a line of proc_pid_mountinfo(5):
+// parse parses a line of proc_pid_mountinfo(5):
 //
 //	36 35 98:0 /root /point rw,noatime master:1 - ext4 /dev/sda rw,errors=continue
 func parse(line string) (Info, bool) {

@@ -17,7 +17,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// Threads and files must be given back. Not parallel: it counts those of the
+// Threads and files must be released. Not parallel: it counts those of the
 // whole process.
 func TestNoLeak(t *testing.T) {
 	count := func(dir string) int {
@@ -52,7 +52,7 @@ func crashSpec(dir string) Spec {
 		UIDs: ids, GIDs: ids, Sysctls: map[string]string{"kernel.shmmni": "5"}}
 }
 
-// createForever is the victim of TestCrash.
+// createForever is the victim in TestCrash.
 func createForever(s Spec) {
 	fmt.Println("ready")
 	for mapped := true; ; mapped = !mapped {
@@ -105,7 +105,8 @@ func TestCrash(t *testing.T) {
 		if left := remains(t, dir); len(left) > 0 {
 			t.Fatalf("left %q", left)
 		}
-		// The kernel kills the orphans by itself, but not before the parent is gone.
+		// The kernel kills the orphans by itself, but only after the parent is
+		// gone.
 		wait.For(t, "the victim's session to end", func() bool { return !hasSession(victim.Process.Pid) })
 	}
 	if halves == 0 {

@@ -3,14 +3,14 @@
 //
 //	<dir>/netns/<name>  <dir>/ipcns/<name>  <dir>/utsns/<name>  <dir>/userns/<name>
 //
-// which is where other tools (ip-netns(8), CNI meta plugins) look for them.
+// where other tools (ip-netns(8), CNI meta plugins) look for them.
 //
-// The paths follow from the Spec alone. Whoever recorded a Spec before calling
-// Create can always call Remove with it, also after a crash in between, and
-// nothing is left.
+// The paths follow from the Spec alone. A caller that has recorded a Spec
+// before Create can always call Remove with it, even after a crash in between,
+// and nothing is left.
 //
 // Namespaces are entered on OS threads that end with the work, so that no other
-// goroutine can ever run on a thread which is in the wrong namespace.
+// goroutine can ever run on a thread in the wrong namespace.
 package ns
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/crius-run/crius/internal/thread"
 )
 
-// Spec says which namespaces to make and how they begin.
+// Spec says which namespaces to make, and their initial settings.
 type Spec struct {
 	Dir  string `json:"Dir"`  // parent of the netns, ipcns, utsns and userns directories, absolute
 	Name string `json:"Name"` // file name of the pins, unique on the node
@@ -55,11 +55,11 @@ type IDMap struct {
 	Size      uint32 `json:"Size"`
 }
 
-// Root is who is root in the namespaces, as the host sees it.
+// Root returns the host's ids of the root user in the namespaces.
 func (s Spec) Root() (uid, gid int) { return int(HostID(s.UIDs, 0)), int(HostID(s.GIDs, 0)) }
 
-// HostID returns what the host calls an id of a user namespace with these mappings. An id
-// that is not mapped, as where there are no mappings, is returned as it is.
+// HostID returns the host's id for an id of a user namespace with these
+// mappings. It returns an unmapped id unchanged, also if there are no mappings.
 func HostID(maps []IDMap, id uint32) uint32 {
 	for _, m := range maps {
 		if id >= m.Container && id-m.Container < m.Size {
@@ -69,7 +69,7 @@ func HostID(maps []IDMap, id uint32) uint32 {
 	return id
 }
 
-// Set is the paths of pinned namespaces; empty where none was made.
+// Set holds the paths of pinned namespaces; empty for those not made.
 type Set struct {
 	Net  string `json:"net,omitempty"`
 	IPC  string `json:"ipc,omitempty"`
@@ -85,7 +85,7 @@ type kind struct {
 	perm os.FileMode
 }
 
-// kinds are all that can be pinned, the owner of the others first.
+// kinds returns all kinds that can be pinned, the owner of the others first.
 func kinds() []kind {
 	return []kind{
 		{unix.CLONE_NEWUSER, "user", "userns", 0o700},
@@ -95,7 +95,7 @@ func kinds() []kind {
 	}
 }
 
-// Dirs are the names of the directories that a Spec's Dir has.
+// Dirs returns the names of the directories in a Spec's Dir.
 func Dirs() []string {
 	var names []string
 	for _, k := range kinds() {
@@ -104,7 +104,8 @@ func Dirs() []string {
 	return names
 }
 
-// network namespaces are the only ones that other programs look for.
+// network returns the kind of network namespaces, the only ones that other
+// programs look for.
 func network() kind { return kind{unix.CLONE_NEWNET, "net", "netns", 0o755} }
 
 func (k kind) in(set *Set) *string {
@@ -138,9 +139,9 @@ func (s Spec) mapped() bool { return len(s.UIDs) > 0 }
 func (s Spec) path(k kind) string { return filepath.Join(s.Dir, k.dir, s.Name) }
 
 // Create makes the namespaces of s and pins them. The loopback interface of a
-// new network namespace is up, and with it its addresses. It fails with
-// fault.Invalid for a Spec that can never work (a sysctl that is not
-// namespaced, for one), with fault.Exists if one of the pins is taken, and with
+// new network namespace is up, with its addresses. It fails with fault.Invalid
+// for a Spec that can never work (for example with a sysctl that is not
+// namespaced), with fault.Exists if one of the pins is taken, and with
 // fault.Exhausted at the kernel's limit of namespaces. After an error nothing
 // is left.
 func Create(s Spec) (_ Set, err error) {
@@ -157,7 +158,7 @@ func Create(s Spec) (_ Set, err error) {
 			return
 		}
 		err = fmt.Errorf("create namespaces: %w", err)
-		for _, k := range made { // and none that was there before
+		for _, k := range made { // and none that existed before
 			err = errors.Join(err, unpin(s.path(k)))
 		}
 	}()
@@ -176,7 +177,8 @@ func Create(s Spec) (_ Set, err error) {
 	return s.Paths(), nil
 }
 
-// Paths is where the namespaces of s are pinned, whether they exist or not.
+// Paths returns where the namespaces of s are pinned, whether they exist or
+// not.
 func (s Spec) Paths() Set {
 	var set Set
 	for _, k := range kinds() {
@@ -187,7 +189,7 @@ func (s Spec) Paths() Set {
 	return set
 }
 
-// build runs on a thread that is thrown away afterwards.
+// build runs on a thread that ends afterwards.
 func (s Spec) build(wanted []kind, settings []setting) error {
 	source, release, err := s.enter(wanted)
 	if err != nil {
@@ -213,7 +215,7 @@ func (s Spec) build(wanted []kind, settings []setting) error {
 }
 
 // enter moves the calling thread into new namespaces. It returns the directory
-// of their nsfs files, which is good until release is called.
+// of their nsfs files, which is valid until release is called.
 func (s Spec) enter(wanted []kind) (source string, release func(), err error) {
 	if s.mapped() {
 		return s.enterMapped(wanted)
@@ -236,9 +238,9 @@ func limit(err error) error {
 	return err
 }
 
-// Remove takes away every pin that Create can have made for s, and the
-// namespaces with it unless a process or an open file holds them. Only Dir and
-// Name of s are looked at. Pins that are already gone are no error.
+// Remove removes every pin that Create can have made for s, and with it the
+// namespaces unless a process or an open file holds them. It uses only Dir and
+// Name of s. Missing pins are not an error.
 func Remove(s Spec) error {
 	if err := s.named(); err != nil {
 		return fmt.Errorf("remove namespaces: %w", err)
@@ -253,8 +255,8 @@ func Remove(s Spec) error {
 	return nil
 }
 
-// Do runs f on a thread of its own in the network namespace pinned at path.
-// Goroutines that f starts are not in it; processes and sockets are.
+// Do runs f on its own thread in the network namespace pinned at path.
+// Goroutines that f starts are not in the namespace; processes and sockets are.
 func Do(path string, f func() error) error {
 	return thread.Run(func() error {
 		if err := enterPinned(path); err != nil {
@@ -264,10 +266,10 @@ func Do(path string, f func() error) error {
 	})
 }
 
-// Each runs f in one network namespace after the other, those that are pinned at paths,
-// all on one thread of its own, since threads are expensive. It goes on after an error,
-// of f or because a namespace is gone (fault.NotFound), and returns them by index; nil
-// if there were none.
+// Each runs f in each network namespace pinned at paths, one after the other,
+// all on one thread, because threads are expensive. It continues after an
+// error, from f or because a namespace is gone (fault.NotFound), and returns
+// the errors by index; nil if there were none.
 func Each(paths []string, f func(i int) error) (errs map[int]error) {
 	_ = thread.Run(func() error {
 		for i, path := range paths {
@@ -288,7 +290,7 @@ func Each(paths []string, f func(i int) error) (errs map[int]error) {
 }
 
 // enterPinned moves the calling thread into the namespace pinned at path. After
-// an error it is where it was.
+// an error the thread has not moved.
 func enterPinned(path string) error {
 	handle, err := netns.GetFromPath(path)
 	if errors.Is(err, unix.ENOENT) {
@@ -299,7 +301,7 @@ func enterPinned(path string) error {
 	}
 	defer func() { _ = handle.Close() }()
 	err = netns.Set(handle)
-	if errors.Is(err, unix.EINVAL) { // a pin without a mount on it
+	if errors.Is(err, unix.EINVAL) { // a pin with no mount on it
 		return fmt.Errorf("network namespace %s: not pinned: %w", path, fault.NotFound)
 	}
 	if err != nil {
@@ -309,9 +311,8 @@ func enterPinned(path string) error {
 }
 
 // Inode identifies the namespace pinned at path among those that exist now. It
-// is fault.NotFound if there is none, also if the file is there and no
-// namespace is mounted on it (which is how a reboot leaves it when Dir is not a
-// tmpfs).
+// is fault.NotFound if there is none, also if the file exists and no namespace
+// is mounted on it (the result of a reboot when Dir is not a tmpfs).
 func Inode(path string) (uint64, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {
@@ -332,16 +333,15 @@ func Inode(path string) (uint64, error) {
 	return st.Ino, nil
 }
 
-// place makes the empty file that a namespace is bound over, and the
-// directories above it if they are missing. Nothing is assumed of what is
-// mounted there.
+// place makes the empty file over which a namespace is bound, and missing
+// parent directories. It assumes nothing about existing mounts there.
 func place(dir, name string, perm os.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
 	}
 	switch err := os.Mkdir(dir, perm); {
 	case err == nil:
-		if err := os.Chmod(dir, perm); err != nil { // whatever the umask
+		if err := os.Chmod(dir, perm); err != nil { // regardless of the umask
 			return err
 		}
 	case !errors.Is(err, os.ErrExist):
@@ -403,7 +403,7 @@ func (s Spec) valid() error {
 	return utsName("host name", s.Hostname)
 }
 
-// named makes sure that the pins are where they should be and nowhere else.
+// named checks Dir and Name, so that the pins cannot lie elsewhere.
 func (s Spec) named() error {
 	if !filepath.IsAbs(s.Dir) {
 		return fmt.Errorf("namespaces directory %q is not an absolute path: %w", s.Dir, fault.Invalid)
@@ -414,8 +414,8 @@ func (s Spec) named() error {
 	return nil
 }
 
-// Pins are the paths below dir at which namespaces are pinned, or their files
-// lie, whose names begin with prefix, by name.
+// Pins returns, by name, the paths below dir of pins, or of their files, whose
+// names begin with prefix.
 func Pins(dir, prefix string) (map[string][]string, error) {
 	found := map[string][]string{}
 	for _, k := range kinds() {

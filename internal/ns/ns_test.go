@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// spec asks for everything, in a directory below which nothing may be left.
+// spec requests everything, in a directory below which nothing may be left.
 func spec(t testing.TB) Spec {
 	t.Helper()
 	dir := t.TempDir()
@@ -43,7 +43,7 @@ func spec(t testing.TB) Spec {
 	return Spec{Dir: dir, Name: "crius-" + strings.Repeat("5a", 32), Net: true, IPC: true, UTS: true, Hostname: "pod-1"}
 }
 
-// remains are the mounts and files below dir.
+// remains returns the mounts and files below dir.
 func remains(t testing.TB, dir string) []string {
 	t.Helper()
 	left, err := mount.Under(dir)
@@ -78,7 +78,7 @@ func remove(t testing.TB, s Spec) {
 	}
 }
 
-// inside runs f on a thread in all namespaces of set but the user namespace.
+// inside runs f on a thread in all namespaces of set except the user namespace.
 func inside(t testing.TB, set Set, f func() error) {
 	t.Helper()
 	err := thread.Run(func() error {
@@ -221,8 +221,8 @@ func TestSpecRefused(t *testing.T) {
 	}
 }
 
-// What a half-done or damaged Create can leave: a file without a mount, mounts
-// stacked twice, one pin of three.
+// What a half-done or damaged Create can leave: a file without a mount, stacked
+// mounts, one pin of three.
 func TestRemoveHalves(t *testing.T) {
 	t.Parallel()
 	s := spec(t)
@@ -284,7 +284,7 @@ func TestEach(t *testing.T) {
 	first, second := create(t, a), create(t, b)
 	defer remove(t, a)
 	defer remove(t, b)
-	empty := filepath.Join(t.TempDir(), "empty") // as a pin is after a reboot
+	empty := filepath.Join(t.TempDir(), "empty") // like a pin after a reboot
 	if err := os.WriteFile(empty, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

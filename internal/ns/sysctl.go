@@ -15,21 +15,20 @@ import (
 
 // setting is a sysctl that has passed all checks.
 type setting struct {
-	name  string // as it was asked for
+	name  string // as requested
 	path  string // below /proc/sys
 	value string
-	flag  int  // the namespace it belongs to, as a clone flag
-	late  bool // it names a network interface that CNI has yet to make
+	flag  int  // its namespace, as a clone flag
+	late  bool // it names a network interface that CNI has not made yet
 }
 
 const (
-	maxValue = 4 << 10 // more than any sysctl takes
+	maxValue = 4 << 10 // more than any sysctl accepts
 	maxUTS   = 64      // __NEW_UTS_LEN
 )
 
 // settings checks the sysctls of s and sorts them by path. Each must belong to
-// a namespace that s makes: every other would change the host
-// (CVE-2022-0532).
+// a namespace that s makes: every other would change the host (CVE-2022-0532).
 func (s Spec) settings() ([]setting, error) {
 	list := make([]setting, 0, len(s.Sysctls))
 	for name, value := range s.Sysctls {
@@ -83,10 +82,10 @@ func (s Spec) setting(name, value string) (setting, error) {
 	return out, err
 }
 
-// hostGroups translates a range of groups of the pod's user namespace into the host's
-// ids: the kernel reads ids as the writer's, and this process is the host's. The part
-// of the range that the namespace does not map is left out. A range that ends before it
-// begins is empty, and stays so.
+// hostGroups translates a range of groups of the pod's user namespace into the
+// host's ids: the kernel reads ids as the writer's, and this process is in the
+// host's namespace. It drops the part of the range that the namespace does not
+// map. A range that ends before it begins is empty, and stays so.
 func (s Spec) hostGroups(value string) (string, error) {
 	fields := strings.Fields(value)
 	if len(fields) != 2 {
@@ -110,9 +109,9 @@ func (s Spec) hostGroups(value string) (string, error) {
 }
 
 // sysctlPath turns a name as in sysctl.d(5) into a path below /proc/sys: the
-// first separator, dot or slash, separates, and the other one stands for itself
-// (net.ipv4.conf.eth0/100.forwarding is of the interface eth0.100). The path
-// cannot lead out of /proc/sys.
+// first dot or slash is the separator, and the other character stands for
+// itself (net.ipv4.conf.eth0/100.forwarding belongs to the interface eth0.100).
+// The path cannot lead out of /proc/sys.
 func sysctlPath(name string) (string, error) {
 	path := name
 	if i := strings.IndexAny(name, "./"); i >= 0 && name[i] == '.' {
@@ -126,9 +125,9 @@ func sysctlPath(name string) (string, error) {
 
 func unprintable(r rune) bool { return (r < ' ' && r != '\t') || r > '~' }
 
-// namespaceOf is the type of namespace that the sysctl at path belongs to, as a
-// clone flag; 0 if it is the whole node's. What is below net is left to the
-// kernel, which shows a network namespace only its own.
+// namespaceOf returns the type of namespace to which the sysctl at path
+// belongs, as a clone flag; 0 if it is the whole node's. Sysctls below net are
+// left to the kernel, which shows a network namespace only its own.
 func namespaceOf(path string) int {
 	switch path {
 	case "kernel/hostname", "kernel/domainname":
@@ -147,7 +146,7 @@ func namespaceOf(path string) int {
 	return 0
 }
 
-// namesInterface tells whether path is of one network interface
+// namesInterface reports whether path belongs to one network interface
 // (net/ipv4/conf/eth0/rp_filter) that does not exist in a new namespace.
 func namesInterface(path string) bool {
 	e := strings.Split(path, "/")
@@ -158,8 +157,8 @@ func namesInterface(path string) bool {
 }
 
 // SetInterfaceSysctls writes those sysctls of s that name a network interface
-// (net.ipv4.conf.eth0.rp_filter). Create has left them out, since there is no
-// such interface before CNI has made it: call this when the network is
+// (net.ipv4.conf.eth0.rp_filter). Create leaves them out, because the interface
+// does not exist before CNI has made it: call this once the network is
 // attached.
 func SetInterfaceSysctls(s Spec) error {
 	settings, err := s.settings()
@@ -184,8 +183,8 @@ func SetInterfaceSysctls(s Spec) error {
 	return nil
 }
 
-// apply writes the settings, but for the late ones, into the namespaces that
-// the calling thread is in.
+// apply writes the settings, except for the late ones, into the namespaces of
+// the calling thread.
 func (s Spec) apply(settings []setting) error {
 	var ipc []setting
 	for _, one := range settings {
@@ -233,7 +232,7 @@ func (one setting) write() (err error) {
 	return fmt.Errorf("sysctl %s: %w", one.name, err)
 }
 
-// writeProc writes value with a single write, as a sysctl wants it.
+// writeProc writes value with a single write, as sysctls require.
 func writeProc(path, value string) error {
 	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -244,7 +243,7 @@ func writeProc(path, value string) error {
 	return err
 }
 
-// utsName checks what sethostname(2) and setdomainname(2) take.
+// utsName checks a name for sethostname(2) or setdomainname(2).
 func utsName(what, name string) error {
 	if len(name) > maxUTS {
 		return fmt.Errorf("%s %.128q is longer than %d bytes: %w", what, name, maxUTS, fault.Invalid)

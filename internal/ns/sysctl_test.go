@@ -89,9 +89,9 @@ func TestInterfaceSysctls(t *testing.T) {
 	})
 }
 
-// CVE-2022-0532: sysctls of a pod in the host's namespaces, and such as are
-// never namespaced, must not reach the host. CVE-2022-0811: a value is one
-// value. Nothing is made when a sysctl is refused, by us or by the kernel.
+// CVE-2022-0532: sysctls of a pod in the host's namespaces, and sysctls that
+// are never namespaced, must not reach the host. CVE-2022-0811: a value is one
+// value. Nothing is made if crius or the kernel refuses a sysctl.
 func TestSysctlsRefused(t *testing.T) {
 	t.Parallel()
 	all := Spec{Net: true, IPC: true, UTS: true}

@@ -7,11 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WritableSysfs makes the sysfs of the network namespace pinned at path, or of the node's if
-// path is empty, one that can be mounted writable, and keeps it so until the file that it
-// returns is closed. A network namespace has one sysfs, whose superblock is read-only for
-// everybody if the first mount of it was; mounts that are read-only themselves stay so.
-// The superblock of the node's own /sys stays as the node has it.
+// WritableSysfs makes the sysfs of the network namespace pinned at path (empty:
+// the node's) mountable writable until the returned file is closed. A network
+// namespace has one sysfs, whose superblock is read-only for all users if its
+// first mount was; mounts that are read-only themselves stay so. The superblock
+// of the node's own /sys stays unchanged.
 func WritableSysfs(path string) (hold *os.File, err error) {
 	mount := func() error {
 		hold, err = mountSysfs()
@@ -28,7 +28,8 @@ func WritableSysfs(path string) (hold *os.File, err error) {
 	return hold, nil
 }
 
-// mountSysfs mounts the sysfs of the thread's network namespace nowhere.
+// mountSysfs makes a detached mount of the sysfs of the thread's network
+// namespace.
 func mountSysfs() (*os.File, error) {
 	fs, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -50,8 +51,8 @@ func mountSysfs() (*os.File, error) {
 	return hold, nil
 }
 
-// reconfigureWritable makes the superblock of a mount writable, if it is not and is not
-// that of the node's /sys.
+// reconfigureWritable makes the superblock of a mount writable if it is
+// read-only, unless it is that of the node's /sys.
 func reconfigureWritable(mnt int) error {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(mnt, &fs); err != nil || fs.Flags&unix.ST_RDONLY == 0 {

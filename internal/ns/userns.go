@@ -10,13 +10,13 @@ import (
 	"github.com/crius-run/crius/internal/thread"
 )
 
-// enterMapped makes a user namespace, in it the others that are wanted, and
-// moves the calling thread into those others.
+// enterMapped makes a user namespace and, owned by it, the other wanted
+// namespaces, and moves the calling thread into the latter.
 //
-// A process with several threads cannot enter a new user namespace. So a child
-// is born in all of them and stopped by ptrace(2) before the first instruction
-// of its program: it is only there to have a /proc/PID/ns, and is killed on
-// release, or by the kernel if this process dies.
+// A process with several threads cannot enter a new user namespace. Therefore a
+// child is started in all of them and stopped by ptrace(2) before the first
+// instruction of its program: it exists only to have a /proc/PID/ns, and is
+// killed on release, or by the kernel if this process dies.
 func (s Spec) enterMapped(wanted []kind) (source string, release func(), err error) {
 	var flags uintptr
 	for _, k := range wanted {
@@ -56,7 +56,7 @@ func (s Spec) enterMapped(wanted []kind) (source string, release func(), err err
 }
 
 // WithUser calls f with the path of a user namespace that has these mappings of
-// users and of groups, and is gone afterwards.
+// users and groups, and that is gone afterwards.
 func WithUser(ids []IDMap, f func(path string) error) error {
 	user := kinds()[0]
 	return thread.Run(func() error {
@@ -78,8 +78,8 @@ func setns(path string, flag int) error {
 	return unix.Setns(fd, flag)
 }
 
-// becomeMappedRoot gives the calling thread, and it alone, the host's id of the
-// user namespace's root: the sysctls of an IPC namespace let nobody else write
+// becomeMappedRoot gives only the calling thread the host's id of the user
+// namespace's root: no other user may write the sysctls of an IPC namespace
 // (ipc_permissions in the kernel's ipc/ipc_sysctl.c).
 func (s Spec) becomeMappedRoot() error {
 	for _, m := range s.UIDs {
@@ -92,7 +92,7 @@ func (s Spec) becomeMappedRoot() error {
 		}
 		return nil
 	}
-	return nil // no root: the kernel will tell
+	return nil // no root: the kernel will report it
 }
 
 func idMappings(maps []IDMap) []syscall.SysProcIDMap {

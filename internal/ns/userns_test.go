@@ -32,7 +32,7 @@ func TestUserNamespace(t *testing.T) {
 		return nil
 	})
 	// Root of the user namespace has power over the other namespaces, and
-	// setgroups is allowed: both are what a container's runtime needs.
+	// setgroups is allowed: a container's runtime needs both.
 	script := "cat /proc/self/uid_map /proc/self/gid_map /proc/self/setgroups; hostname changed && hostname; ip -o link show lo; ip link add x type veth && ip -o link | wc -l"
 	out, err := exec.Command("nsenter", "-S", "0", "-G", "0", "--user="+set.User, "--net="+set.Net, "--ipc="+set.IPC, "--uts="+set.UTS,
 		"sh", "-ec", script).CombinedOutput()
@@ -44,7 +44,8 @@ func TestUserNamespace(t *testing.T) {
 	}
 }
 
-// The pod's groups are meant, as if its own root had written the sysctl.
+// The values are the pod's groups, as if the pod's own root had written the
+// sysctl.
 func TestUserNamespaceSysctlOfGroups(t *testing.T) {
 	t.Parallel()
 	for value, want := range map[string]string{

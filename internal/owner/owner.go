@@ -1,16 +1,16 @@
-// Package owner gives a directory to one crius, and says to which.
+// Package owner assigns a directory to one crius and records which.
 //
-// Two servers may run on a node, and each has its own root. What they share by
-// mistake, an image store or a run root, must not be used by both: each would
-// release and sweep what it does not know of. The owner of such a directory
-// holds a lock on a file in it, and writes its name into the file. The name
-// outlives the lock: containers run on without their server, so a directory
-// stays that of the root whose containers are in it.
+// Two servers may run on a node, each with its own root. A directory that they
+// share by mistake, such as an image store or a run root, must not be used by
+// both: each would release and delete what it does not know. The owner of such
+// a directory holds a lock on a file in it, and writes its name into the file.
+// The name outlives the lock: containers continue without their server, so the
+// directory keeps belonging to the root of those containers.
 //
 // The lock is a record lock (fcntl(2)): it belongs to the process, ends with it
-// however that ends, and is not inherited by forked copies. A process loses it
-// with the first descriptor of the file that it closes, so Look is not for the
-// process that holds the lock.
+// in any case, and is not inherited by forked copies. A process loses it when
+// it closes any descriptor of the file, so the process that holds the lock must
+// not call Look.
 package owner
 
 import (
@@ -31,14 +31,14 @@ import (
 	"github.com/crius-run/crius/internal/poll"
 )
 
-// Owner is the crius that a directory belongs to.
+// Owner identifies the crius that owns a directory.
 type Owner struct {
-	Root  string    `json:"root"` // its state root, which names it
+	Root  string    `json:"root"` // its state root, by which it is identified
 	PID   int       `json:"pid"`
 	Since time.Time `json:"since"` // when the process took the directory
 }
 
-// String names the owner for people. What is not known of it is left out.
+// String names the owner for people, without unknown parts.
 func (o Owner) String() string {
 	text := "another crius instance"
 	if o.Root != "" {
@@ -50,11 +50,11 @@ func (o Owner) String() string {
 	return text
 }
 
-// TakenError says that a directory belongs to another crius. It is
+// TakenError means that a directory belongs to another crius. It is
 // fault.Precondition.
 type TakenError struct {
 	Owner   Owner
-	Running bool // else its pods or containers are there, and its server is not
+	Running bool // otherwise only its pods or containers exist, without their server
 }
 
 func (e *TakenError) Error() string {
@@ -66,8 +66,8 @@ func (e *TakenError) Error() string {
 
 func (e *TakenError) Unwrap() error { return fault.Precondition }
 
-// Remedy is what a person can do about it; option is the one that names the
-// directory.
+// Remedy returns what an operator can do about it; option is the option that
+// names the directory.
 func (e *TakenError) Remedy(option string) string {
 	if e.Running {
 		return "stop that instance, or set a different " + option + " for this one"
@@ -75,11 +75,12 @@ func (e *TakenError) Remedy(option string) string {
 	return fmt.Sprintf("start that instance, remove its pods and containers by running crius wipe with its configuration, or set a different %s for this one", option)
 }
 
-// Lock is what an owner holds until it closes it.
+// Lock is held by an owner until it closes it.
 type Lock struct{ file *os.File }
 
-// Close lets another process of the same owner take the directory, and any other
-// once nothing of the owner is in it. It may be repeated, also on nil.
+// Close lets another process of the same owner take the directory, and any
+// other process once nothing of the owner is in it. Close is idempotent, also
+// on nil.
 func (l *Lock) Close() error {
 	if l == nil {
 		return nil
@@ -90,9 +91,10 @@ func (l *Lock) Close() error {
 	return nil
 }
 
-// Lost says which other crius has the directory by now, as a *TakenError: the lock
-// is on a file, and somebody may have deleted that. The error does not name the
-// process, so that it stays the same as long as that crius has the directory.
+// Lost returns, as a *TakenError, which other crius has the directory by now:
+// the lock is on a file, which may have been deleted. The error does not name
+// the process, so that it stays the same as long as that crius has the
+// directory.
 func (l *Lock) Lost() error {
 	if l == nil || named(l.file, l.file.Name()) {
 		return nil
@@ -104,11 +106,11 @@ func (l *Lock) Lost() error {
 	return err
 }
 
-// Take makes the crius of a root the owner of the directory in which path is to
-// be the lock. If another one is, and runs or has pods or containers on record,
-// the error is a *TakenError. A process of the same root that holds the lock is
-// waited for as long as limit, since one that was killed may take a moment to
-// end.
+// Take makes the crius of a root the owner of the directory in which path will
+// be the lock. If another crius owns it, and runs or has pods or containers on
+// record, the error is a *TakenError. Take waits up to limit for a process of
+// the same root that holds the lock, because a killed process may take a moment
+// to end.
 func Take(ctx context.Context, path, root string, limit time.Duration) (l *Lock, err error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -120,7 +122,7 @@ func Take(ctx context.Context, path, root string, limit time.Duration) (l *Lock,
 	return l, err
 }
 
-// ours tells whether the owner may be an earlier process of the same root.
+// ours reports whether the owner may be an earlier process of the same root.
 func (e *TakenError) ours(root string) bool {
 	return e.Running && (e.Owner.Root == "" || Real(e.Owner.Root) == Real(root))
 }
@@ -143,7 +145,7 @@ func take(path, root string) (_ *Lock, err error) {
 	} else if err != nil {
 		return nil, &os.PathError{Op: "lock", Path: path, Err: err}
 	}
-	if !named(f, path) { // its last owner has removed it meanwhile, with all that it owned
+	if !named(f, path) { // its last owner has removed it in the meantime, with everything that it owned
 		_ = f.Close()
 		return take(path, root)
 	}
@@ -151,15 +153,15 @@ func take(path, root string) (_ *Lock, err error) {
 	if last = read(f); stillOwns(last, root) {
 		return nil, &TakenError{last, false}
 	}
-	if err := write(f, Owner{root, os.Getpid(), time.Now()}); err != nil && last.Root != root { // else a full disk is no reason
+	if err := write(f, Owner{root, os.Getpid(), time.Now()}); err != nil && last.Root != root { // otherwise a full disk must not prevent it
 		return nil, &os.PathError{Op: "write owner", Path: path, Err: err}
 	}
 	return &Lock{f}, nil
 }
 
-// Look says why root could not be made the owner now, as Take does, and changes
-// nothing. A process of the same root is no reason, nor is a directory that
-// nobody has.
+// Look returns the error with which Take would fail now for root, and changes
+// nothing. Neither a process of the same root nor a directory without an owner
+// is an error.
 func Look(path, root string) error {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -179,7 +181,7 @@ func Look(path, root string) error {
 	return nil
 }
 
-// Real is the name of a root, whatever links lead there.
+// Real returns the path of a root with links resolved.
 func Real(root string) string {
 	if root == "" {
 		return ""
@@ -201,7 +203,7 @@ func stillOwns(last Owner, root string) bool {
 	for _, kind := range []string{"pods", "containers"} {
 		entries, err := os.ReadDir(filepath.Join(last.Root, kind))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return true // it cannot be told
+			return true // unknown
 		}
 		for _, entry := range entries {
 			if ids.Valid(entry.Name()) {
@@ -212,8 +214,8 @@ func stillOwns(last Owner, root string) bool {
 	return false
 }
 
-// holder is the process that has the file locked, if one has. Its id is 0 if it
-// is in another PID namespace.
+// holder returns the process that has locked the file, if any. Its id is 0 if
+// it is in another PID namespace.
 func holder(f *os.File) (pid int, locked bool) {
 	lock := unix.Flock_t{Type: unix.F_WRLCK}
 	if err := unix.FcntlFlock(f.Fd(), unix.F_GETLK, &lock); err != nil || lock.Type == unix.F_UNLCK {
@@ -222,15 +224,15 @@ func holder(f *os.File) (pid int, locked bool) {
 	return max(int(lock.Pid), 0), true
 }
 
-// named tells whether the open file is the one at path.
+// named reports whether the open file is the one at path.
 func named(f *os.File, path string) bool {
 	here, err := f.Stat()
 	there, pathErr := os.Stat(path)
 	return err == nil && pathErr == nil && os.SameFile(here, there)
 }
 
-// read returns nothing of a file that says nothing: versions before this one
-// left it empty, and so does a power cut.
+// read returns the zero Owner for an empty file: earlier versions left it
+// empty, and so does a power cut.
 func read(f *os.File) Owner {
 	var o Owner
 	text, err := io.ReadAll(io.NewSectionReader(f, 0, 64<<10))
@@ -240,7 +242,7 @@ func read(f *os.File) Owner {
 	return o
 }
 
-// write changes the file in place: the lock is on this file, and not on its name.
+// write changes the file in place: the lock is on this file, not on its name.
 func write(f *os.File, o Owner) error {
 	text, err := json.Marshal(o)
 	if err != nil {

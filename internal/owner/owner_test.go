@@ -15,7 +15,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// The lock belongs to a process, so tests need another one: the test binary
+// The lock belongs to a process, so tests need another process: the test binary
 // itself, with path and root in the environment.
 const childVariable = "OWNER_TEST_CHILD"
 
@@ -92,7 +92,8 @@ func take1(t *testing.T, path, root string) {
 	}
 }
 
-// While a process has a directory no other gets it, and is told whose it is.
+// While a process has a directory no other gets it, and the error names the
+// owner.
 func TestRunningOwnerIsNamed(t *testing.T) {
 	t.Parallel()
 	path, first, second := filepath.Join(t.TempDir(), "lock"), t.TempDir(), t.TempDir()
@@ -106,7 +107,7 @@ func TestRunningOwnerIsNamed(t *testing.T) {
 		t.Errorf("the same root looks: %v", err)
 	}
 	end()
-	take1(t, path, second) // nothing of the first is there any more
+	take1(t, path, second) // nothing of the first is left
 }
 
 func tryTake(path, root string) error {
@@ -114,7 +115,8 @@ func tryTake(path, root string) error {
 	return err
 }
 
-// A server of the same root is waited for: it may have been killed just now.
+// Take waits for a server of the same root, which may have been killed just
+// now.
 func TestTakeWaitsForTheSameRoot(t *testing.T) {
 	t.Parallel()
 	path, root := filepath.Join(t.TempDir(), "lock"), t.TempDir()
@@ -130,7 +132,7 @@ func TestTakeWaitsForTheSameRoot(t *testing.T) {
 	}
 }
 
-// Pods and containers keep a directory for their root without a server.
+// Pods and containers keep a directory for their root even without a server.
 func TestRecordsKeepADirectory(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []string{"pods", "containers"} {
@@ -175,7 +177,7 @@ func TestLinkedRootsAndEmptyOwnerFilesDoNotOwn(t *testing.T) {
 	take1(t, path, root)
 }
 
-// Who waits while the owner removes the file takes the one that comes after it.
+// A process that waits while the owner removes the file takes its successor.
 func TestRemovedLockIsNotTaken(t *testing.T) {
 	t.Parallel()
 	path, root := filepath.Join(t.TempDir(), "lock"), t.TempDir()

@@ -1,8 +1,8 @@
-// Package panics keeps a defect in one piece of work from ending the server: a
+// Package panics keeps a bug in one piece of work from ending the server: a
 // panic becomes that work's error, and its stack trace goes to the log.
 //
-// It is for work whose owner can go on without it: a request, an operation on one
-// pod, one session. A mutex that is unlocked without defer stays locked.
+// It is for work whose owner can continue without it: a request, an operation
+// on one pod, one session. A mutex that is unlocked without defer stays locked.
 package panics
 
 import (
@@ -23,7 +23,8 @@ var watchers struct {
 	all map[*func(cause any)]bool
 }
 
-// Watch has f called with the cause of every panic that Recover meets, until stop is called.
+// Watch has f called with the value of every recovered panic until stop is
+// called.
 func Watch(f func(cause any)) (stop func()) {
 	watchers.Lock()
 	defer watchers.Unlock()
@@ -47,7 +48,7 @@ func notifyWatchers(cause any) {
 	}
 }
 
-// Count is how many panics have been recovered since the program started.
+// Count returns how many panics have been recovered since the program started.
 func Count() uint64 { return recovered.Load() }
 
 // Recover must be deferred. It turns a panic into *err, which is fault.Internal
@@ -67,19 +68,19 @@ func Recover(ctx context.Context, work string, err *error) {
 	*err = fmt.Errorf("%s: %w", work, fault.Internal)
 }
 
-// Do runs f and makes a panic in it its error.
+// Do runs f and returns its error, or fault.Internal after a panic.
 func Do(ctx context.Context, work string, f func() error) (err error) {
 	defer Recover(ctx, work, &err)
 	return f()
 }
 
-// Run is Do for work that has no result: a panic in it is logged, and no more.
+// Run is Do for work without a result: a panic is only logged.
 func Run(ctx context.Context, work string, f func()) {
 	_ = Do(ctx, work, func() error { f(); return nil })
 }
 
-// Group is a sync.WaitGroup whose Wait panics with what the first of its
-// goroutines has panicked with: for work that its owner does side by side.
+// Group is a sync.WaitGroup whose Wait repeats the first panic of its
+// goroutines: for work that its owner does concurrently.
 type Group struct {
 	group  sync.WaitGroup
 	failed atomic.Pointer[memberPanic]
@@ -102,7 +103,7 @@ func (g *Group) Go(f func()) {
 	})
 }
 
-// Wait returns when all have ended.
+// Wait returns when all goroutines have ended.
 func (g *Group) Wait() {
 	g.group.Wait()
 	if failed := g.failed.Load(); failed != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// logged is what is logged while f runs.
+// logged returns what is logged while f runs.
 func logged(t *testing.T, f func()) string {
 	t.Helper()
 	before := slog.Default()
@@ -73,7 +73,7 @@ func TestNothingHappensWithoutAPanic(t *testing.T) {
 	}
 }
 
-// Wait waits for all, whatever has become of one.
+// Wait waits for all goroutines, even after a panic.
 func TestGroupWaitsForAll(t *testing.T) {
 	var g Group
 	var done atomic.Int64
@@ -94,7 +94,7 @@ func TestGroupWaitsForAll(t *testing.T) {
 	}
 }
 
-// Who watches hears of panics of goroutines too, until it no longer wants to.
+// A watcher gets panics of goroutines too, until it stops.
 func TestWatch(t *testing.T) {
 	var causes []any
 	stop := Watch(func(cause any) { causes = append(causes, cause) })

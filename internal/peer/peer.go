@@ -1,5 +1,5 @@
-// Package peer names processes for messages: those at the other end of a unix socket,
-// and those that hold something.
+// Package peer names processes for messages: those at the other end of a unix
+// socket, and those that hold a resource.
 package peer
 
 import (
@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Name is pid and name of a process, such as "process 12 (nginx)".
+// Name returns the pid and name of a process, such as "process 12 (nginx)".
 func Name(pid int32) string {
 	name, err := os.ReadFile("/proc/" + strconv.Itoa(int(pid)) + "/comm")
 	if pid <= 0 || err != nil {
@@ -21,8 +21,8 @@ func Name(pid int32) string {
 	return fmt.Sprintf("process %d (%s)", pid, strings.ToValidUTF8(strings.TrimSpace(string(name)), "?"))
 }
 
-// Of is the name of the process that began to listen where a client's connection to a unix
-// socket leads.
+// Of returns the name of the process that called listen on the socket to which
+// a client's unix socket connection leads.
 func Of(conn net.Conn) string {
 	const unknown = "an unknown process"
 	socket, ok := conn.(*net.UnixConn)

@@ -1,4 +1,5 @@
-// Package poll waits for what neither the kernel nor another process announces.
+// Package poll waits for conditions that neither the kernel nor another process
+// announces.
 package poll
 
 import (
@@ -6,9 +7,9 @@ import (
 	"time"
 )
 
-// Until calls done at once and then once per period, until it is true or ctx is
-// over, and reports whether it was true. The last call is after the end of ctx: a machine
-// that has stood still is no reason to give up.
+// Until calls done at once and then once per period, until it returns true or
+// ctx ends, and reports whether it returned true. The last call comes after the
+// end of ctx, in case the machine stood still.
 func Until(ctx context.Context, period time.Duration, done func() bool) bool {
 	for {
 		over := ctx.Err() != nil
@@ -22,7 +23,7 @@ func Until(ctx context.Context, period time.Duration, done func() bool) bool {
 	}
 }
 
-// Pause waits for d, and reports whether ctx has lasted as long.
+// Pause waits for d, and reports false if ctx ended earlier.
 func Pause(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

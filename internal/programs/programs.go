@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 )
 
-// Find locates a program in a directory, else in PATH; empty: only there.
+// Find locates a program in dir, else in PATH; an empty dir means only in PATH.
 func Find(name, dir string) (string, error) {
 	if beside := filepath.Join(dir, name); dir != "" && Executable(beside) {
 		return beside, nil
@@ -15,7 +15,7 @@ func Find(name, dir string) (string, error) {
 	return exec.LookPath(name)
 }
 
-// Dir is the directory of the program that runs; empty: it is not known.
+// Dir returns the directory of the running program; empty: unknown.
 func Dir() string {
 	self, err := os.Executable()
 	if err != nil {
@@ -24,7 +24,7 @@ func Dir() string {
 	return filepath.Dir(self)
 }
 
-// Executable tells whether a path is a program that can be run.
+// Executable reports whether path is an executable program.
 func Executable(path string) bool {
 	st, err := os.Stat(path)
 	return err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0

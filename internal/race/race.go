@@ -1,10 +1,10 @@
-// Package race tells whether the program was built with the race detector.
+// Package race reports whether the program was built with the race detector.
 package race
 
 import "os"
 
-// Environ are the variables that a child with an environment of its own must have to
-// run with the detector as this program does: none without it.
+// Environ returns the variables that a child with its own environment needs to
+// run with the race detector like this program: none without it.
 func Environ() []string {
 	if !Enabled {
 		return nil

@@ -11,8 +11,8 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Whatever a power cut makes of a document and of the one before it, one of both is
-// read whole or the id is reported as damaged, and reading all keeps it so.
+// Whatever a power cut does to a document and its predecessor, one of the two
+// is read in full or the id is reported as damaged, and All preserves that.
 func FuzzRecord(f *testing.F) {
 	const one, two = `{"version":1,"body":{"Name":"one"}}`, `{"version":1,"body":{"Name":"two","Count":2,"Data":"eA=="}}`
 	f.Add([]byte(two), []byte(one), true)
@@ -22,7 +22,7 @@ func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`{"version":2,"body":{}}`), []byte(one), true)
 	f.Add([]byte(`{"version":1,"body":null}`), []byte(`{"version":1}`), true)
 	log := slog.Default()
-	slog.SetDefault(slog.New(slog.DiscardHandler)) // it would say so each time
+	slog.SetDefault(slog.New(slog.DiscardHandler)) // it would be logged each time
 	f.Cleanup(func() { slog.SetDefault(log) })
 	f.Fuzz(func(t *testing.T, text, last []byte, hasLast bool) {
 		root := t.TempDir()

@@ -1,26 +1,25 @@
-// Package record keeps one JSON document per object in a directory tree, in
-// such a way that a document is either wholly there or not there at all,
-// whenever the process or the machine dies.
+// Package record keeps one JSON document per object in a directory tree, so
+// that a document is either complete or absent, whenever the process or the
+// machine dies.
 //
 //	<root>/<id>/<name>      the document
-//	<root>/<id>/<name>.last the one before, until the document is on the disk
+//	<root>/<id>/<name>.last the previous one, until the document is on disk
 //	<root>/<id>/…           whatever else the owner keeps beside it
 //	<root>/damaged/<id>.<n> documents that could not be read
 //
-// Put writes a temporary file and gives it the document's name: when it returns,
-// the document survives the process. It is synced in the background, syncDelay
-// later, with all that were put meanwhile: who waits for a container to start
-// does not wait for a busy disk (docs/decisions/0012-records.md). Until then the
-// document before it, which is on the disk, is kept under a name of its own, and
-// takes its place should a power cut have spoiled the new one, as file systems
-// do to files that were renamed before they were synced. Delete is the mirror
-// image: the unlink of the document is the commit, and a power cut within that
-// time may undo it.
+// Put writes a temporary file and renames it to the document: when it returns,
+// the document survives the process. A background sync follows syncDelay later,
+// together with all documents put in the meantime: a container's start does not
+// wait for a busy disk (docs/decisions/0012-records.md). Until then the
+// previous document, which is on disk, is kept under its own name, and replaces
+// the new one if a power cut has spoiled that, as file systems do to files that
+// were renamed before they were synced. Delete is the mirror image: the unlink
+// of the document is the commit, and a power cut within that time may undo it.
 //
-// A document that cannot be decoded, or whose version is unknown, is moved
-// aside by All and reported. It never prevents the others from being read. A document
-// that cannot be read because descriptors or memory are used up is not judged: All
-// fails, and its caller tries again later.
+// All moves aside and reports a document that cannot be decoded, or whose
+// version is unknown. Such a document never prevents the others from being
+// read. A document that cannot be read because descriptors or memory are used
+// up is not judged: All fails, and its caller tries again later.
 package record
 
 import (
@@ -43,28 +42,28 @@ import (
 )
 
 // Dir is a directory of documents of type T. Methods may be called
-// concurrently; calls for the same id are the caller's to order.
+// concurrently; the caller orders calls for the same id.
 type Dir[T any] struct {
 	root    string
 	name    string
 	version int
 
 	mu      sync.Mutex        // held while names change, not while content is written
-	changed map[string]uint64 // ids whose change may not be on the disk, with its number
+	changed map[string]uint64 // ids whose change may not be on disk yet, with the number of the change
 	changes uint64
-	syncing bool          // somebody will
+	syncing bool          // a goroutine will sync
 	delay   time.Duration // syncDelay
 }
 
 // Damaged is a document that All could not read.
 type Damaged struct {
 	ID   string
-	File string // where the document is, or was moved by All; empty: it could not be moved
+	File string // path of the document, after All has moved it; empty: it could not be moved
 	Err  error
 }
 
-// envelope lets All tell a document of another version from a damaged one
-// before it decodes the body.
+// envelope lets All distinguish a document of another version from a damaged
+// one before it decodes the body.
 type envelope[T any] struct {
 	Version int `json:"version"`
 	Body    *T  `json:"body"`
@@ -74,13 +73,13 @@ const damagedDir = "damaged"
 
 var errSpoiled = errors.New("is not valid JSON")
 
-// Open returns the documents called name below root, which is created.
+// Open returns the documents called name below root, which it makes.
 func Open[T any](root, name string, version int) (*Dir[T], error) {
 	d := At[T](root, name, version)
 	return d, d.Make()
 }
 
-// At is Open without making root: until somebody does, nothing can be put there.
+// At is Open without making root: nothing can be put there until it exists.
 func At[T any](root, name string, version int) *Dir[T] {
 	return &Dir[T]{root: root, name: name, version: version, changed: map[string]uint64{}, delay: syncDelay}
 }
@@ -90,12 +89,12 @@ func (d *Dir[T]) Make() error { return os.MkdirAll(d.root, 0o700) }
 
 func (d *Dir[T]) file(id string) string { return filepath.Join(d.root, id, d.name) }
 
-// Path is the directory that belongs to id, whether it exists or not.
+// Path returns the directory of id, whether it exists or not.
 func (d *Dir[T]) Path(id string) string { return filepath.Join(d.root, id) }
 
-// Put makes doc the document of id, and has it synced; who has to know that it is
-// on the disk calls Sync. If it fails and there was none, nothing is
-// left of it.
+// Put makes doc the document of id, and schedules its sync; a caller that must
+// know that it is on disk calls Sync. If Put fails and there was no document,
+// nothing of it is left.
 func (d *Dir[T]) Put(ctx context.Context, id string, doc *T) error {
 	data, err := json.Marshal(envelope[T]{Version: d.version, Body: doc})
 	if err != nil {
@@ -108,14 +107,14 @@ func (d *Dir[T]) Put(ctx context.Context, id string, doc *T) error {
 	if err == nil {
 		return nil
 	}
-	if created { // by a caller who has nothing of this id, and will not come back
+	if created { // by a caller that has nothing of this id, and will not retry
 		err = errors.Join(err, os.RemoveAll(d.Path(id)))
 	}
 	return fmt.Errorf("write record %s: %w", id, err)
 }
 
-// makeDir makes the directory of id, if it is missing, and makes it last. What
-// has no document yet is an orphan, and needs no more than that.
+// makeDir makes a missing directory of id. It need not be synced: a directory
+// without a document is an orphan.
 func (d *Dir[T]) makeDir(ctx context.Context, id string) (created bool, err error) {
 	if _, err := os.Stat(d.Path(id)); !errors.Is(err, fs.ErrNotExist) {
 		return false, err
@@ -130,9 +129,9 @@ func (d *Dir[T]) makeDir(ctx context.Context, id string) (created bool, err erro
 	return created, err
 }
 
-// Get reads the document of id: the one before, if there is a power cut between
-// this one and the disk. A missing one is fault.NotFound. After an error that is
-// fault.Scarce another call may succeed.
+// Get reads the document of id: the previous one if a power cut came before the
+// sync. A missing one is fault.NotFound. After an error that is fault.Scarce
+// another call may succeed.
 func (d *Dir[T]) Get(id string) (*T, error) {
 	doc, err := d.read(id, d.file(id))
 	if err != nil && !errors.Is(err, fault.NotFound) && !fault.Scarce(err) {
@@ -174,10 +173,10 @@ func (d *Dir[T]) Delete(ctx context.Context, id string) error {
 	return err
 }
 
-// All reads every document, in parallel. Orphans are the ids of
-// directories that have no (readable) document: what a crash between mkdir and
-// Put, or in the middle of Delete, leaves behind. They are the caller's to sweep, also
-// those whose damaged document cannot be moved aside, as on a full disk.
+// All reads every document, in parallel. Orphans are the ids of directories
+// without a (readable) document: what a crash between mkdir and Put, or in the
+// middle of Delete, leaves behind. The caller deletes them, including those
+// whose damaged document cannot be moved aside, as on a full disk.
 func (d *Dir[T]) All() (docs map[string]*T, orphans []string, damaged []Damaged, err error) {
 	docs, orphans, damaged, err = d.Read()
 	for i := range damaged {
@@ -196,8 +195,8 @@ func (d *Dir[T]) All() (docs map[string]*T, orphans []string, damaged []Damaged,
 	return docs, orphans, damaged, err
 }
 
-// Read is All, but changes nothing: damaged documents stay where they are, and
-// are no orphans. Where there is no root there are no documents.
+// Read is All without changes: damaged documents stay where they are, and are
+// not orphans. A missing root has no documents.
 func (d *Dir[T]) Read() (docs map[string]*T, orphans []string, damaged []Damaged, err error) {
 	entries, err := os.ReadDir(d.root)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -235,7 +234,7 @@ func (d *Dir[T]) Read() (docs map[string]*T, orphans []string, damaged []Damaged
 	return docs, orphans, damaged, nil
 }
 
-// moveAside keeps a damaged document for a human, under a name not yet taken.
+// moveAside keeps a damaged document for a human, under an unused name.
 func (d *Dir[T]) moveAside(id string) (string, error) {
 	aside := filepath.Join(d.root, damagedDir)
 	if err := os.MkdirAll(aside, 0o700); err != nil {

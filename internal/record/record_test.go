@@ -57,7 +57,7 @@ func TestRoundTrip(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(d.Path(id(1)), "left by the owner"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the second is the idempotent one
+	for range 2 { // the second tests idempotence
 		if err := d.Delete(t.Context(), id(1)); err != nil {
 			t.Fatal(err)
 		}
@@ -84,8 +84,8 @@ func TestDirectoriesArePrivate_CVE_2021_41103_CVE_2024_25621(t *testing.T) {
 	}
 }
 
-// TestAllSetsDamagedAside: what cannot be read is kept for a human, reported,
-// and never in the way of the rest.
+// TestAllSetsDamagedAside: an unreadable document is kept for a human,
+// reported, and does not affect the rest.
 func TestAllSetsDamagedAside(t *testing.T) {
 	root := t.TempDir()
 	d := open(t, root)
@@ -146,8 +146,8 @@ func TestAllSetsDamagedAside(t *testing.T) {
 	}
 }
 
-// What a power cut may spoil is a document that was renamed and not yet synced:
-// then the latest one that was synced is there instead.
+// A power cut may spoil a document that was renamed and not yet synced: then
+// the latest synced one is read instead.
 func TestPowerCutBeforeTheSync(t *testing.T) {
 	root := t.TempDir()
 	d := open(t, root)
@@ -220,7 +220,8 @@ func TestPowerCutBeforeTheSync(t *testing.T) {
 	finds(6, d.Read)
 }
 
-// One document that cannot be synced keeps no other from it, and is tried again.
+// A document that cannot be synced does not keep the others from it, and is
+// tried again.
 func TestSyncThatFails(t *testing.T) {
 	d := open(t, t.TempDir())
 	d.delay = time.Hour
@@ -259,8 +260,8 @@ func TestSyncThatFails(t *testing.T) {
 	}
 }
 
-// Nobody has to ask for the sync, neither in the process that wrote nor in the
-// next one; and a document that is gone leaves nothing to sync.
+// The sync happens by itself, both in the process that wrote and in the next
+// one; and a deleted document leaves nothing to sync.
 func TestSyncInTheBackground(t *testing.T) {
 	root := t.TempDir()
 	d := open(t, root)
@@ -302,7 +303,7 @@ func TestSyncInTheBackground(t *testing.T) {
 	}
 }
 
-// Documents that many write at once while they are synced.
+// Many writers write documents while these are synced.
 func TestSyncBesideWriters(t *testing.T) {
 	root := t.TempDir()
 	d := open(t, root)
@@ -384,7 +385,7 @@ func TestKilledWriter(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		// Let it report some writes, then kill it wherever it is.
+		// Let it report some writes, then kill it at a random point.
 		buf := make([]byte, 2+3*round)
 		for read := 0; read < len(buf); {
 			n, err := out.Read(buf[read:])
@@ -418,7 +419,7 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
-// Who only reads changes nothing, and needs nothing to be there.
+// Read changes nothing, and needs no directory.
 func TestReadChangesNothing(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "records")
 	d := At[doc](root, "doc.json", 1)
@@ -442,7 +443,7 @@ func TestReadChangesNothing(t *testing.T) {
 	if err := os.Mkdir(d.Path(id(4)), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the second finds what the first did
+	for range 2 { // the second finds what the first has found
 		docs, orphans, damaged, err := d.Read()
 		if err != nil || len(docs) != 1 || !slices.Equal(orphans, []string{id(4)}) || len(damaged) != 2 {
 			t.Errorf("%v, %v, %v, %v", docs, orphans, damaged, err)
@@ -483,8 +484,8 @@ func TestPutThatFailsLeavesNothing(t *testing.T) {
 	}
 }
 
-// A damaged document that cannot be moved aside, as on a full disk, is not in the way of the
-// others either.
+// A damaged document that cannot be moved aside, as on a full disk, does not
+// affect the others either.
 func TestDamagedOnAFullDisk(t *testing.T) {
 	root := t.TempDir()
 	d := open(t, root)
@@ -506,7 +507,8 @@ func TestDamagedOnAFullDisk(t *testing.T) {
 	}
 }
 
-// scarceRole makes this program read the documents below a directory with one descriptor.
+// scarceRole makes this program read the documents below a directory with only
+// one descriptor.
 const scarceRole = "RECORD_TEST_SCARCE"
 
 func TestMain(m *testing.M) {
@@ -537,7 +539,7 @@ func TestReadWithoutDescriptors(t *testing.T) {
 }
 
 func readWithOneDescriptor(root string) error {
-	r, w, err := os.Pipe() // with which the Go runtime makes the descriptors that it needs itself
+	r, w, err := os.Pipe() // with it the Go runtime makes the descriptors that it needs itself
 	if err != nil {
 		return err
 	}
@@ -551,7 +553,7 @@ func readWithOneDescriptor(root string) error {
 		}
 		last = fd
 	}
-	for range 100 { // several documents are read at a time, mostly
+	for range 100 { // usually several documents are read at a time
 		docs, orphans, damaged, err := At[doc](root, "doc.json", 1).Read()
 		if len(orphans)+len(damaged) > 0 || err == nil && len(docs) != 50 || err != nil && !errors.Is(err, unix.EMFILE) {
 			return fmt.Errorf("%d documents, orphans %v, damaged %v, %w", len(docs), orphans, damaged, err)

@@ -13,18 +13,18 @@ import (
 	"github.com/crius-run/crius/internal/backoff"
 )
 
-// syncDelay is how much of the latest work a power cut may undo, with the time
-// that the disk then takes. A pod that starts has its documents written seven
-// times within it.
+// syncDelay is how much of the latest work a power cut may undo, plus the time
+// that the disk then takes. A starting pod writes its documents seven times
+// within it.
 const syncDelay = time.Second
 
-// kernelDelay is more than the kernel leaves a change in memory only, unless it
-// is told otherwise (vm.dirty_expire_centisecs).
+// kernelDelay is longer than the kernel keeps a change in memory only, unless
+// configured otherwise (vm.dirty_expire_centisecs).
 const kernelDelay = time.Minute
 
 const lastSuffix = ".last"
 
-// write replaces the document of id, and keeps the one that is on the disk.
+// write replaces the document of id, and keeps the one that is on disk.
 func (d *Dir[T]) write(id string, data []byte) error {
 	path := d.file(id)
 	tmp := path + ".tmp"
@@ -43,7 +43,7 @@ func (d *Dir[T]) replace(id, tmp string) error {
 	defer d.mu.Unlock()
 	path := d.file(id)
 	if _, unsynced := d.changed[id]; !unsynced {
-		// If there is one already, no later one is known to be on the disk.
+		// If there is one already, no later one is known to be on disk.
 		err := os.Link(path, path+lastSuffix)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) {
 			return err
@@ -56,19 +56,19 @@ func (d *Dir[T]) replace(id, tmp string) error {
 	return nil
 }
 
-// swap puts tmp in the place of path. It exchanges the two and does not rename
-// one over the other, for which ext4 would begin to write the new file to the
-// disk (auto_da_alloc), while most documents are replaced before their sync.
+// swap puts tmp in place of path. It exchanges the two instead of renaming one
+// over the other, because on a rename ext4 would begin to write the new file to
+// disk (auto_da_alloc), and most documents are replaced before their sync.
 func swap(tmp, path string) error {
 	err := unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
-	if err != nil { // there is none yet, or the file system cannot
+	if err != nil { // there is none yet, or the file system cannot exchange
 		return os.Rename(tmp, path)
 	}
-	_ = os.Remove(tmp) // or the next write does
+	_ = os.Remove(tmp) // otherwise the next write removes it
 	return nil
 }
 
-// change has what was done to id synced.
+// change schedules a sync of the change to id.
 func (d *Dir[T]) change(id string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -104,8 +104,8 @@ func (d *Dir[T]) syncSoon(pauses *backoff.Backoff) {
 
 func (d *Dir[T]) pauses() *backoff.Backoff { return backoff.New(d.delay, time.Minute) }
 
-// Sync puts on the disk all that was changed before. What cannot be synced is
-// there all the same, but a power cut may bring back what was before it.
+// Sync writes all earlier changes to disk. A document that cannot be synced
+// exists nevertheless, but a power cut may bring back its predecessor.
 func (d *Dir[T]) Sync() error {
 	d.mu.Lock()
 	batch := maps.Clone(d.changed)
@@ -113,7 +113,7 @@ func (d *Dir[T]) Sync() error {
 	return d.sync(batch)
 }
 
-// SyncOne is Sync for one document, and no work if that is on the disk.
+// SyncOne is Sync for one document, and does nothing if that is on disk.
 func (d *Dir[T]) SyncOne(id string) error {
 	d.mu.Lock()
 	change, unsynced := d.changed[id]
@@ -136,7 +136,7 @@ func (d *Dir[T]) sync(batch map[string]uint64) error {
 	errs := []error{rootErr}
 	for id, change := range batch {
 		err := failed[id]
-		if err == nil && rootErr == nil && d.changed[id] == change { // and not once more, meanwhile
+		if err == nil && rootErr == nil && d.changed[id] == change { // and not changed again in the meantime
 			if err = remove(d.file(id) + lastSuffix); err == nil {
 				delete(d.changed, id)
 			}
@@ -146,8 +146,8 @@ func (d *Dir[T]) sync(batch map[string]uint64) error {
 	return errors.Join(errs...)
 }
 
-// settle deals with what an earlier process may not have synced. A document that
-// a power cut has spoiled is replaced by the one before.
+// settle handles a document that an earlier process may not have synced. If a
+// power cut has spoiled it, the previous one replaces it.
 func (d *Dir[T]) settle(id string) error {
 	file := d.file(id)
 	last, err := os.Lstat(file + lastSuffix)
@@ -173,7 +173,7 @@ func (d *Dir[T]) settle(id string) error {
 	return nil
 }
 
-// syncFile syncs a file or directory. What was removed needs no sync.
+// syncFile syncs a file or directory. A removed file needs no sync.
 func syncFile(path string) error {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -182,8 +182,8 @@ func syncFile(path string) error {
 	if err != nil {
 		return err
 	}
-	// Some file systems cannot fsync a directory and say EINVAL: their rename
-	// is as durable as it gets.
+	// Some file systems cannot fsync a directory and return EINVAL: there a
+	// rename is as durable as it can be.
 	err = f.Sync()
 	if errors.Is(err, unix.EINVAL) {
 		err = nil
@@ -191,7 +191,7 @@ func syncFile(path string) error {
 	return errors.Join(err, f.Close())
 }
 
-// remove is no error if there is nothing.
+// remove ignores a missing file.
 func remove(path string) error {
 	err := os.Remove(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Looks are made at once, on the clock, and when somebody asks for one; a reader of
-// the last one waits for none of them.
+// Looks are made at once, periodically, and on request; a reader of the last
+// answer waits for none of them.
 func TestValueIsKeptUpToDate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		found := 0
@@ -44,8 +44,9 @@ func TestValueIsKeptUpToDate(t *testing.T) {
 	})
 }
 
-// What was under way when somebody asks may have missed what they know of, so it is
-// not their answer; neither do they wait for longer than they want to.
+// A look that was under way at the time of a request may have missed the
+// change, so it does not answer the request; and a caller waits no longer than
+// its context.
 func TestFreshBeginsAfterTheCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -1,9 +1,9 @@
-// Package regular reads files whose name or content was somebody else's choice.
+// Package regular reads files whose name or content somebody else chose.
 //
-// Such a file is read only if it is a regular one of at most a given size, and
-// it is looked at before it is opened: opening a device has effects, opening a
-// named pipe waits for its other end, and reading a file to its end takes as much
-// memory as it claims to have bytes.
+// It reads such a file only if it is a regular one of at most a given size, and
+// checks that before it opens it: opening a device has side effects, opening a
+// named pipe waits for its other end, and reading a file to its end takes as
+// much memory as the file claims to have bytes.
 package regular
 
 import (
@@ -20,8 +20,8 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Read reads the file at path, of at most limit bytes. Links are followed. A file
-// that is not there is fs.ErrNotExist, one that is not regular or too large is
+// Read reads the file at path, of at most limit bytes. It follows links. A
+// missing file is fs.ErrNotExist, one that is not regular or too large is
 // fault.Invalid.
 func Read(path string, limit int64) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
@@ -32,7 +32,8 @@ func Read(path string, limit int64) ([]byte, error) {
 	return ReadFD(fd, path, limit)
 }
 
-// ReadIn is Read for the file called name in dir, as OpenIn has it.
+// ReadIn is Read for the file called name in dir, under the conditions of
+// OpenIn.
 func ReadIn(dir, name string, limit int64) ([]byte, error) {
 	f, err := OpenIn(dir, name, limit)
 	if err != nil {
@@ -42,9 +43,10 @@ func ReadIn(dir, name string, limit int64) ([]byte, error) {
 	return readAll(f, f.Name(), limit)
 }
 
-// OpenIn opens the file called name in dir for reading. A link in its place is
-// not followed, and dir must belong to this process's user and be writable by
-// nobody else: else fault.Invalid, as for a file that Read refuses.
+// OpenIn opens the file called name in dir for reading. It does not follow a
+// link in its place, and dir must belong to this process's user and be writable
+// by no other: otherwise the error is fault.Invalid, as for a file that Read
+// refuses.
 func OpenIn(dir, name string, limit int64) (*os.File, error) {
 	path := filepath.Join(dir, name)
 	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -72,8 +74,8 @@ func OpenIn(dir, name string, limit int64) (*os.File, error) {
 	return open(fd, path, limit)
 }
 
-// ReadFD is Read for the file of a descriptor that was opened with O_PATH, which
-// errors call name.
+// ReadFD is Read for the file of a descriptor that was opened with O_PATH;
+// errors call it name.
 func ReadFD(fd int, name string, limit int64) ([]byte, error) {
 	f, err := open(fd, name, limit)
 	if err != nil {
@@ -83,9 +85,9 @@ func ReadFD(fd int, name string, limit int64) ([]byte, error) {
 	return readAll(f, name, limit)
 }
 
-// Open opens the file at path for reading, whatever its size: whoever reads it bounds
-// that. A link in its place is not followed, and is fault.Invalid as all that is not
-// regular.
+// Open opens the file at path for reading, whatever its size: the reader must
+// bound that. A link in its place is not followed; like anything else that is
+// not regular it is fault.Invalid.
 func Open(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -95,8 +97,9 @@ func Open(path string) (*os.File, error) {
 	return open(fd, path, math.MaxInt64)
 }
 
-// OpenBelow opens a file for reading as a process would whose root is the directory dir, a
-// descriptor: links lead nowhere else. What is not regular is fault.Invalid.
+// OpenBelow opens a file for reading like a process whose root is the directory
+// dir, a descriptor: links cannot lead out of it. Anything not regular is
+// fault.Invalid.
 func OpenBelow(dir int, name string) (*os.File, error) {
 	fd, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
 	if err != nil {
@@ -117,7 +120,7 @@ func open(fd int, name string, limit int64) (*os.File, error) {
 	if st.Size > limit {
 		return nil, fmt.Errorf("%s is larger than %d bytes: %w", name, limit, fault.Invalid)
 	}
-	// Its owner may hold a lease on it, for which an open would wait.
+	// Its owner may hold a lease on it, which would block a plain open.
 	real, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)

@@ -16,7 +16,7 @@ import (
 
 const limit = 100
 
-// readers are the ways to a file of a directory.
+// readers are the ways to read a file of a directory.
 var readers = map[string]func(dir, name string) ([]byte, error){
 	"Read":   func(dir, name string) ([]byte, error) { return Read(filepath.Join(dir, name), limit) },
 	"ReadIn": func(dir, name string) ([]byte, error) { return ReadIn(dir, name, limit) },
@@ -74,7 +74,7 @@ func TestReadFollowsLinksAndReadInDoesNot(t *testing.T) {
 	}
 }
 
-// The file is of whatever size.
+// The file may have any size.
 func TestOpen(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -102,8 +102,8 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// The directory is the root: nothing else is reached by a link or a name, and nothing but files
-// is opened.
+// The directory is the root: no link or name reaches anything outside, and only
+// regular files are opened.
 func TestOpenBelow(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -171,8 +171,7 @@ func TestReadOfWhatIsNotThere(t *testing.T) {
 	}
 }
 
-// The size of a file in /proc says 0, as that of a file which grows after it was
-// looked at.
+// A file in /proc has size 0, like a file that grows after the check.
 func TestReadIsBoundedWhateverTheSizeSays(t *testing.T) {
 	t.Parallel()
 	if _, err := Read("/proc/self/status", 10); !errors.Is(err, fault.Invalid) {

@@ -11,9 +11,10 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// ReadTrusted is Read for a file that says what this process does: it must belong
-// to this process's user and be writable by nobody else. A file that is not trusted,
-// not regular or too large is fault.Precondition, since no request chose it.
+// ReadTrusted is Read for a file that controls what this process does: it must
+// belong to this process's user and be writable by no other. A file that is not
+// trusted, not regular or too large is fault.Precondition, because no request
+// chose it.
 func ReadTrusted(path string, limit int64) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -49,8 +50,8 @@ func Program(path string) error {
 	return nil
 }
 
-// Names lists a directory of at most so many entries. It must be trusted, as the
-// files of ReadTrusted, else it is fault.Precondition.
+// Names lists a directory of at most most entries. It must be trusted, like the
+// files of ReadTrusted, else the error is fault.Precondition.
 func Names(dir string, most int) ([]string, error) {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOTDIR) {
@@ -74,7 +75,7 @@ func Names(dir string, most int) ([]string, error) {
 	return names, err
 }
 
-// trusted describes a file that nobody but this process's user can change.
+// trusted checks and describes a file that only this process's user can change.
 func trusted(fd int, name string) (st unix.Stat_t, err error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return st, fmt.Errorf("%s: %w", name, err)

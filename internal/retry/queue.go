@@ -1,4 +1,4 @@
-// Package retry repeats work that could not be finished until it succeeds.
+// Package retry repeats unfinished work until it succeeds.
 package retry
 
 import (
@@ -13,30 +13,32 @@ import (
 	"github.com/crius-run/crius/internal/panics"
 )
 
-// Config is how a Queue works.
+// Config configures a Queue.
 type Config struct {
-	// Width is how many items are attempted at a time. An attempt that takes longer
-	// than Slot waits for something rather than works, and makes room for another.
+	// Width is how many items are attempted at a time. An attempt that takes
+	// longer than Slot is probably waiting rather than working, and makes room
+	// for another.
 	Width int
 	Slot  time.Duration
-	// First and Max bound the time between two attempts, which doubles.
+	// First and Max bound the interval between two attempts, which doubles each
+	// time.
 	First, Max time.Duration
-	// Limit bounds an attempt. One that ignores its context goes on, but no second
-	// attempt of its item begins beside it.
+	// Limit bounds an attempt. One that ignores its context continues, but no
+	// second attempt of its item begins meanwhile.
 	Limit time.Duration
-	// Attempt does the work of an item once; Failed hears of the attempts that the
-	// queue itself has made and that have not succeeded.
+	// Attempt does the work of an item once; Failed is called for attempts by the
+	// queue itself that failed.
 	Attempt func(ctx context.Context, key string, work Work) error
 	Failed  func(key string, err error)
 }
 
-// Work is what is to be done. It must be idempotent.
+// Work is a piece of work to retry. It must be idempotent.
 type Work func(context.Context) error
 
-// Queue holds the work that is left, one item for each key. Each item is retried
-// on a goroutine of its own, so that one that hangs does not delay another. The end
-// of the context that New was given ends the attempts; the items are lost with the
-// process, and whoever made them must know how to find them again.
+// Queue holds unfinished work, one item for each key. Each item is retried on
+// its own goroutine, so that one that hangs does not delay another. The end of
+// New's context ends the attempts; the items are lost with the process, and
+// their creators must know how to find them again.
 type Queue struct {
 	cfg     Config
 	ctx     context.Context
@@ -47,17 +49,17 @@ type Queue struct {
 	items map[string]*item
 }
 
-// item is the work for one key. A later one takes its place, also during an
-// attempt.
+// item is the work for one key. Later work for the key replaces it, even during
+// an attempt.
 type item struct {
 	key        string
 	work       Work
 	attempting chan struct{} // full during an attempt
-	attempted  chan struct{} // closed after the first attempt, or when it is over
-	over       chan struct{} // closed when the work is done, or has been replaced
+	attempted  chan struct{} // closed after the first attempt, or once the item is over
+	over       chan struct{} // closed when the work is done or has been replaced
 }
 
-// New makes an empty queue, which works until ctx ends.
+// New returns an empty queue, which runs until ctx ends.
 func New(ctx context.Context, cfg Config) *Queue {
 	return &Queue{cfg: cfg, ctx: ctx, slots: make(chan struct{}, cfg.Width), items: map[string]*item{}}
 }
@@ -84,7 +86,7 @@ func (q *Queue) add(key string, work Work, now bool) <-chan struct{} {
 	return i.attempted
 }
 
-// Keys are those for which there is work, in order.
+// Keys returns the keys that have work, in order.
 func (q *Queue) Keys() []string {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -103,7 +105,7 @@ func (q *Queue) Len() int {
 	return len(q.items)
 }
 
-// Has says whether there is work for a key.
+// Has reports whether a key has work.
 func (q *Queue) Has(key string) bool { return q.find(key) != nil }
 
 func (q *Queue) find(key string) *item {
@@ -112,8 +114,8 @@ func (q *Queue) find(key string) *item {
 	return q.items[key]
 }
 
-// Try attempts the work for a key now, or waits for the attempt under way. It is
-// nil if there is none any more.
+// Try attempts the work for a key now, or waits for the attempt under way. It
+// returns nil if there is no work.
 func (q *Queue) Try(ctx context.Context, key string) error {
 	i := q.find(key)
 	if i == nil {
@@ -122,7 +124,8 @@ func (q *Queue) Try(ctx context.Context, key string) error {
 	return q.attempt(ctx, i)
 }
 
-// Wait returns when no attempt runs any more, after the end of New's context.
+// Wait returns when no attempt is running any more, after the end of New's
+// context.
 func (q *Queue) Wait() { q.running.Wait() }
 
 // keepTrying attempts an item until it is over or the queue ends.
@@ -156,7 +159,8 @@ func (q *Queue) keepTrying(i *item, now bool) {
 	}
 }
 
-// takeSlot waits for room, and is false where nothing is to be done any more.
+// takeSlot waits for a slot; ok is false if the item is over or the queue has
+// ended.
 func (q *Queue) takeSlot(i *item) (release func(), ok bool) {
 	select {
 	case <-q.ctx.Done():
@@ -175,9 +179,9 @@ func (q *Queue) takeSlot(i *item) (release func(), ok bool) {
 	}
 }
 
-// attempt does the work of an item, unless that is over. It returns soon after
-// Config.Limit, or the end of the queue, even where the work does not; that ctx
-// ends does not interrupt it.
+// attempt does the work of an item, unless the item is over. It returns soon
+// after Config.Limit, or the end of the queue, even if the work does not; the
+// end of ctx does not interrupt it.
 func (q *Queue) attempt(ctx context.Context, i *item) error {
 	ctx, cancelLimit := context.WithTimeoutCause(context.WithoutCancel(ctx), q.cfg.Limit,
 		fmt.Errorf("not finished within %s: %w", q.cfg.Limit, fault.Timeout))
@@ -193,7 +197,7 @@ func (q *Queue) attempt(ctx context.Context, i *item) error {
 		return fmt.Errorf("the previous attempt is still running: %w", context.Cause(ctx))
 	}
 	select {
-	case <-i.over: // by the attempt that this one has waited for
+	case <-i.over: // done by the attempt for which this one has waited
 		<-i.attempting
 		return nil
 	default:
@@ -221,7 +225,7 @@ func (q *Queue) attempt(ctx context.Context, i *item) error {
 	}
 }
 
-// finish removes an item, and not another that has taken its place.
+// finish removes an item, but not another one that has replaced it.
 func (q *Queue) finish(i *item) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

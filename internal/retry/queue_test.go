@@ -19,7 +19,7 @@ var (
 	errClosing = errors.New("closing")
 )
 
-// queue runs a test by a clock of its own with a queue, which ends with it.
+// queue runs a test with a fake clock and a queue, which ends with the test.
 func queue(t *testing.T, test func(t *testing.T, q *Queue, end func())) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -36,7 +36,7 @@ func queue(t *testing.T, test func(t *testing.T, q *Queue, end func())) {
 	})
 }
 
-// drained waits until the queue has no work.
+// drained waits until the queue is empty.
 func drained(t *testing.T, q *Queue) {
 	t.Helper()
 	for end := time.Now().Add(24 * time.Hour); q.Len() > 0; time.Sleep(time.Second) {
@@ -94,8 +94,8 @@ func TestFirstAttemptAtOnce(t *testing.T) {
 	})
 }
 
-// Work that cannot be done now delays no other, and work that replaces another
-// during an attempt of it is not removed with it.
+// Work that cannot be done now does not delay other work, and work that
+// replaces another during an attempt is not removed with it.
 func TestWorkIsReplacedDuringAnAttempt(t *testing.T) {
 	queue(t, func(t *testing.T, q *Queue, _ func()) {
 		attempting, replaced, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
@@ -115,8 +115,8 @@ func TestWorkIsReplacedDuringAnAttempt(t *testing.T) {
 	})
 }
 
-// Work that hangs, whatever becomes of its context, delays no other, however much
-// there is of it, and is not done twice at a time.
+// Hanging work, even if it ignores its context, does not delay other work,
+// however much of it there is, and is never done twice at a time.
 func TestWorkThatHangs(t *testing.T) {
 	queue(t, func(t *testing.T, q *Queue, _ func()) {
 		release := make(chan struct{})
@@ -126,7 +126,7 @@ func TestWorkThatHangs(t *testing.T) {
 		}
 		done := make(chan struct{})
 		q.Add("other", func(context.Context) error { close(done); return nil })
-		<-done // never, if it waits for those that hang
+		<-done // never, if it waits for the hanging ones
 		if err := q.Try(t.Context(), "hangs0"); !errors.Is(err, fault.Timeout) {
 			t.Errorf("try what hangs: %v", err)
 		}
@@ -143,7 +143,7 @@ func TestWorkThatHangs(t *testing.T) {
 	})
 }
 
-// The end of the queue interrupts attempts; what is left stays in it.
+// The end of the queue interrupts attempts; unfinished work stays in it.
 func TestEndInterruptsAttempts(t *testing.T) {
 	queue(t, func(t *testing.T, q *Queue, end func()) {
 		cause := make(chan error, 1)

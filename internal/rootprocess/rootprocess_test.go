@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// What a process says of itself does not make it another program, nor what a user has
-// started, nor what is in a container.
+// Neither a process's name for itself, nor a user's process, nor a process in a
+// container counts.
 func TestProgram(t *testing.T) {
 	t.Parallel()
 	start := func(path string, change func(*exec.Cmd)) int {

@@ -1,9 +1,10 @@
 // Package selinux knows the SELinux contexts of containers: the types that the
-// node's policy has for them, and the levels that keep pods from each other's files.
+// node's policy has for them, and the levels that keep pods from each other's
+// files.
 //
-// A context is user:role:type:level. The type says what a container may do, and the
-// categories of the level whose files it may touch: a process may use a file only if
-// it has all of the file's categories.
+// A context is user:role:type:level. The type determines what a container may
+// do, and the categories of the level which files it may touch: a process may
+// use a file only if it has all of the file's categories.
 package selinux
 
 import (
@@ -20,20 +21,20 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Contexts are those that the node's policy has for containers. Their levels stand for
-// those of pods, see At.
+// Contexts are those that the node's policy has for containers. Their levels
+// are replaced by those of pods, see At.
 type Contexts struct {
 	Process    string // of a container
 	Init       string // of a container whose program is an init system
 	KVM        string // of a container in a virtual machine
-	Privileged string // of a container that nothing confines; empty: the policy has none
-	File       string // of what a container may write
-	ReadOnly   string // of what every container may read and execute
-	Categories int    // that levels are made of: c0 and so on
+	Privileged string // of an unconfined container; empty: the policy has none
+	File       string // of files that a container may write
+	ReadOnly   string // of files that every container may read and execute
+	Categories int    // for levels: c0 and up
 }
 
 // names are the keys of lxc_contexts(5), the file in which a policy names the
-// contexts of containers, and what they are in policies that lack the key.
+// contexts of containers, and the defaults for policies that lack a key.
 var names = []struct {
 	key      string
 	fallback string
@@ -68,7 +69,7 @@ func load(root fs.FS, accepted func(context string) error) (*Contexts, error) {
 				"or set pod.selinux = false: %w", needed, file, err, fault.Precondition)
 		}
 	}
-	// Policies differ in the rest, and what they lack has something in its place.
+	// Policies differ in the rest; a missing context has a substitute.
 	for _, optional := range []struct {
 		context *string
 		instead string
@@ -80,15 +81,16 @@ func load(root fs.FS, accepted func(context string) error) (*Contexts, error) {
 	return c, nil
 }
 
-// policyNames reads the lxc_contexts of the policy in use, and tells where that is.
+// policyNames reads the lxc_contexts of the policy in use, and returns the path
+// of that file.
 func policyNames(root fs.FS) (contexts map[string]string, file string) {
 	config := assignments(root, "etc/selinux/config")
 	file = path.Join("etc/selinux", path.Base(path.Clean("/"+config["SELINUXTYPE"])), "contexts/lxc_contexts")
 	return assignments(root, file), "/" + file
 }
 
-// assignments reads lines of the form name = "value". A file that is not there or too
-// large has none.
+// assignments reads lines of the form name = "value". A missing or too large
+// file has none.
 func assignments(root fs.FS, file string) map[string]string {
 	list := map[string]string{}
 	if info, err := fs.Stat(root, file); err != nil || !info.Mode().IsRegular() || info.Size() > maxContexts {
@@ -108,11 +110,11 @@ func assignments(root fs.FS, file string) map[string]string {
 	return list
 }
 
-// defaultCategories is how many policies have that do not say otherwise.
+// defaultCategories is the number in policies that do not say otherwise.
 const defaultCategories = 1024
 
-// categories is how many this process may hand out: the range of its own level,
-// s0-s0:c0.c1023, ends with the last.
+// categories returns how many this process may assign: the range of its own
+// level, s0-s0:c0.c1023, ends with the last.
 func categories(root fs.FS) int {
 	own, err := fs.ReadFile(root, "proc/self/attr/current")
 	if err != nil {
@@ -125,7 +127,7 @@ func categories(root fs.FS) int {
 	return defaultCategories
 }
 
-// ErrRefused is a context that the policy in use does not have.
+// ErrRefused means that the policy in use does not have a context.
 var ErrRefused = errors.New("rejected by the kernel")
 
 // Accepted asks the kernel whether the policy has a context.
@@ -141,12 +143,13 @@ func Accepted(context string) error {
 	return errors.Join(err, f.Close())
 }
 
-// At is a context with another level. An empty context or level leaves it as it is.
+// At returns a context with another level. An empty context or level leaves it
+// unchanged.
 func At(context, level string) string {
 	return With(context, "", "", "", level)
 }
 
-// With is a context of which parts are replaced, those that are not empty.
+// With returns a context in which the non-empty arguments replace the parts.
 func With(context, user, role, kind, level string) string {
 	if context == "" {
 		return ""

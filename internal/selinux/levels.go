@@ -10,7 +10,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Levels are the levels that the node's pods have, by the pod's id.
+// Levels are the levels of the node's pods, by pod id.
 type Levels struct {
 	categories int
 
@@ -18,7 +18,7 @@ type Levels struct {
 	of map[string]string
 }
 
-// NewLevels returns levels of so many categories.
+// NewLevels returns levels with that many categories.
 func NewLevels(categories int) *Levels {
 	return &Levels{categories: categories, of: map[string]string{}}
 }
@@ -27,8 +27,8 @@ func NewLevels(categories int) *Levels {
 // a million of them.
 const triesPerLevel = 1000
 
-// Allot gives a pod a level that no other pod has: two categories, so that neither can
-// be had by guessing one. It is fault.Exhausted when there is none left.
+// Allot gives a pod a level that no other pod has: two categories, so that
+// guessing one does not help. It is fault.Exhausted if none is left.
 func (l *Levels) Allot(id string) (string, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -47,7 +47,7 @@ func (l *Levels) Allot(id string) (string, error) {
 	return "", fmt.Errorf("no free SELinux level found: %d pods have one, and the policy has %d categories: %w", len(l.of), l.categories, fault.Exhausted)
 }
 
-// Note says that a pod has a level, which others may have as well.
+// Note records the level of a pod, which others may have as well.
 func (l *Levels) Note(id, level string) {
 	if level == "" {
 		return

@@ -11,7 +11,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// policy is a node's files, and says which contexts its kernel accepts.
+// policy returns the policy files of a node.
 func policy(files map[string]string) fstest.MapFS {
 	root := fstest.MapFS{}
 	for name, text := range files {
@@ -92,7 +92,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// Without types for containers nothing would confine them, which is not to go
+// Without types for containers nothing would confine them, which must not go
 // unnoticed.
 func TestLoadPolicyWithoutContainers(t *testing.T) {
 	for _, lacking := range []func(string) error{acceptOnly(), acceptOnly("container_t")} {
@@ -119,8 +119,8 @@ func TestWith(t *testing.T) {
 	}
 }
 
-// No two pods have the same level, however many come at once, and what is given back
-// can be had again.
+// No two pods have the same level, however many are added at once, and a freed
+// level can be assigned again.
 func TestLevelsAreUnique(t *testing.T) {
 	l := NewLevels(20) // 190 pairs
 	l.Note("asked", "s0:c3,c4")

@@ -1,4 +1,4 @@
-// Package thread runs functions on OS threads that are thrown away afterwards.
+// Package thread runs functions on OS threads that end afterwards.
 package thread
 
 import (
@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Run runs f on an OS thread that ends with it, so that f may change what
-// belongs to the thread (namespaces, cgroups, user ids) and need not undo it.
-// Processes that f starts inherit it; goroutines do not. A panic in f is the
+// Run runs f on an OS thread that ends with it, so that f may change attributes
+// of the thread (namespaces, cgroups, user ids) and need not undo it. Processes
+// that f starts inherit them; goroutines do not. A panic in f becomes the
 // caller's.
 //
-// The end of the thread is also the death of every process that f has started
-// with a parent death signal.
+// The end of the thread also kills every process that f has started with a
+// parent death signal.
 func Run(f func() error) error {
 	end := make(chan outcome, 1)
 	go run(f, end)
@@ -32,10 +32,10 @@ type outcome struct {
 }
 
 func run(f func() error, end chan<- outcome) {
-	runtime.LockOSThread() // a goroutine that ends locked takes its thread along
+	runtime.LockOSThread() // a goroutine that ends while locked ends its thread
 	if unix.Gettid() == unix.Getpid() {
-		// Go cannot end the main thread, and /proc/self is what that thread is.
-		// While this goroutine holds it, the next one gets another.
+		// Go cannot end the main thread, to which /proc/self refers. While this
+		// goroutine holds it, the next one gets another.
 		elsewhere := make(chan outcome, 1)
 		go run(f, elsewhere)
 		end <- <-elsewhere

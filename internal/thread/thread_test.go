@@ -54,7 +54,7 @@ func TestMain(m *testing.M) {
 
 func TestOutcome(t *testing.T) {
 	t.Parallel()
-	for range 100 { // some of them by way of the main thread
+	for range 100 { // some of them start on the main thread
 		told := errors.New("told")
 		if err := Run(func() error { return told }); !errors.Is(err, told) {
 			t.Errorf("error %v", err)

@@ -1,6 +1,6 @@
 // Package trace follows the work of the server: which operations are under way,
-// the step that each is at and since when, and how long all of it took. What
-// becomes of that (metrics, spans) is the business of observers.
+// the present step of each and since when, and how long everything took.
+// Observers turn that into metrics and spans.
 package trace
 
 import (
@@ -14,39 +14,39 @@ import (
 	"github.com/crius-run/crius/internal/panics"
 )
 
-// Kind says what is observed.
+// Kind is the kind of work observed.
 type Kind int
 
-// What is observed.
+// Kinds of work.
 const (
-	RPC       Kind = iota // a call of CRI, for as long as its caller is served
-	Operation             // work on one object, whether or not anybody waits for it
+	RPC       Kind = iota // a CRI call, while its caller is served
+	Operation             // work on one object, whether or not a caller waits for it
 	Step                  // a part of an operation
 )
 
-// Observer observes calls, operations and steps. Begin is called when one begins, and
-// may add values to its context; the function that it returns is called once, when the
-// work has ended. Only operations have an object.
+// Observer observes calls, operations and steps. Begin is called when one
+// begins, and may add values to its context; the function that it returns is
+// called once, when the work has ended. Only operations have an object.
 type Observer interface {
 	Begin(ctx context.Context, kind Kind, name, object string) (context.Context, func(err error))
 }
 
 // Point is the edge of a step: every side effect of an operation is a step, so
-// what lies between two points changes nothing outside of memory.
+// the code between two points changes nothing outside of memory.
 type Point struct {
 	Operation, Object, Step string
 
-	After bool // the step has run; else it is about to
+	After bool // the step has run; otherwise it is about to
 }
 
-// Hook is called at every point. What it returns becomes the step's error; at
-// the first edge the step is not run then. Tests kill and fail there.
+// Hook is called at every point. Its error becomes the step's; at the first
+// edge the step is not run then. Tests kill and fail there.
 type Hook func(Point) error
 
 // Tracer knows the operations under way. The zero value is ready, and a nil
 // Tracer does nothing.
 type Tracer struct {
-	// Hook may be set before the first operation; nil: nothing is called.
+	// Hook may be set before the first operation; nil: no hook.
 	Hook Hook
 
 	observers []Observer
@@ -55,7 +55,7 @@ type Tracer struct {
 	active map[*operation]bool
 }
 
-// New makes a Tracer with observers.
+// New returns a Tracer with observers.
 func New(observers ...Observer) *Tracer { return &Tracer{observers: observers} }
 
 // operation is a piece of work on one object.
@@ -66,7 +66,7 @@ type operation struct {
 	began  time.Time
 
 	mu    sync.Mutex
-	steps []stepped // under way, each within the one before, unless several run side by side
+	steps []stepped // under way, each within the one before, unless several run concurrently
 }
 
 type stepped struct {
@@ -77,9 +77,9 @@ type stepped struct {
 
 type operationKey struct{}
 
-// Do runs f as an operation on an object, such as a pod's name. It costs little
+// Do runs f as an operation on an object, such as a pod's name. It is cheap
 // enough for every call of every verb. A panic in f, or in a step, becomes its
-// error (fault.Internal): what was to be undone after an error is undone.
+// error (fault.Internal), so that the usual cleanup after an error happens.
 func (t *Tracer) Do(ctx context.Context, name, object string, f func(context.Context) error) error {
 	if t == nil {
 		return f(ctx)
@@ -109,15 +109,15 @@ func (o *operation) leave() {
 	delete(o.tracer.active, o)
 }
 
-// Leave removes the operation that ctx belongs to from those in progress: the rest of
-// it only waits for somebody else, however long.
+// Leave removes the operation of ctx from those in progress: the rest of it
+// only waits for something else, however long.
 func Leave(ctx context.Context) {
 	if o, _ := ctx.Value(operationKey{}).(*operation); o != nil {
 		o.leave()
 	}
 }
 
-// Do runs f as a step of the operation that ctx belongs to.
+// Do runs f as a step of the operation of ctx.
 func Do(ctx context.Context, name string, f func(context.Context) error) error {
 	o, _ := ctx.Value(operationKey{}).(*operation)
 	if o == nil {
@@ -158,7 +158,7 @@ func Get[T any](ctx context.Context, name string, f func(context.Context) (T, er
 	return result, err
 }
 
-// Call is Do for what takes no context.
+// Call is Do for a function without a context.
 func Call(ctx context.Context, name string, f func() error) error {
 	return Do(ctx, name, func(context.Context) error { return f() })
 }
@@ -177,11 +177,11 @@ type Work struct {
 	Operation string        `json:"operation"`
 	Object    string        `json:"object"`
 	Took      time.Duration `json:"took"`
-	Step      string        `json:"step,omitempty"` // the one that began last; empty: between two
+	Step      string        `json:"step,omitempty"` // the one that began last; empty: between two steps
 	StepTook  time.Duration `json:"stepTook,omitempty"`
 }
 
-// Active lists what is under way, the longest first.
+// Active lists the operations under way, the longest-running first.
 func (t *Tracer) Active() []Work {
 	if t == nil {
 		return nil

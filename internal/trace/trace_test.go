@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// diary writes down what it is told.
+// diary writes down what it observes.
 type diary struct{ lines []string }
 
 type depth struct{}
@@ -87,10 +87,10 @@ func TestLeave(t *testing.T) {
 		}
 		return Do(ctx, "step", func(context.Context) error { return nil })
 	})
-	Leave(t.Context()) // of nothing
+	Leave(t.Context()) // of no operation
 }
 
-// Without a tracer the work is done all the same.
+// Without a tracer the work is done nevertheless.
 func TestNoTracer(t *testing.T) {
 	var tracer *Tracer
 	err := tracer.Call(t.Context(), "Run", func(ctx context.Context) error {
@@ -149,7 +149,7 @@ func TestHook(t *testing.T) {
 	}
 }
 
-// A step's result is there also if the step has failed.
+// Get returns the result even if the step has failed.
 func TestGet(t *testing.T) {
 	n, err := Get(t.Context(), "step", func(context.Context) (int, error) { return 3, errBroken })
 	if n != 3 || !errors.Is(err, errBroken) {

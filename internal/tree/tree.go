@@ -1,5 +1,6 @@
-// Package tree measures and removes directory trees that somebody hostile may have made:
-// however deep and wide they are, little is kept of them and few files are open.
+// Package tree measures and removes directory trees that a hostile container
+// may have made: however deep and wide they are, it keeps little in memory and
+// few files open.
 package tree
 
 import (
@@ -17,24 +18,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Usage adds up directory trees. It goes by descriptors, since a container may
-// nest directories deeper than a path can be long, and hide files there. However
-// deep and wide they are, it has no more than two of them open at a time, and
-// keeps maxNames names and a few words for each of at most maxDepth levels. One that is
-// moved meanwhile is found again by its file handle (open_by_handle_at(2)).
+// Usage adds up directory trees. It works by descriptors, because a container
+// may nest directories deeper than a path can be long, and hide files there.
+// However deep and wide the trees are, Usage has no more than two directories
+// open at a time, and keeps maxNames names and a few words for each of at most
+// maxDepth levels. It finds a directory that is moved meanwhile by its file
+// handle (open_by_handle_at(2)).
 type Usage struct {
-	Bytes, Inodes uint64      // that are occupied; a file with several links counts once
-	Stop          func() bool // is asked now and then whether to end with ErrStopped; nil: never
+	Bytes, Inodes uint64      // occupied; a file with several links counts once
+	Stop          func() bool // is called now and then to ask whether to end with ErrStopped; nil: never
 
 	linked map[inode]bool
-	shared float64 // inodes of which not all links were counted
+	shared float64 // inodes not all of whose links were counted
 	buffer []byte
-	deeper bool // there is more below maxDepth levels
+	deeper bool // there are more than maxDepth levels
 }
 
-// Limits of what is kept while directories are gone through: levels, for each of which
-// the kernel keeps some kilobytes as well while one below is open, names of directories
-// still to be visited, in all levels, and files with several links.
+// Bounds on what a walk keeps: levels, for each of which the kernel also keeps
+// some kilobytes while a lower one is open; names of directories still to be
+// visited, in all levels; and files with several links.
 const (
 	maxDepth  = 16 << 10
 	maxNames  = 4096
@@ -45,7 +47,7 @@ const (
 type inode struct{ dev, ino uint64 }
 
 var (
-	// ErrStopped says that Stop wanted the end.
+	// ErrStopped means that Stop requested the end.
 	ErrStopped = errors.New("stopped measuring")
 
 	errMoved = errors.New("a directory was moved while it was measured")
@@ -55,14 +57,15 @@ var (
 // level is a directory on the way down.
 type level struct {
 	self inode
-	// handle opens it wherever it is; empty where its file system has none.
+	// handle opens the directory wherever it is; empty if its file system has
+	// none.
 	handle unix.FileHandle
-	dirs   []string // in it, still to be visited
-	next   int64    // where the rest of it is
-	read   bool     // there is no rest
+	dirs   []string // its directories still to be visited
+	next   int64    // position of the rest of its entries
+	read   bool     // there are no more entries
 }
 
-// pop takes a name and lets go of memory that the others do not need.
+// pop removes a name and releases memory that the others do not need.
 func (l *level) pop() string {
 	n := len(l.dirs) - 1
 	name := l.dirs[n]
@@ -74,11 +77,11 @@ func (l *level) pop() string {
 	return name
 }
 
-// batch is how many names may be kept beside kept others; one at least.
+// batch returns how many names may be kept beside kept others; at least one.
 func batch(kept int) int { return max(1, min(maxBatch, maxNames-kept)) }
 
-// Add counts path and everything below it, down to maxDepth levels: with errDeep there is
-// more.
+// Add counts path and everything below it, down to maxDepth levels: the error
+// errDeep means that there is more.
 func (u *Usage) Add(path string) error {
 	at, first, err := u.enter(unix.AT_FDCWD, path)
 	if at == nil {
@@ -130,8 +133,8 @@ func (u *Usage) Add(path string) error {
 	}
 }
 
-// ascend opens the last of the directories above that there still is, and returns how
-// many of them that leaves. It is nil if there is none.
+// ascend opens the lowest of the directories above that still exists, and
+// returns how many of them are left. It returns nil if there is none.
 func ascend(at *os.File, above []level) (up *os.File, left int, err error) {
 	if left = len(above); left == 0 {
 		return nil, 0, nil
@@ -160,8 +163,8 @@ func ascend(at *os.File, above []level) (up *os.File, left int, err error) {
 	return nil, 0, nil
 }
 
-// enter opens and counts a directory. It is nil if that is gone meanwhile, or
-// has become something else, which then counts.
+// enter opens and counts a directory. It returns nil if the directory is gone
+// or has become something else, which is then counted.
 func (u *Usage) enter(dir int, name string) (*os.File, level, error) {
 	var st unix.Stat_t
 	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -196,8 +199,9 @@ func open(dir int, name string) (*os.File, inode, error) {
 	return f, inode{st.Dev, st.Ino}, nil
 }
 
-// children counts what is in a directory from l.next on but for its directories,
-// of which l gets the names of the next most. It keeps no other names.
+// children counts the entries of a directory from l.next on, except for
+// directories: it adds the names of the next most of those to l, and keeps no
+// other names.
 func (u *Usage) children(dir *os.File, l *level, most int) error {
 	fd := int(dir.Fd())
 	if _, err := unix.Seek(fd, l.next, io.SeekStart); err != nil {
@@ -207,7 +211,7 @@ func (u *Usage) children(dir *os.File, l *level, most int) error {
 		u.buffer = make([]byte, 32<<10)
 	}
 	buffer := u.buffer
-	if most == 1 { // what comes after the next name is read again
+	if most == 1 { // the entries after the next name are read again
 		buffer = buffer[:4<<10]
 	}
 	for len(l.dirs) < most {
@@ -251,7 +255,7 @@ func (u *Usage) child(dir int, e dirent, l *level) error {
 	return nil
 }
 
-// dirent is what getdents64(2) says of a directory's entry.
+// dirent is an entry of a directory as getdents64(2) returns it.
 type dirent struct {
 	name string
 	kind byte  // DT_UNKNOWN on some file systems
@@ -272,7 +276,7 @@ func (u *Usage) count(st *unix.Stat_t) {
 		if u.linked[key] {
 			return
 		}
-		if len(u.linked) >= maxLinked { // each link counts its part
+		if len(u.linked) >= maxLinked { // each link counts its share
 			links := uint64(st.Nlink) //nolint:unconvert // it has 32 bits on arm64
 			u.Bytes += bytes / links
 			u.shared += 1 / float64(links)
@@ -287,7 +291,7 @@ func (u *Usage) count(st *unix.Stat_t) {
 	u.Inodes++
 }
 
-// gone forgives a file that was deleted since its name was read.
+// gone ignores the absence of a file that was deleted since its name was read.
 func gone(name string, err error) error {
 	if err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		return nil
@@ -295,10 +299,10 @@ func gone(name string, err error) error {
 	return &os.PathError{Op: "measure", Path: name, Err: err}
 }
 
-// Remove is os.RemoveAll for what a container has made: it has two
-// descriptors open however deep that is, and keeps as little as Usage does. Nobody
-// else may be at work in it. What it empties it removes when it comes across it
-// again, in the directory above. What is nested too deep it moves to the top first.
+// Remove is os.RemoveAll for what a container has made: it has two descriptors
+// open at any depth, and keeps as little as Usage does. Nothing else may change
+// the tree meanwhile. It removes an emptied directory when it comes across it
+// again in the parent. It first moves what is nested too deep to the top.
 func Remove(path string) error {
 	switch err := os.Remove(path); {
 	case err == nil, errors.Is(err, fs.ErrNotExist):
@@ -357,8 +361,8 @@ func Remove(path string) error {
 	}
 }
 
-// emptied removes what is in a directory but for directories that are not empty
-// themselves, of which it returns up to most; none means that nothing is left.
+// emptied removes the entries of a directory except for non-empty directories,
+// and returns up to most of those; none means that nothing is left.
 func emptied(dir *os.File, most int) (dirs []string, err error) {
 	for {
 		if _, err := dir.Seek(0, io.SeekStart); err != nil {
@@ -394,8 +398,8 @@ func emptied(dir *os.File, most int) (dirs []string, err error) {
 	}
 }
 
-// removeEntry removes name unless it is a directory that is not empty: then it says
-// full.
+// removeEntry removes name; full reports that it is a directory that is not
+// empty.
 func removeEntry(dir *os.File, name string) (full bool, err error) {
 	err = unix.Unlinkat(int(dir.Fd()), name, 0)
 	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EPERM) {

@@ -35,8 +35,8 @@ func deepen(t *testing.T, dir string, levels int) {
 	unix.Close(at)
 }
 
-// A container that nests directories does not use up the server's descriptors,
-// nor hide what is in them.
+// A container that nests directories neither uses up the server's descriptors
+// nor hides their contents.
 func TestIsDeep(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -68,8 +68,8 @@ func TestIsDeep(t *testing.T) {
 	}
 }
 
-// Of directories that are nested beyond all measure the server keeps a bounded number,
-// says so, and removes all of them.
+// For directories nested beyond all measure the server keeps a bounded number,
+// reports that, and removes all of them.
 func TestIsTooDeep(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "upper")
@@ -126,7 +126,7 @@ func TestRemove(t *testing.T) {
 	if err := errors.Join(os.WriteFile(file, nil, 0o600), Remove(file)); err != nil {
 		t.Error(err)
 	}
-	// A directory that cannot be removed says so.
+	// A directory that cannot be removed is reported.
 	busy := filepath.Join(outside, "busy")
 	if err := errors.Join(os.MkdirAll(filepath.Join(busy, "a", "b"), 0o755), unix.Mount("test", filepath.Join(busy, "a", "b"), "tmpfs", 0, "size=64k")); err != nil {
 		t.Fatal(err)
@@ -158,7 +158,7 @@ func isOpen(t *testing.T, dir string) bool {
 	})
 }
 
-// A container that moves a directory while what is in it is measured hides nothing.
+// A container that moves a directory while it is measured hides nothing.
 func TestMovedDirectoriesAreCounted(t *testing.T) {
 	t.Parallel()
 	for what, at := range map[string][2]string{
@@ -220,7 +220,7 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// What is kept while directories are gone through does not grow with their number.
+// What a walk keeps does not grow with the number of directories.
 func TestKeepsLittle(t *testing.T) { // alone in the process: it measures the heap
 	dir := t.TempDir()
 	const width, files = 20_000, 3
@@ -284,8 +284,8 @@ func TestInBatches(t *testing.T) {
 	}
 }
 
-// Files with several links count once, also when there are too many of them to
-// be remembered.
+// Files with several links count once, even if there are too many of them to
+// remember.
 func TestWithLinks(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

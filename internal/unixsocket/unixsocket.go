@@ -13,16 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Access is who may connect to a socket.
+// Access determines who may connect to a socket.
 type Access struct {
-	Mode  fs.FileMode // permission bits, whatever the umask is
-	Group int         // group of the file, also in a set-group-ID directory
+	Mode  fs.FileMode // permission bits, regardless of the umask
+	Group int         // group of the file, even in a set-group-ID directory
 }
 
 // Private lets only the user of this process, and root, connect.
 var Private = Access{Mode: 0o600, Group: os.Getegid()}
 
-// Listen listens at path, at which there must be nothing. Nobody may connect before
+// Listen listens at path, which must not exist. No client can connect before
 // the file has its group and mode. Closing the listener removes the file.
 func Listen(ctx context.Context, path string, access Access) (*net.UnixListener, error) {
 	l, err := listenClosed(ctx, path)
@@ -43,7 +43,7 @@ func Bind(fd int, path string) error {
 	return Private.open(path)
 }
 
-// listenClosed listens at path, where nobody but root may connect.
+// listenClosed listens at path, where only root may connect.
 func listenClosed(ctx context.Context, path string) (*net.UnixListener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		ctlErr := c.Control(func(fd uintptr) { err = shut(int(fd)) })
@@ -56,8 +56,8 @@ func listenClosed(ctx context.Context, path string) (*net.UnixListener, error) {
 	return l.(*net.UnixListener), nil
 }
 
-// shut makes the file that bind will make one without permissions: Linux gives it
-// the mode of the socket's own inode, less the umask.
+// shut makes bind create a file without permissions: Linux gives it the mode of
+// the socket's own inode, less the umask.
 func shut(fd int) error { return unix.Fchmod(fd, 0) }
 
 // open gives a file without permissions its group, and then its mode.

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// withUmask runs f on a thread that has a umask of its own, and ends with it.
+// withUmask runs f on a thread that has its own umask, and ends with f.
 func withUmask(t *testing.T, umask int, f func() error) error {
 	t.Helper()
 	done := make(chan error)
