@@ -71,13 +71,14 @@ func (a *Attachment) ask(ctx context.Context, wanted Streams) (err error) {
 		if err := unix.Pipe2(p[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 			return err
 		}
-		// The monitor may not make a pipe so large, and grows what it gets as far as it may.
+		// The monitor may not be allowed to make such a large pipe, and grows the
+		// received one as far as it may.
 		_, _ = unix.FcntlInt(uintptr(p[0]), unix.F_SETPIPE_SZ, wire.MostBehind)
 		*out.file = os.NewFile(uintptr(p[0]), out.name)
 		names, theirs = append(names, out.name), append(theirs, p[1])
 	}
 	err = a.send(wire.Message{Verb: wire.Attach, Text: strings.Join(names, " ")}, theirs...)
-	if err != nil && !hasLeft(err) { // it may have said why before
+	if err != nil && !hasLeft(err) { // it may have reported the reason before
 		return err
 	}
 	answer, control, err := a.answer(ctx)
@@ -104,8 +105,8 @@ func (a *Attachment) send(m wire.Message, fds ...int) error {
 
 func hasLeft(err error) bool { return errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) }
 
-// answer is the one to a request; it passes over what the monitor tells every
-// client.
+// answer returns the answer to a request; it skips messages that the monitor
+// sends to every client.
 func (a *Attachment) answer(ctx context.Context) (m wire.Message, control []byte, err error) {
 	defer context.AfterFunc(ctx, func() { _ = a.conn.SetReadDeadline(time.Unix(1, 0)) })()
 	raw, err := a.conn.SyscallConn()
@@ -120,8 +121,8 @@ func (a *Attachment) answer(ctx context.Context) (m wire.Message, control []byte
 			n, controlled, _, _, err = unix.Recvmsg(int(fd), packet[:], control, unix.MSG_CMSG_CLOEXEC)
 			return !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR)
 		})
-		switch { // an answer that has come is taken in any case: it may bring a descriptor
-		case errors.Is(err, unix.ECONNRESET): // our request was not read; what it said comes next
+		switch { // accept an answer that has come in any case: it may bring a descriptor
+		case errors.Is(err, unix.ECONNRESET): // the request was not read; the monitor's last message comes next
 			continue
 		case waited == nil && err == nil && n > 0:
 		case ctx.Err() != nil:
@@ -136,7 +137,8 @@ func (a *Attachment) answer(ctx context.Context) (m wire.Message, control []byte
 	}
 }
 
-// takeInput finds the descriptor that the container's input was lent by.
+// takeInput finds the descriptor of the container's input in the control
+// message.
 func (a *Attachment) takeInput(control []byte) error {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil || len(messages) == 0 {
@@ -160,13 +162,13 @@ func (a *Attachment) CloseStdin() {
 	_ = a.send(wire.Message{Verb: wire.CloseStdin})
 }
 
-// Detach ends the output: the client still receives what the container has written
-// until now, unless the disk of its log is full, and then the end of each stream. The
-// container's input stays open.
+// Detach ends the output: the client still receives what the container has
+// written until now, unless the disk of its log is full, and then the end of
+// each stream. The container's input stays open.
 //
-// An error of fault.Unavailable is that of Dropped, and the output ends as well. After
-// any other error the output continues: the monitor hangs, or is of an earlier release
-// (fault.Unimplemented).
+// An error of fault.Unavailable is that of Dropped, and the output ends as
+// well. After any other error the output continues: the monitor hangs, or is of
+// an earlier release (fault.Unimplemented).
 func (a *Attachment) Detach(ctx context.Context) error {
 	var answer wire.Message
 	err := a.send(wire.Message{Verb: wire.Detach})
@@ -196,8 +198,9 @@ func (a *Attachment) Close() {
 	}
 }
 
-// Dropped returns why the monitor disconnected this client while the container ran; nil
-// if it did not. The monitor says so once, so only the first call returns it.
+// Dropped returns why the monitor disconnected this client while the container
+// ran; nil if it did not. The monitor reports that once, so only the first call
+// returns it.
 func (a *Attachment) Dropped() (dropped error) {
 	raw, err := a.conn.SyscallConn()
 	if err != nil {
@@ -207,12 +210,12 @@ func (a *Attachment) Dropped() (dropped error) {
 	return dropped
 }
 
-// droppedBy reads what the monitor has told since the client attached.
+// droppedBy reads the monitor's messages since the client attached.
 func droppedBy(fd int) error {
 	for {
 		packet, err := next(fd)
 		switch {
-		case errors.Is(err, unix.ECONNRESET): // what the monitor has said before comes next
+		case errors.Is(err, unix.ECONNRESET): // the monitor's last message comes next
 			continue
 		case errors.Is(err, io.EOF):
 			return absence()

@@ -54,8 +54,8 @@ func typeIn(t *testing.T, f *os.File, text string) {
 	}
 }
 
-// All who are attached see all output; input outlives who gave it; the output
-// ends with the container.
+// All attached clients see all output; input outlives the client that gave it;
+// the output ends with the container.
 func TestAttach(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "copy")
@@ -91,7 +91,7 @@ func TestAttach(t *testing.T) {
 
 func TestAttachStreamsApart(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
-		const lines, every = 12_000, 3 // what a pipe can hold: no client is dropped
+		const lines, every = 12_000, 3 // as much as a pipe can hold: no client is dropped
 		c := newContainer(t, runtime, "number", fmt.Sprint(lines), fmt.Sprint(every))
 		client := c.launch()
 		a := c.attach(everything)
@@ -120,7 +120,7 @@ func TestAttachStreamsApart(t *testing.T) {
 	})
 }
 
-// The first to leave takes the input along, however it leaves.
+// The first client to leave ends the input, however it leaves.
 func TestAttachStdinOnce(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "copy")
@@ -138,8 +138,8 @@ func TestAttachStdinOnce(t *testing.T) {
 	})
 }
 
-// A client that detaches has all that the container had written, and the container
-// its input.
+// A client that detaches gets everything that the container had written, and
+// the container keeps its input.
 func TestDetach(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "copy")
@@ -175,11 +175,11 @@ func TestDetach(t *testing.T) {
 	})
 }
 
-// What a monitor may answer, and that it may not.
+// What a monitor may answer, and that it may not answer.
 func TestDetachAnswers(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		before  string   // it is asked
+		before  string   // sent before the request
 		answers []string // none: it hangs
 		leaves  bool
 		want    error
@@ -266,12 +266,12 @@ func TestAttachTerminal(t *testing.T) {
 		a.Close() // and the terminal stays
 		typeIn(t, b.Stdin, "again\r")
 		expect(t, b.Stdout, "again\r\nagain\r\n")
-		typeIn(t, b.Stdin, "\x04") // end of file, as a terminal knows it
+		typeIn(t, b.Stdin, "\x04") // end of file on a terminal
 		exit(t, client)
 	})
 }
 
-// pipeMax is how large a pipe may be in any case.
+// pipeMax returns the pipe size that is always allowed.
 func pipeMax(t *testing.T) (size int) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/sys/fs/pipe-max-size")
@@ -284,7 +284,8 @@ func pipeMax(t *testing.T) (size int) {
 	return min(size, wire.MostBehind)
 }
 
-// The container, its log and other clients do not wait for a client that does not read.
+// The container, its log and other clients do not wait for a client that does
+// not read.
 func TestAttachedClientThatDoesNotReadIsDropped(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "copy")
@@ -326,7 +327,7 @@ func TestAttachAndVanish(t *testing.T) {
 	client := c.run()
 	monitor := c.processes().Monitor.PID
 	before := len(openFiles(t, monitor))
-	for range 50 { // more than there is room for at once
+	for range 50 { // more than fit at once
 		a := c.attach(everything)
 		_, _ = a.Stdout.Read(make([]byte, 100))
 		a.Close()
@@ -346,7 +347,7 @@ func openFiles(t *testing.T, pid int) []os.DirEntry {
 	return entries
 }
 
-// Descriptors that no request has asked for are closed.
+// Descriptors that no request needs are closed.
 func TestUnrequestedDescriptorsAreClosed(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, "crun", "sleep")
@@ -362,7 +363,7 @@ func TestUnrequestedDescriptorsAreClosed(t *testing.T) {
 		own = append(own, 0)
 	}
 	for _, request := range []string{"reopen-log", "attach", "attach stdout", "attach nonsense", "nonsense"} {
-		for n := 2; n <= len(own); n += 8 { // fewer and more than there is room for
+		for n := 2; n <= len(own); n += 8 { // fewer and more than fit
 			if err := unix.Sendmsg(s.fd, []byte(request), unix.UnixRights(own[:n]...), nil, 0); err != nil {
 				t.Fatal(err)
 			}
@@ -377,7 +378,7 @@ func TestUnrequestedDescriptorsAreClosed(t *testing.T) {
 }
 
 // A container that is deleted while a client does not read leaves its exit, and
-// all it has written in its log.
+// everything that it has written in its log.
 func TestReleaseDespiteSlowClient(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "burst", "300000")
@@ -404,7 +405,8 @@ func TestReleaseDespiteSlowClient(t *testing.T) {
 	})
 }
 
-// However many attach, the server and who ends the monitor find a place.
+// However many clients attach, the server and a client that ends the monitor
+// still get a connection.
 func TestCrowdOfAttachments(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, "crun", "sleep")

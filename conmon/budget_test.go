@@ -19,7 +19,7 @@ import (
 )
 
 // An idle monitor has hardly more private memory than a Go program that only
-// sleeps, and sleeps as well as it does.
+// sleeps, and sleeps as well.
 func TestBudgetIdleMonitor(t *testing.T) {
 	const monitors = 20
 	yardstick := idle(t)
@@ -51,11 +51,11 @@ func TestBudgetIdleMonitor(t *testing.T) {
 		float64(sum(func(pid int) int { return len(tasks(t, pid)) }))/monitors, float64(wakeups)/monitors/seconds)
 }
 
-// silence is how long a monitor must have nothing to do before it has given its
-// buffers back.
+// silence is how long a monitor must be idle before it has given its buffers
+// back.
 const silence = 1500 * time.Millisecond
 
-// idle runs the yardstick, in a monitor's environment.
+// idle runs the reference program in a monitor's environment.
 func idle(t *testing.T) (pid int) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "idle")
@@ -70,8 +70,8 @@ func idle(t *testing.T) (pid int) {
 	return cmd.Process.Pid
 }
 
-// atMost measures until there are no more than most: what comes to rest does so
-// later on a busy machine. It returns the last measure.
+// atMost measures until the result is at most most, because a process comes to
+// rest later on a busy machine. It returns the last result.
 func atMost(t *testing.T, what string, most int, measure func() int) (n int) {
 	t.Helper()
 	if !wait.Until(t.Context(), func() bool { n = measure(); return n <= most }) {
@@ -111,7 +111,7 @@ func TestBudgetTerminalLetGo(t *testing.T) {
 	rests(t, c.processes().Monitor.PID)
 }
 
-// cri-o#6403: what grows with every request will be large one day.
+// cri-o#6403: memory that grows with every request will be large one day.
 func TestBudgetRequests(t *testing.T) {
 	c := newContainer(t, "crun", "sleep")
 	client := c.run()
@@ -127,7 +127,8 @@ func TestBudgetRequests(t *testing.T) {
 	monitor := c.processes().Monitor.PID
 	before := rollup(t, monitor, "Anonymous:")
 	reopen(requests)
-	// It has its buffers for a second more, and may have been without them before.
+	// It keeps its buffers for a second more, and may have been without them
+	// before.
 	after := atMost(t, fmt.Sprintf("KiB of private memory after %d rotations", requests), before+64, func() int { return rollup(t, monitor, "Anonymous:") })
 	t.Logf("%d KiB, after %d rotations %d KiB", before, requests, after)
 }
@@ -149,7 +150,7 @@ func TestBudgetBurst(t *testing.T) {
 		during = max(during, rollup(t, monitor, "Anonymous:"))
 		return size(t, c.LogFile) > 50_000_000
 	})
-	// What it has while it writes says nothing: it may have fallen silent by then.
+	// Its memory while it writes says nothing: it may have fallen silent by then.
 	time.Sleep(silence)
 	after := atMost(t, "KiB of private memory after a burst", before+32, func() int { return rollup(t, monitor, "Anonymous:") })
 	t.Logf("%d KiB, while it wrote %d, afterwards %d", before, during, after)

@@ -22,7 +22,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// runtimes are those that the tests run against.
+// runtimes are those against which the tests run.
 var runtimes = []string{"runc", "crun"}
 
 // everyRuntime runs a test once with each of them.
@@ -38,7 +38,7 @@ func everyRuntime(t *testing.T, test func(t *testing.T, runtime string)) {
 
 var containers atomic.Int64
 
-// container is a bundle, and the runtime it is for.
+// container is a bundle and its runtime.
 type container struct {
 	testing.TB
 	conmon.Spec
@@ -46,14 +46,15 @@ type container struct {
 	config  map[string]any
 	cgroup  string
 
-	orphaned bool // its server was killed: the monitor is for init to reap
+	orphaned bool // its server was killed: init must reap the monitor
 }
 
-// newContainer prepares a container that will run the probe with args. All it
-// leaves behind, in the kernel and in the runtime, is cleaned up and checked.
+// newContainer prepares a container that will run the probe with args.
+// Everything that it leaves behind, in the kernel and in the runtime, is
+// cleaned up and checked.
 func newContainer(t testing.TB, runtime string, args ...string) *container {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "c") // a socket's path is short
+	dir, err := os.MkdirTemp("", "c") // a socket's path must be short
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,8 +72,8 @@ func newContainer(t testing.TB, runtime string, args ...string) *container {
 	return c
 }
 
-// mountItselfIn tells crun below 1.9 where to mount itself for a moment, which
-// stays if crun is killed just then. Package oci does the same.
+// mountItselfIn tells crun below 1.9 where to mount itself for a moment; the
+// mount stays if crun is killed just then. Package oci does the same.
 func mountItselfIn(dir string) []string { return []string{"_LIBCONTAINER_STATEDIR=" + dir} }
 
 func (c *container) ociConfig(args []string) map[string]any {
@@ -150,8 +151,8 @@ func (c *container) start() {
 	}
 }
 
-// command runs a verb of the runtime. Its output goes to a file: a pipe would be
-// held open by whatever the runtime leaves behind.
+// command runs a verb of the runtime. Its output goes to a file: processes that
+// the runtime leaves behind would hold a pipe open.
 func (c *container) command(args ...string) (string, error) {
 	c.Helper()
 	out, err := os.CreateTemp(c.Dir, "output")
@@ -185,8 +186,8 @@ func exit(t *testing.T, client *conmon.Client) conmon.Exit {
 	return e
 }
 
-// log is what the container has written, by stream; the file's format is
-// checked on the way.
+// log returns what the container has written, by stream, and checks the file's
+// format.
 func (c *container) log() (stdout, stderr string) {
 	c.Helper()
 	return joinLogs(c.TB, c.LogFile)
@@ -240,13 +241,13 @@ func limit(t testing.TB) context.Context {
 	return ctx
 }
 
-// gone waits for the end of a process that nobody here is the parent of.
+// gone waits for the end of a process that is not a child of this one.
 func gone(t *testing.T, p conmon.Process) {
 	t.Helper()
 	wait.For(t, fmt.Sprintf("the end of process %d", p.PID), func() bool { return !conmon.Alive(p) })
 }
 
-// processes are those the monitor has recorded.
+// processes returns the processes that the monitor has recorded.
 func (c *container) processes() conmon.Processes {
 	c.Helper()
 	p, err := conmon.ReadProcesses(c.Dir)
@@ -256,7 +257,7 @@ func (c *container) processes() conmon.Processes {
 	return p
 }
 
-// refuses reports whether nobody listens on the socket any more.
+// refuses reports whether the socket has no listener any more.
 func (c *container) refuses() bool {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET, 0)
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// What a monitor has: CAP_KILL, and CAP_DAC_OVERRIDE where its log takes that.
+// A monitor's capabilities: CAP_KILL, and CAP_DAC_OVERRIDE if its log needs
+// that.
 const (
 	onlyKill    = 1 << unix.CAP_KILL
 	andOverride = onlyKill | 1<<unix.CAP_DAC_OVERRIDE
@@ -48,8 +49,8 @@ func tasksOf(t testing.TB, pid int) []string {
 	return tasks
 }
 
-// From before the container's program runs a monitor can do little more than any process of
-// root's, and yet all that it has to do.
+// Before the container's program runs a monitor loses most of root's rights,
+// and yet can do all of its work.
 func TestMonitorsHaveFewCapabilities(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "tty")
@@ -87,7 +88,7 @@ func TestMonitorsHaveFewCapabilities(t *testing.T) {
 	})
 }
 
-// Logs may be in a directory that is not root's.
+// Logs may be in a directory that does not belong to root.
 func TestMonitorWritesIntoDirectoriesOfOthers(t *testing.T) {
 	t.Parallel()
 	for name, mode := range map[string]os.FileMode{"readable": 0o755, "private": 0o700} {

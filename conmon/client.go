@@ -20,32 +20,33 @@ import (
 // container, which may still be alive: ReadProcesses names it.
 var ErrLost = fmt.Errorf("monitor lost: %w", fault.Unavailable)
 
-// Client is a connection to the monitor of one container. Its methods may be called
-// from any goroutine. It costs a goroutine and two descriptors until the monitor ends.
+// Client is a connection to the monitor of one container. Its methods may be
+// called from any goroutine. It costs a goroutine and two descriptors until the
+// monitor ends.
 type Client struct {
-	conn     *os.File // nil: not yet, or not any more
+	conn     *os.File // nil: not connected yet, or no longer
 	raw      syscall.RawConn
 	dir      string
 	exitFile string
 	monitor  handle
 
-	mu        sync.Mutex // guards what follows; never held while waiting
+	mu        sync.Mutex // guards the fields below; never held while waiting
 	over      bool       // no more answers will come
 	closed    bool
 	state     string
 	container Process
 	exit      Exit
-	undead    string // what could not be killed of the container
+	undead    string // processes of the container that could not be killed
 	exitErr   error
 	logged    count        // bytes in the log
-	discarded count        // bytes that were too many for it
+	discarded count        // bytes that exceeded the log's limit
 	met       bool         // the monitor has said hello
-	rests     bool         // the monitor does: nothing is logged until it says that it wakes
-	lost      count        // bytes that the journal has not got
+	rests     bool         // the monitor rests: nothing is logged until it reports that it wakes
+	lost      count        // bytes that did not reach the journal
 	failure   error        // why there is no container
 	waiting   []chan error // for answers, in the order of the requests
 
-	dormant *dormancy // nil: the client was connected when it was made
+	dormant *dormancy // nil: the client was made with a connection
 
 	greeted chan struct{} // the monitor's first packet has come, or never will
 	settled chan struct{} // created or failed
@@ -66,12 +67,13 @@ func newClient(conn *os.File, dir, exitFile string, monitor handle) (*Client, er
 	return c, nil
 }
 
-// Dial connects to the monitor of a container that was launched before, perhaps by an
-// earlier server. If the monitor has recorded the exit and ended, the Client is that of
-// an exited container. If it ended without recording an exit, the error is ErrLost.
+// Dial connects to the monitor of a container that was launched before, perhaps
+// by an earlier server. If the monitor has recorded the exit and ended, the
+// Client is that of an exited container. If it ended without recording an exit,
+// the error is ErrLost.
 //
-// A monitor that rests is not woken: the Client connects when the container's init has
-// ended, or when there is a request.
+// Dial does not wake a resting monitor: the Client connects when the
+// container's init has ended, or when there is a request.
 func Dial(ctx context.Context, dir, exitFile string) (*Client, error) {
 	if c := openDormant(dir, exitFile); c != nil {
 		return c, nil
@@ -98,8 +100,8 @@ func open(dir, exitFile string) (*Client, error) {
 	return newClient(conn, dir, exitFile, recorded(dir))
 }
 
-// recorded is the monitor that has put itself down in dir, dead but unreaped
-// ones included; zero if there is none to be found.
+// recorded returns the monitor that has recorded itself in dir, even if it is
+// dead and unreaped; zero if there is none.
 func recorded(dir string) handle {
 	known, err := ReadProcesses(dir)
 	if err != nil {
@@ -122,7 +124,7 @@ func deadClient(dir, exitFile string) (*Client, error) {
 	if errors.Is(err, fault.NotFound) {
 		return nil, fmt.Errorf("%s: %w", dir, ErrLost)
 	}
-	if failed := syscall.Errno(0); errors.As(err, &failed) { // a disk that answers again later
+	if failed := syscall.Errno(0); errors.As(err, &failed) { // the disk may answer again later
 		return nil, err
 	}
 	if err != nil {
@@ -133,7 +135,7 @@ func deadClient(dir, exitFile string) (*Client, error) {
 	return &Client{dir: dir, exitFile: exitFile, over: true, exit: exit, greeted: done, settled: done, exited: done, gone: done}, nil
 }
 
-// catchUp waits until the client knows what had happened before it came.
+// catchUp waits until the client knows what had happened before it connected.
 func (c *Client) catchUp(ctx context.Context) error {
 	await := func(stage <-chan struct{}) error {
 		select {
@@ -155,7 +157,7 @@ func (c *Client) catchUp(ctx context.Context) error {
 	case wire.StateRunning:
 		return await(c.settled)
 	}
-	if err := await(c.exited); err != nil { // or it has left just now, without a word
+	if err := await(c.exited); err != nil { // or it has just left silently
 		return err
 	}
 	_, err := c.Exit()
@@ -186,7 +188,7 @@ func (c *Client) read() {
 	c.monitor.close()
 }
 
-// receive waits for one packet, and only then makes room for it.
+// receive waits for a packet before it allocates memory for it.
 func (c *Client) receive() (packet []byte, err error) {
 	waited := c.raw.Read(func(fd uintptr) bool {
 		packet, err = next(int(fd))
@@ -212,15 +214,15 @@ func next(fd int) ([]byte, error) {
 	}
 }
 
-// handle takes in one packet. The monitor is trusted; only its repetitions are
-// guarded against.
+// handle processes one packet. The monitor is trusted; handle guards only
+// against repetitions.
 func (c *Client) handle(m wire.Message) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch m.Verb {
 	case wire.Hello:
 		c.state, c.rests, c.met = m.Text, false, true
-		if c.dormant == nil { // which knows what was logged before
+		if c.dormant == nil { // a dormant client knows what was logged before
 			fresh := m.Text == wire.StateCreating
 			c.logged.known, c.discarded.known, c.lost.known = fresh, fresh, fresh
 		}
@@ -271,8 +273,8 @@ func reach(stage chan struct{}) {
 	}
 }
 
-// finish settles what is open when the stream has ended. It is false if the
-// stream was ended from this side.
+// finish settles what is open when the stream has ended. It returns false if
+// the stream was ended from this side.
 func (c *Client) finish() bool {
 	exit, err := ReadExit(c.exitFile)
 	if errors.Is(err, fault.NotFound) {
@@ -310,7 +312,7 @@ func (c *Client) died() error {
 	return fmt.Errorf("%w: the monitor died before the container was created, without output", ErrLost)
 }
 
-// absence is why a request cannot be served.
+// absence is the error for a request that cannot be served.
 func absence() error {
 	return fmt.Errorf("the container's monitor has exited: %w", fault.Precondition)
 }
@@ -321,11 +323,12 @@ func (c *Client) outcome() error {
 	return c.failure
 }
 
-// PID is the container's init as this PID namespace sees it: 0 before it exists
-// and after it has exited.
+// PID returns the pid of the container's init in this PID namespace: 0 before
+// it exists and after it has exited.
 func (c *Client) PID() int { return c.Process().PID }
 
-// Process is the container's init by PID and start time, which no later process has.
+// Process returns the container's init by PID and start time, which no later
+// process has.
 func (c *Client) Process() Process {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -343,8 +346,8 @@ func (c *Client) Process() Process {
 // monitor is lost; never because of Close.
 func (c *Client) Exited() <-chan struct{} { return c.exited }
 
-// Exit is how the container ended. It waits for Exited. The error is ErrLost if
-// the monitor died without recording it.
+// Exit returns how the container ended. It waits for Exited. The error is
+// ErrLost if the monitor died without recording the exit.
 func (c *Client) Exit() (Exit, error) {
 	<-c.exited
 	c.mu.Lock()
@@ -352,8 +355,8 @@ func (c *Client) Exit() (Exit, error) {
 	return c.exit, c.exitErr
 }
 
-// Signal sends a signal to the container's init, also when the monitor is lost. An init
-// that has exited is no error.
+// Signal sends a signal to the container's init, even if the monitor is lost.
+// It is not an error if the init has exited.
 func (c *Client) Signal(sig unix.Signal) error { return Signal(c.Process(), sig) }
 
 // ReopenLog makes the monitor continue the log in a new file at its path. After it
@@ -450,19 +453,19 @@ func (c *Client) Close() error {
 		return nil
 	}
 	if c.dormant != nil {
-		<-c.dormant.end() // which comes soon, since the client is closed
+		<-c.dormant.end() // which comes soon, because the client is closed
 	}
 	if c.conn != nil {
-		_ = c.conn.Close() // which also ends the waiting of the reader, in either of its stages
+		_ = c.conn.Close() // which also ends the reader's wait, in either of its stages
 	}
 	c.monitor.close()
 	<-c.gone
 	return nil
 }
 
-// Terminate ends the monitor of a run directory and what it has started (see Release),
-// whatever it is doing. It kills a monitor that does not end. It is no error if there
-// is none. The exit file need not be known.
+// Terminate ends the monitor of a run directory and the processes that it has
+// started (see Release), whatever it is doing. It kills a monitor that does not
+// end. It is not an error if there is none. The exit file need not be known.
 func Terminate(ctx context.Context, dir string) error {
 	c, err := open(dir, "")
 	switch {
@@ -478,8 +481,8 @@ func Terminate(ctx context.Context, dir string) error {
 	return nil
 }
 
-// reap ends and reaps a monitor that cannot be reached any more. As a rule it
-// has left, and at most its zombie is there.
+// reap ends and reaps an unreachable monitor. Usually it has exited, and at
+// most its zombie is left.
 func reap(ctx context.Context, dir string) error {
 	monitor := recorded(dir)
 	if monitor == (handle{}) {
@@ -501,8 +504,8 @@ func (c *Client) terminate(ctx context.Context) error {
 	if released == nil {
 		return nil
 	}
-	// The time may be over because the machine stood still: the monitor gets some in which
-	// it runs, or what it is about to record is lost.
+	// The time may be over because the machine stood still: give the monitor some
+	// time in which it runs, otherwise what it is about to record is lost.
 	select {
 	case <-c.gone:
 		return nil

@@ -20,7 +20,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// stranger is a client without manners.
+// stranger is a client that does not follow the protocol.
 type stranger struct {
 	t  *testing.T
 	fd int
@@ -45,7 +45,7 @@ func (s stranger) send(packet string) error {
 	return unix.Send(s.fd, []byte(packet), unix.MSG_NOSIGNAL)
 }
 
-// receive is the next packet, empty at the end of the stream.
+// receive returns the next packet, empty at the end of the stream.
 func (s stranger) receive() string {
 	s.t.Helper()
 	buf := make([]byte, wire.MaxPacket)
@@ -70,7 +70,7 @@ func (s stranger) ask(request, want string) {
 	}
 }
 
-// The protocol as a person with socat sees it.
+// The protocol as seen by a person with socat.
 func TestProtocolByHand(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, "crun", "sleep")
@@ -115,7 +115,7 @@ func TestProtocolByHand(t *testing.T) {
 	}
 }
 
-// No client can hurt the container, or the server's connection.
+// No client can harm the container, or the server's connection.
 func TestHostileClients(t *testing.T) {
 	t.Parallel()
 	const lines = 100_000
@@ -127,7 +127,7 @@ func TestHostileClients(t *testing.T) {
 	for range 40 {
 		crowd = append(crowd, c.stranger(t))
 	}
-	// Who asks and asks and never reads is dropped.
+	// A client that sends requests and never reads is dropped.
 	var err error
 	wait.For(t, "a client that does not read to be dropped", func() bool {
 		for range 100 {
@@ -181,12 +181,12 @@ func TestHostileClients(t *testing.T) {
 			refused++
 		}
 	}
-	if refused < len(crowd)-31 { // there is room for 32, of whom one is the server
+	if refused < len(crowd)-31 { // there is room for 32, including the server
 		t.Errorf("only %d of %d were turned away", refused, len(crowd))
 	}
 }
 
-// A monitor that hangs makes requests fail in time; killed, it is lost, and its
+// A hanging monitor makes requests fail in time; killed, it is lost, and its
 // container can still be found.
 func TestLostMonitor(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
@@ -236,7 +236,7 @@ func TestLostMonitor(t *testing.T) {
 		if got := c.processes().Container; got != process || !conmon.Alive(process) {
 			t.Errorf("recorded %+v, was %+v, alive: %v", got, process, conmon.Alive(process))
 		}
-		// Whoever finds out says so for good.
+		// The client that notices the loss reports it for good.
 		if err := client.Signal(unix.SIGKILL); err != nil {
 			t.Error(err)
 		}
@@ -320,7 +320,7 @@ func TestTerminate(t *testing.T) {
 		t.Errorf("again: %v", err)
 	}
 
-	// One that has left by itself is reaped.
+	// A monitor that has exited by itself is reaped.
 	c = newContainer(t, "crun", "exit", "0", "0")
 	client = c.launch()
 	client.Close()
@@ -334,8 +334,8 @@ func TestTerminate(t *testing.T) {
 		t.Error("the zombie of a monitor is left")
 	}
 
-	// One that does not listen any more is killed. Its container is not: that is
-	// for whoever knows the cgroup.
+	// A monitor that no longer listens is killed. Its container is not: that is
+	// left to the caller, who knows the cgroup.
 	c = newContainer(t, "crun", "sleep")
 	c.run()
 	monitor := c.processes().Monitor
@@ -345,7 +345,7 @@ func TestTerminate(t *testing.T) {
 	}
 }
 
-// A reused pid is not the process that had it.
+// A process with a reused pid is not the one that had it.
 func TestProcessIdentity(t *testing.T) {
 	t.Parallel()
 	self, err := wire.Find(os.Getpid())
@@ -358,17 +358,17 @@ func TestProcessIdentity(t *testing.T) {
 		t.Error("a process that started at another time is alive")
 	}
 	for _, p := range []conmon.Process{other, {}, {PID: -1}, {PID: 1 << 22}} {
-		if err := conmon.Signal(p, unix.SIGKILL); err != nil { // or the test would be dead
+		if err := conmon.Signal(p, unix.SIGKILL); err != nil { // otherwise the test would be dead
 			t.Errorf("%+v: %v", p, err)
 		}
 	}
 }
 
-// CRI-O and containerd have both leaked descriptors and goroutines by the
+// Both CRI-O and containerd have leaked descriptors and goroutines per
 // container. Not parallel: it counts those of the process.
 func TestNoLeak(t *testing.T) {
 	settle := func() (fds, goroutines int) {
-		runtime.GC() // closes what only a finalizer would
+		runtime.GC() // closes what only a finalizer would close
 		entries, err := os.ReadDir("/proc/self/fd")
 		if err != nil {
 			t.Fatal(err)

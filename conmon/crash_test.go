@@ -19,7 +19,7 @@ import (
 )
 
 // serverRole makes this test program a server that can be killed: it launches
-// the container of the directory named, and then does nothing.
+// the container of the named directory, and then does nothing.
 const serverRole = "CONMON_TEST_SERVER"
 
 func actAsServer(dir string) {
@@ -69,8 +69,8 @@ func crash(server *exec.Cmd) {
 	_ = server.Wait()
 }
 
-// The container does not notice that its server dies. What happened meanwhile is
-// known to the next one.
+// The container does not notice the death of its server. The next server learns
+// what happened meanwhile.
 func TestServerDies(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "tick", "1")
@@ -105,7 +105,7 @@ func TestServerDies(t *testing.T) {
 }
 
 // A server killed at any instant of a create leaves a container that works, or
-// nothing that could not be cleaned up.
+// only what can be cleaned up.
 func TestServerDiesInCreate(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		outcomes := map[string]int{}

@@ -20,7 +20,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// fake replaces the runtime by a shell script. Its arguments are the real one's.
+// fake replaces the runtime with a shell script, which gets the real one's
+// arguments.
 func (c *container) fake(script string) {
 	c.Helper()
 	path := filepath.Join(c.Dir, "runtime")
@@ -133,8 +134,8 @@ func TestRealRuntimeFails(t *testing.T) {
 	})
 }
 
-// A create that does not end is ended with the context: the runtime, what it has
-// begun and the monitor.
+// A create that does not end is ended with the context: the runtime, its
+// processes and the monitor.
 func TestRuntimeHangs(t *testing.T) {
 	t.Parallel()
 	for name, script := range map[string]string{
@@ -169,7 +170,7 @@ func TestRuntimeHangs(t *testing.T) {
 	}
 }
 
-// A monitor that is not what it should be does no harm either.
+// A program that is no proper monitor does no harm either.
 func TestBadMonitor(t *testing.T) {
 	t.Parallel()
 	script := func(text string) func(c *container) {
@@ -291,14 +292,15 @@ func fifoWithReader(t *testing.T) func(path string) error {
 	}
 }
 
-// What the monitor is as a process, and what it hands on to the runtime.
+// The attributes of the monitor process, and those that it passes to the
+// runtime.
 func TestMonitorProcessAttributes(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", "/run/notify")
 	t.Setenv("LISTEN_FDS", "1")
 	t.Setenv("KATA_CONF_FILE", "/etc/kata")
 	t.Setenv("GOGC", "100")
 	c := newContainer(t, "crun", "sleep")
-	// A runtime that takes notes before it does its work.
+	// A runtime that records its environment before it does its work.
 	c.fake(`{ env; cat /proc/self/status; ls -l /proc/self/fd; } > "${0%/*}/notes"; exec crun "$@"`)
 	client := c.launch()
 	text, err := os.ReadFile(filepath.Join(c.Dir, "notes"))
@@ -327,18 +329,18 @@ func TestMonitorProcessAttributes(t *testing.T) {
 			t.Errorf("cgroup %s", line)
 		}
 	}
-	// What this process could do to itself.
+	// The lowest score that this process could set for itself.
 	lowest, _ := exec.Command("sh", "-c", "echo -1000 > /proc/self/oom_score_adj; cat /proc/self/oom_score_adj").Output()
 	if score, _ := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", monitor.PID)); string(score) != string(lowest) {
 		t.Errorf("oom_score_adj %q, could be %q", score, lowest)
 	}
-	// A service manager's stop, or a terminal's end, is not meant for it.
+	// A service manager's stop signal, or a terminal's hangup, must not end it.
 	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGPIPE, unix.SIGUSR1, unix.SIGXFSZ} {
 		if err := conmon.Signal(monitor, sig); err != nil {
 			t.Error(err)
 		}
 	}
-	os.Unsetenv("NOTIFY_SOCKET") // crun would believe it
+	os.Unsetenv("NOTIFY_SOCKET") // crun would use it
 	c.start()
 	if err := client.Signal(unix.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -348,7 +350,7 @@ func TestMonitorProcessAttributes(t *testing.T) {
 	}
 }
 
-// The runtime gets the environment that it is to have.
+// The runtime gets the environment of the Spec.
 func TestRuntimeEnvironment(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, "runc")

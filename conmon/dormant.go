@@ -10,9 +10,9 @@ import (
 	"github.com/crius-run/crius/conmon/wire"
 )
 
-// dormancy is the first part of a client's life, if its monitor rests: to connect would
-// wake the monitor, which costs it more than a millisecond. A server that starts on a node
-// with a thousand idle containers would be that much later.
+// dormancy is the first part of the life of a client whose monitor rests:
+// connecting would wake the monitor, which costs it more than a millisecond. On
+// a node with a thousand idle containers that would delay the server's start.
 type dormancy struct {
 	rest  *Rest
 	init  handle // of the container
@@ -20,7 +20,7 @@ type dormancy struct {
 	ended chan struct{}
 }
 
-// openDormant is a client of a monitor that rests and lives, else nil.
+// openDormant returns a client of a monitor that rests and lives, else nil.
 func openDormant(dir, exitFile string) *Client {
 	known, err := ReadProcesses(dir)
 	if err != nil || known.Rests == nil {
@@ -49,8 +49,8 @@ func openDormant(dir, exitFile string) *Client {
 	return c
 }
 
-// still reports whether the monitor has rested ever since. Who is not connected is not told
-// that it has been awake.
+// still reports whether the monitor has rested ever since. A client without a
+// connection is not notified when the monitor wakes.
 func (d *dormancy) still(dir string) bool {
 	known, err := ReadProcesses(dir)
 	return err == nil && known.Rests != nil && *known.Rests == *d.rest
@@ -77,14 +77,15 @@ func (c *Client) awaken(ctx context.Context) error {
 	}
 }
 
-// end has connect begin, and tells when it has ended.
+// end makes connect begin, and returns a channel that is closed when it has
+// ended.
 func (d *dormancy) end() <-chan struct{} {
-	d.init.close() // for which it waits
+	d.init.close() // which waits for it
 	return d.ended
 }
 
-// connected connects a dormant client when that has to be, and reports whether there is a
-// connection. The client's goroutine calls it.
+// connected connects a dormant client when that becomes necessary, and reports
+// whether there is a connection. The client's goroutine calls it.
 func (c *Client) connected() bool {
 	if c.dormant != nil {
 		c.dormant.once.Do(c.connect)
@@ -94,7 +95,7 @@ func (c *Client) connected() bool {
 
 func (c *Client) connect() {
 	defer close(c.dormant.ended)
-	go func() { // a monitor that is killed does not wait for its container's end
+	go func() { // a killed monitor does not wait for its container's end
 		c.monitor.await()
 		c.dormant.init.close()
 	}()
@@ -115,7 +116,7 @@ func (c *Client) connect() {
 		if nobodyListens(err) {
 			return
 		}
-		if first { // of descriptors, or in the monitor's queue, there may be none left
+		if first { // there may be no descriptors left, or no place in the monitor's queue
 			slog.Warn("cannot connect to a monitor yet", "dir", c.dir, "err", err)
 		}
 		<-again.C

@@ -18,8 +18,8 @@ type Exit struct {
 	Code       int32     `json:"exit_code"` // 128 + Signal if a signal ended it
 	Signal     int32     `json:"signal"`
 	FinishedAt time.Time `json:"finished_at"`
-	OOMKills   uint64    `json:"oom_kills"`         // processes of the container killed for want of memory
-	Message    string    `json:"message,omitempty"` // why nobody saw it, if the monitor did not, or what could not be killed
+	OOMKills   uint64    `json:"oom_kills"`         // processes of the container killed because memory ran out
+	Message    string    `json:"message,omitempty"` // why the exit is unknown, if the monitor did not see it, or what could not be killed
 }
 
 // exitDocument is the exit file.
@@ -29,7 +29,7 @@ type exitDocument struct {
 	Exit
 }
 
-// maxDocument is far above what anybody writes into a document of a monitor.
+// maxDocument is far above the size of any document of a monitor.
 const maxDocument = 16 << 10
 
 // ReadExit reads an exit file. The error is fault.NotFound if there is none.
@@ -53,7 +53,7 @@ func ReadExit(file string) (Exit, error) {
 }
 
 // WriteExit records, as durably as a monitor, the exit of a container whose
-// monitor can no longer do it.
+// monitor can no longer do that.
 func WriteExit(file string, e Exit) error {
 	e.FinishedAt = e.FinishedAt.UTC()
 	text, err := json.Marshal(exitDocument{Version: wire.Version, Exit: e})
@@ -71,7 +71,7 @@ type Rest = wire.Rest
 type Processes struct {
 	Monitor   Process `json:"monitor"`
 	Container Process `json:"container"`
-	Rests     *Rest   `json:"rests"` // the monitor does, or has begun to wake
+	Rests     *Rest   `json:"rests"` // the monitor rests, or has begun to wake
 }
 
 // ReadProcesses reads what the monitor of a run directory has recorded, dead or

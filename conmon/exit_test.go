@@ -15,7 +15,7 @@ import (
 )
 
 // An exit file is accepted only if it is JSON of the one version, and what was
-// read from it can be written and read again.
+// read can be written and read again.
 func FuzzReadExit(f *testing.F) {
 	f.Add(wire.Exit{Code: 137, Signal: 9, Sec: 1_700_000_000, Nsec: 5, OOMKills: 2}.AppendDocument(nil, "id"))
 	f.Add([]byte(`{"version":1,"exit_code":-1,"finished_at":"0001-01-01T00:00:00Z","message":"monitor died"}`))
@@ -53,7 +53,7 @@ func FuzzReadExit(f *testing.F) {
 }
 
 // What a monitor writes is read back; anything else is an error or a pair of
-// processes that can be looked for without harm.
+// processes that can be looked up without harm.
 func FuzzReadProcesses(f *testing.F) {
 	f.Add(wire.AppendProcesses(nil, wire.Process{PID: 1, StartTime: 2}, wire.Process{PID: 3, StartTime: 4}, &wire.Rest{Logged: 5, Discarded: 6, JournalLost: 7}))
 	f.Add([]byte(`{"version":1,"monitor":{"pid":-1},"container":{"pid":-9223372036854775808}}`))

@@ -13,7 +13,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// newNamed has a runtime that takes the container's streams by name.
+// newNamed returns a container whose runtime opens the streams by name.
 func newNamed(t *testing.T, wait string) *remoteContainer {
 	t.Helper()
 	i := newRemoteContainer(t, "", wait)
@@ -21,7 +21,7 @@ func newNamed(t *testing.T, wait string) *remoteContainer {
 	return i
 }
 
-// fifo opens one end, as a runtime does.
+// fifo opens one end, like a runtime.
 func (i *remoteContainer) fifo(name string, mode int) *os.File {
 	i.Helper()
 	f, err := os.OpenFile(filepath.Join(i.Dir, name), mode, 0)
@@ -39,8 +39,9 @@ func write(t *testing.T, f *os.File, text string) {
 	}
 }
 
-// The streams do not end while the container lives, whoever opens and closes them;
-// what is under way when its end is told is in the log all the same.
+// The streams do not end while the container lives, whoever opens and closes
+// them; data still on the way when its end is reported reaches the log
+// nevertheless.
 func TestFifos(t *testing.T) {
 	t.Parallel()
 	i := newNamed(t, waits)
@@ -62,7 +63,7 @@ func TestFifos(t *testing.T) {
 	}
 }
 
-// A writer that never ends holds up the news for a while and no longer.
+// A writer that never ends delays the report for a while and no longer.
 func TestFifoHeldOpen(t *testing.T) {
 	t.Parallel()
 	i := newNamed(t, waits)
@@ -77,7 +78,8 @@ func TestFifoHeldOpen(t *testing.T) {
 	i.wants(client, 5)
 }
 
-// The death of the process that create has named says nothing: whoever waits does.
+// The death of the process that create has named means nothing: only the end of
+// the wait command counts.
 func TestFifosOutliveTheirProcess(t *testing.T) {
 	t.Parallel()
 	i := newNamed(t, waits)
@@ -96,8 +98,8 @@ func TestFifosOutliveTheirProcess(t *testing.T) {
 	}
 }
 
-// Who waits is told of the end of the input, also if he comes later; and tells of
-// memory that ran out.
+// The wait command sees the end of the input, even if it starts later; and it
+// reports OOM kills.
 func TestFifoInputEnds(t *testing.T) {
 	t.Parallel()
 	i := newNamed(t, fmt.Sprintf("[ -e second ] || { touch second; kill -9 $$; }\ncat; head -c 6 <>%s >got\necho '{\"exitStatus\":137,\"oom\":true}'", wire.StdinFifo))

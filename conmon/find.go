@@ -10,22 +10,23 @@ import (
 	"github.com/crius-run/crius/internal/rootprocess"
 )
 
-// Monitor is a monitor that was found among the node's processes, as its
-// command line describes it.
+// Monitor is a monitor found among the node's processes, as its command line
+// describes it.
 type Monitor struct {
 	Process
 	ID, Dir string // of its Spec
 }
 
-// programName is what the monitor's program is called, wherever it lies.
+// programName is the name of the monitor's program, in any directory.
 const programName = "crius-conmon"
 
-const maxCommandLine = 4 << 20 // twice what the kernel takes at exec by default
+const maxCommandLine = 4 << 20 // twice the kernel's default limit at exec
 
-// Monitors are all monitors on the node, of other servers as well. Nothing that a
-// process says counts before the kernel has said that it is one (rootprocess.Program).
-// Which file it was made of does not count: after an upgrade it is one that has no name
-// any more; and the program itself is also in containers, as /pause.
+// Monitors returns all monitors on the node, including those of other servers.
+// A process's own claims count only after the kernel has confirmed that it runs
+// the program (rootprocess.Program). The executable file does not matter: after
+// an upgrade it has no name any more; and containers have the program too, as
+// /pause.
 func Monitors() ([]Monitor, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -47,7 +48,8 @@ func Monitors() ([]Monitor, error) {
 		}
 		argv := strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
 		id, dir := wire.Identity(argv[1:])
-		// Asked again, for a process may have gone into a container meanwhile.
+		// Checked again, because the process may have entered a container
+		// meanwhile.
 		if id != "" && dir != "" && rootprocess.Program(pid) == programName && Alive(process) {
 			found = append(found, Monitor{process, id, dir})
 		}

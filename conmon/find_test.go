@@ -17,8 +17,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// poserRole makes this test program one that says all that a monitor says of
-// itself, and more than that of its user ids.
+// poserRole makes this test program imitate everything that a monitor says
+// about itself, and its user ids too.
 const poserRole = "CONMON_TEST_POSER"
 
 func actAsPoser() {
@@ -27,7 +27,7 @@ func actAsPoser() {
 	_, _ = os.Stdin.Read(make([]byte, 1)) // until the test ends
 }
 
-// Whoever says of itself what a monitor says is one only if root of the node has
+// A process that claims to be a monitor counts only if root of the node has
 // started it outside of a container, whatever has become of its file since.
 func TestForgedMonitorProcessesAreIgnored(t *testing.T) {
 	t.Parallel()
@@ -91,7 +91,8 @@ func TestForgedMonitorProcessesAreIgnored(t *testing.T) {
 	}
 }
 
-// A program by another name is none, whatever link has led to it.
+// A program of another name does not count, even if it was started through a
+// link.
 func TestMonitorsAreFound(t *testing.T) {
 	t.Parallel()
 	program := filepath.Join(t.TempDir(), "crius-conmon")

@@ -12,7 +12,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// output puts together what the entries have of each stream.
+// output joins the entries of each stream.
 func output(entries []journald.Entry) (stdout, stderr string) {
 	streams := map[string]*strings.Builder{"6": {}, "3": {}, "4": {}}
 	for _, e := range entries {
@@ -25,8 +25,8 @@ func output(entries []journald.Entry) (stdout, stderr string) {
 	return streams["6"].String(), streams["3"].String()
 }
 
-// A container's output is in the journal as it is in its log, while journald is killed,
-// gone and started again.
+// A container's output is in the journal as it is in its log, while journald is
+// killed, gone and restarted.
 func TestJournal(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		d := journald.New(t)
@@ -41,7 +41,8 @@ func TestJournal(t *testing.T) {
 			t.Fatal(err)
 		}
 		d.Start()
-		// Of a container that has ended, what journald does not take for seconds is lost.
+		// After a container has ended, what journald does not accept for seconds is
+		// lost.
 		var entries []journald.Entry
 		wait.For(t, "the journal to have what the log has", func() bool {
 			entries = append(entries, d.Read()...)
@@ -72,8 +73,9 @@ func TestJournal(t *testing.T) {
 	})
 }
 
-// A journald that takes nothing does not keep a container from writing nor from ending,
-// nor its exit from being reported, its log from being complete, its monitor from leaving.
+// A journald that accepts nothing does not keep a container from writing or
+// ending, nor its exit from being reported, its log from being complete, or its
+// monitor from exiting.
 func TestJournalThatIsStuck(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		d := journald.New(t)
@@ -95,7 +97,7 @@ func TestJournalThatIsStuck(t *testing.T) {
 	})
 }
 
-// Whoever removes a container does not wait for journald.
+// The removal of a container does not wait for journald.
 func TestReleaseWithJournalThatIsStuck(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, "crun", "burst", "1000000")

@@ -27,7 +27,8 @@ import (
 	"github.com/crius-run/crius/internal/unixsocket"
 )
 
-// The bounds of Spec's LogBurst and LogMost, below which no long line fits, and of all.
+// Minimum of Spec's LogBurst and LogMost, below which no long line fits, and
+// maximum of all limits.
 const (
 	LeastLogBytes = 64 << 10
 	MostLogBytes  = 1<<40 - 1
@@ -36,63 +37,67 @@ const (
 // NoRest as RestAfter of a Spec is longer than any container lives.
 const NoRest = wire.NoRest * time.Millisecond
 
-// Spec is a container to be created. Paths are absolute.
+// Spec describes a container to be created. Paths are absolute.
 type Spec struct {
 	ID      string // letters, digits, _ . and -
 	Monitor string // the crius-conmon program
-	Cgroup  string // in which the monitor is born, made if missing; empty: the server's own
+	Cgroup  string // cgroup in which the monitor starts, made if missing; empty: the server's own
 
-	// Dir is the container's run directory. It must exist and be for the monitor
-	// to write in, and its path short: that of a socket in it ends at 107 bytes.
+	// Dir is the container's run directory. It must exist, be writable for the
+	// monitor, and have a short path: the path of a socket in it has at most 107
+	// bytes.
 	Dir      string
-	ExitFile string // in a directory that exists
+	ExitFile string // in an existing directory
 	LogFile  string // CRI log; empty: output is discarded
-	LogDir   string // of the pod, at or above that of LogFile; in it and below it no link is followed; empty: that of LogFile
+	LogDir   string // of the pod, at or above that of LogFile; in it and below no link is followed; empty: that of LogFile
 
-	// LogRate is how many bytes per second the log may grow by, LogBurst by how many
-	// it may exceed that at once; what is too much is discarded, and the log says so.
-	// LogRate 0: no limit. LogMost is the same for the bytes of a file, until ReopenLog.
+	// LogRate is the number of bytes per second by which the log may grow,
+	// LogBurst the number by which it may exceed that at once; the rest is
+	// discarded, which the log notes. LogRate 0: no limit. LogMost is the limit
+	// for the bytes of one file, until ReopenLog.
 	LogRate, LogBurst, LogMost int64
 
-	// Journal is the socket of journald to which what is logged is written as well,
-	// whatever the limits of the log; empty: none. JournalFields, as NAME=value, are
-	// those of all its entries.
+	// Journal is the socket of journald, which gets what is logged as well,
+	// whatever the limits of the log; empty: none. JournalFields are the fields,
+	// as NAME=value, of all its entries.
 	Journal       string
 	JournalFields []string
 
-	// Runtime is the command that creates the container, complete but for what
-	// Launch appends: --console-socket if Terminal is set, and the ID. It must
-	// make the runtime write PidFile.
+	// Runtime is the command that creates the container, without what Launch
+	// appends: --console-socket if Terminal is set, and the ID. It must make the
+	// runtime write PidFile.
 	Runtime []string
-	Env     []string // of the runtime, beside inherit.Environ
+	Env     []string // of the runtime, in addition to inherit.Environ
 	PidFile string
 
-	// Start and Wait are for a container that lives in a sandbox of the runtime's
-	// and has no process of its own on this machine; empty for any other. They are
-	// complete but for the ID, which Launch appends: Start is run when the Client
-	// asks for it, with the container's streams, and Wait after that. It must end
-	// when the container does and then print {"exitStatus":CODE}.
+	// Start and Wait are for a container that lives in a sandbox of the runtime
+	// and has no process of its own on this machine; empty for any other. Launch
+	// appends the ID to them. Start is run when the Client requests it, with the
+	// container's streams, and Wait after that. Wait must end when the container
+	// does and then print {"exitStatus":CODE}.
 	Start, Wait []string
-	// Helpers: the runtime leaves processes behind, children of the monitor, that die
-	// with the container. The monitor reaps them before it ends: for some runtimes a
-	// zombie is alive.
+	// Helpers: the runtime leaves processes behind, children of the monitor, that
+	// die with the container. The monitor reaps them before it ends, because some
+	// runtimes consider a zombie alive.
 	Helpers bool
 	// Fifos: the runtime's create takes the container's streams by name, as FIFOs
-	// in Dir that the monitor makes (see package wire), and the container is started
-	// by others. Wait is run as soon as it exists, and has an end of a pipe as
-	// standard input that ends when the container's is to. Of a terminal the monitor
-	// knows nothing then. Nor does it take orphans in.
+	// in Dir that the monitor makes (see package wire), and something else starts
+	// the container. Wait is run as soon as the container exists; its standard
+	// input is a pipe whose end means that the container's input must end. The
+	// monitor then knows no terminal, and does not adopt orphans.
 	Fifos bool
-	// Guest: the pid is that of a stand-in, a virtual machine for one. What is in its cgroup
-	// is not the container's, and is not killed with it.
+	// Guest: the pid is a stand-in's, such as a virtual machine. Processes in its
+	// cgroup are not the container's, and are not killed with it.
 	Guest bool
 
-	// RestAfter is how long the monitor has nothing to do before it gives its memory
-	// back, in whole milliseconds; 0: as it likes; NoRest: never.
+	// RestAfter is how long the monitor has nothing to do before it gives its
+	// memory back, in whole milliseconds; 0: the monitor's default; NoRest:
+	// never.
 	RestAfter time.Duration
 
-	// OwnerUID and OwnerGID are the container's user and group as this machine knows them,
-	// who own its pipes: else it could not open /dev/stdout. With Fifos they are not used.
+	// OwnerUID and OwnerGID are the host's ids of the container's user and group,
+	// who own its pipes: otherwise it could not open /dev/stdout. They are not
+	// used with Fifos.
 	OwnerUID, OwnerGID uint32
 
 	Terminal  bool
@@ -100,26 +105,27 @@ type Spec struct {
 	StdinOnce bool // the first client to attach closes it when it leaves
 }
 
-// CreateError is a failed create, with the message of the component that failed.
+// CreateError is a failed create, with the message of the component that
+// failed.
 type CreateError struct {
-	ExitCode int // of the runtime; 0 if it was not the runtime that failed
+	ExitCode int // of the runtime; 0 if something else failed
 	Message  string
 }
 
 func (e *CreateError) Error() string { return e.Message }
 
-// Time limits of their own, for what must be done after a context has ended.
+// Separate time limits for what must be done after a context has ended.
 const (
-	releaseTimeout = 5 * time.Second  // a monitor kills, syncs the exit file and leaves
+	releaseTimeout = 5 * time.Second  // for a monitor to kill, sync the exit file and exit
 	lastTime       = time.Second      // the same for a monitor that may not have run meanwhile
-	killTimeout    = 10 * time.Second // the kernel buries a killed process
+	killTimeout    = 10 * time.Second // for the kernel to end a killed process
 )
 
-// Launch starts a monitor, which creates the container, and returns when the runtime's
-// create has ended. The error is a *CreateError if that failed. If ctx ends first,
-// Launch ends the monitor and everything that it started, which may take a few seconds
-// more if the monitor hangs. All that can remain is what a killed runtime leaves of its
-// own, which the runtime's delete removes.
+// Launch starts a monitor, which creates the container, and returns when the
+// runtime's create has ended. The error is a *CreateError if that failed. If
+// ctx ends first, Launch ends the monitor and everything that it started, which
+// may take a few seconds more if the monitor hangs. Only state of a killed
+// runtime can remain, which the runtime's delete removes.
 func Launch(ctx context.Context, s Spec) (*Client, error) {
 	opt, err := s.options()
 	if err == nil {
@@ -160,7 +166,7 @@ func (c *Client) awaitCreate(ctx context.Context) error {
 	}
 }
 
-// An id stands unquoted in file names and documents.
+// An id is used unquoted in file names and documents.
 var validID = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}$`).MatchString
 
 func (s Spec) options() (*wire.Options, error) {
@@ -215,7 +221,7 @@ func (s Spec) options() (*wire.Options, error) {
 	return opt, nil
 }
 
-// oneLine takes from fields what would end them.
+// oneLine removes from fields the characters that would end them.
 func oneLine(fields []string) []string {
 	var clean []string
 	for _, field := range fields {
@@ -229,7 +235,7 @@ func oneLine(fields []string) []string {
 	return clean
 }
 
-// start starts the monitor and connects to it, in the opposite order.
+// start connects to the monitor's socket first and then starts the monitor.
 func (s Spec) start(opt *wire.Options) (c *Client, err error) {
 	listener, err := listen(s.Dir)
 	if err != nil {
@@ -256,7 +262,7 @@ func (s Spec) start(opt *wire.Options) (c *Client, err error) {
 // exec starts the monitor as a child of this process, which the client reaps at
 // the end of its stream.
 func (s Spec) exec(listener int, args []string) (handle, error) {
-	null, err := devnull.Open() // which the monitor hands to the container
+	null, err := devnull.Open() // which the monitor passes to the container
 	if err != nil {
 		return handle{}, err
 	}
@@ -290,7 +296,7 @@ func (s Spec) exec(listener int, args []string) (handle, error) {
 	return newHandle(pidfd)
 }
 
-// fileOf is a file in memory that holds words.
+// fileOf returns a memfd that contains words.
 func fileOf(words []string) (*os.File, error) {
 	fd, err := unix.MemfdCreate("words", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -324,7 +330,7 @@ func listen(dir string) (fd int, err error) {
 	return fd, nil
 }
 
-// connect never waits: a unix socket has its answer at once.
+// connect never blocks: a unix socket answers at once.
 func connect(dir string) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -337,7 +343,8 @@ func connect(dir string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), socketPath(dir)), nil
 }
 
-// diagnostics is the end of what the monitor of dir has complained about.
+// diagnostics returns the end of the errors that the monitor of dir has
+// written.
 func diagnostics(dir string) string {
 	f, err := os.Open(filepath.Join(dir, wire.Diagnostics))
 	if err != nil {

@@ -17,7 +17,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// sharing gives the container a PID namespace that does not end with it.
+// sharing are ways to give the container a PID namespace that does not end with
+// it.
 var sharing = map[string]func(t *testing.T, c *container){
 	"of the node": func(_ *testing.T, c *container) { c.hostPID() },
 	"of another":  func(t *testing.T, c *container) { c.join(newContainer(t, c.runtime, "sleep")) },
@@ -31,7 +32,7 @@ func (c *container) join(other *container) {
 	c.linux()["namespaces"] = []any{pid, namespace("mount"), namespace("ipc"), namespace("uts")}
 }
 
-// listed are the processes in the container's cgroup.
+// listed returns the processes in the container's cgroup.
 func (c *container) listed() []int {
 	c.Helper()
 	pids, err := cgroup.Procs(c.cgroup)
@@ -41,7 +42,7 @@ func (c *container) listed() []int {
 	return pids
 }
 
-// all are those of them whose main thread is alive.
+// all returns those of them whose main thread is alive.
 func (c *container) all() (alive []int) {
 	c.Helper()
 	return slices.DeleteFunc(c.listed(), func(pid int) bool {
@@ -51,7 +52,8 @@ func (c *container) all() (alive []int) {
 	})
 }
 
-// running is how many of them run the probe with this argument, and are no runtime any more.
+// running returns how many of them run the probe with this argument, and no
+// longer the runtime.
 func (c *container) running(word string) (n int) {
 	c.Helper()
 	for _, pid := range c.all() {
@@ -63,8 +65,8 @@ func (c *container) running(word string) (n int) {
 	return n
 }
 
-// When the first process has ended, and before anybody hears of that, no process of the
-// container is alive, in whatever PID namespace, and its log has what they wrote.
+// When the first process has ended, and before that is reported, no process of
+// the container is alive, in any PID namespace, and its log has their output.
 func TestNothingOutlivesTheFirstProcess(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		for name, share := range sharing {
@@ -80,7 +82,8 @@ func TestNothingOutlivesTheFirstProcess(t *testing.T) {
 					c.awaitLog("brooding")
 					wait.For(t, "both deaf children", func() bool { out, _ := c.log(); return strings.Count(out, "deaf") == 2 })
 					command := c.exec("deaf")
-					// And not only the runtime that starts it, which would go on after the end.
+					// Not only the runtime that starts it, which would continue after the
+					// end.
 					wait.For(t, "the command", func() bool { return c.running("deaf") == 3 })
 					must(client.CloseStdin(limit(t)))
 					e := exit(t, client)
@@ -104,7 +107,8 @@ func TestNothingOutlivesTheFirstProcess(t *testing.T) {
 	})
 }
 
-// inItsOwnMounts gives the monitor a mount namespace in which script has changed something.
+// inItsOwnMounts gives the monitor a mount namespace in which script has
+// changed something.
 func (c *container) inItsOwnMounts(script string) {
 	c.Helper()
 	wrapped := filepath.Join(c.Dir, "monitor")
@@ -113,9 +117,10 @@ func (c *container) inItsOwnMounts(script string) {
 	c.Monitor = wrapped
 }
 
-// The kernel lists every process in its cgroup: also one whose main thread has ended, which /proc
-// shows as a zombie in the root of cgroup v1 hierarchies, and those that /proc hides from a
-// monitor with few capabilities. Where cgroup v2 is in view it kills the cgroup as a whole.
+// The kernel lists every process in its cgroup, including one whose main thread
+// has ended, which /proc shows as a zombie in the root of cgroup v1
+// hierarchies, and those that /proc hides from a monitor with few capabilities.
+// If cgroup v2 is visible it kills the cgroup as a whole.
 func TestProcessesThatProcDoesNotShowEndWithTheContainer(t *testing.T) {
 	const v1 = "if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi"
 	everyRuntime(t, func(t *testing.T, runtime string) {
@@ -158,7 +163,7 @@ func (c *container) exec(args ...string) (ended <-chan struct{}) {
 	return end
 }
 
-// What forks as fast as it can is killed all the same.
+// A fork bomb is killed nevertheless.
 func TestForkBombEndsWithItsContainer(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "brood", "bomb")
@@ -175,8 +180,9 @@ func TestForkBombEndsWithItsContainer(t *testing.T) {
 	})
 }
 
-// Cgroups that the container has made below its own are its own, frozen or not. In those of
-// a single hierarchy of cgroup v1 its processes are still in all others.
+// Cgroups that the container has made below its own are its own, frozen or not.
+// Processes in those of a single cgroup v1 hierarchy are still in its cgroup in
+// all others.
 func TestProcessesInCgroupsBelowEndWithTheContainer(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "brood", "deaf")
@@ -215,8 +221,9 @@ func freeze(t *testing.T, group string) {
 	}
 }
 
-// Kata's shim tells the pid of the virtual machine, whose processes, and the shim itself, may be in
-// the cgroup of the pod's own container (sandbox_cgroup_only): the monitor does not kill these.
+// Kata's shim reports the pid of the virtual machine, whose processes, like the
+// shim itself, may be in the cgroup of the pod's own container
+// (sandbox_cgroup_only): the monitor must not kill these.
 func TestMonitorKillsNothingInTheCgroupOfAStandIn(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "brood", "deaf")
@@ -234,7 +241,8 @@ func TestMonitorKillsNothingInTheCgroupOfAStandIn(t *testing.T) {
 	})
 }
 
-// unkillable runs a container with a process that the kernel cannot kill before release.
+// unkillable runs a container with a process that the kernel cannot kill before
+// release.
 func unkillable(t *testing.T) (c *container, client *conmon.Client, release func()) {
 	t.Helper()
 	f, err := hangfs.Mount(t.TempDir())
@@ -253,8 +261,8 @@ func unkillable(t *testing.T) (c *container, client *conmon.Client, release func
 	return c, client, release
 }
 
-// A process that the kernel cannot kill now does not hold up the exit for ever, which names
-// it.
+// A process that the kernel cannot kill now does not delay the exit for ever,
+// and the exit names it.
 func TestExitNamesWhatCannotBeKilled(t *testing.T) {
 	t.Parallel()
 	c, client, release := unkillable(t)
@@ -275,7 +283,8 @@ func TestExitNamesWhatCannotBeKilled(t *testing.T) {
 	wait.For(t, "its end", func() bool { return len(c.all()) == 0 })
 }
 
-// A monitor that is released does not leave before it has recorded what cannot be killed.
+// A released monitor does not exit before it has recorded what cannot be
+// killed.
 func TestReleaseRecordsWhatCannotBeKilled(t *testing.T) {
 	t.Parallel()
 	c, client, _ := unkillable(t)

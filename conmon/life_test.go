@@ -45,8 +45,8 @@ func TestExit(t *testing.T) {
 	})
 }
 
-// checkGone checks what remains of an exited container nobody speaks for: the
-// exit file, and not a process.
+// checkGone checks what remains of an exited container without a running
+// monitor: the exit file, and no process.
 func (c *container) checkGone(client *conmon.Client, want conmon.Exit) {
 	c.Helper()
 	if e, err := conmon.ReadExit(c.ExitFile); err != nil || e != want {
@@ -109,7 +109,7 @@ func TestSignals(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 			e := exit(t, client)
-			if e.Code != test.want.Code && !(test.signal == unix.SIGABRT && e.Code == 2) { // the Go runtime's way to abort
+			if e.Code != test.want.Code && !(test.signal == unix.SIGABRT && e.Code == 2) { // the Go runtime's own handling of the signal
 				t.Errorf("%s: exit %+v, want %+v", name, e, test.want)
 			}
 			if err := errors.Join(client.Signal(unix.SIGTERM), conmon.Signal(process, unix.SIGTERM)); err != nil {
@@ -119,7 +119,7 @@ func TestSignals(t *testing.T) {
 	})
 }
 
-// cri-o#9932: an exit so fast that nobody was looking yet was reported as 255.
+// cri-o#9932: an exit that was too fast to be observed was reported as 255.
 func TestFastExits(t *testing.T) {
 	t.Parallel()
 	for runtime, count := range map[string]int{"crun": 40, "runc": 20} {
@@ -143,7 +143,7 @@ func TestFastExits(t *testing.T) {
 	}
 }
 
-// A container may die before it is even started, whoever kills it.
+// A container may die before it is even started, whatever kills it.
 func TestDeathBeforeStart(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "sleep")
@@ -184,7 +184,7 @@ func TestTerminal(t *testing.T) {
 	})
 }
 
-// A terminal that nobody has open for a while is not at its end.
+// A terminal that no process has open for a while has not ended.
 func TestTerminalLetGo(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, "crun", "letgo")
@@ -231,7 +231,7 @@ func TestStdin(t *testing.T) {
 		if err := client.CloseStdin(ctx); err != nil {
 			t.Fatal(err)
 		}
-		// Once more is as good, unless the monitor is done by now.
+		// A repetition succeeds too, unless the monitor is done by now.
 		if err := client.CloseStdin(ctx); err != nil && !errors.Is(err, fault.Precondition) {
 			t.Fatal(err)
 		}
@@ -242,8 +242,9 @@ func TestStdin(t *testing.T) {
 	})
 }
 
-// The init's exit is known at once, also when a process that is not the container's any more
-// keeps the log open; whose words are not lost either.
+// The init's exit is reported at once, even if a process that no longer belongs
+// to the container keeps the log open; that process's output is not lost
+// either.
 func TestOutlivedByChild(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "orphan")
@@ -279,8 +280,9 @@ func TestOutlivedByChild(t *testing.T) {
 	})
 }
 
-// leaver moves the child of the container's first process out of its cgroup, once the
-// container has said the words. It is not the container's then.
+// leaver moves the child of the container's first process out of its cgroup,
+// once the container has printed words. It no longer belongs to the container
+// then.
 func (c *container) leaver(words string) (pid int) {
 	c.Helper()
 	c.awaitLog(words)
@@ -301,8 +303,8 @@ func (c *container) leaver(words string) (pid int) {
 	return pid
 }
 
-// conmon zombies: who runs in the PID namespace of the host leaves its orphans
-// to the monitor.
+// conmon zombies: a container in the PID namespace of the host leaves its
+// orphans to the monitor.
 func TestOrphansAreReaped(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, "crun", "litter", "30")
@@ -314,7 +316,7 @@ func TestOrphansAreReaped(t *testing.T) {
 	})
 }
 
-// tasks are the threads of a process.
+// tasks returns the threads of a process.
 func tasks(t *testing.T, pid int) []os.DirEntry {
 	t.Helper()
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
@@ -324,7 +326,7 @@ func tasks(t *testing.T, pid int) []os.DirEntry {
 	return entries
 }
 
-// children of a process, dead and alive.
+// children returns the children of a process, dead and alive.
 func children(t *testing.T, pid int) (pids []string) {
 	t.Helper()
 	for _, task := range tasks(t, pid) {
@@ -337,8 +339,9 @@ func children(t *testing.T, pid int) (pids []string) {
 	return pids
 }
 
-// CVE-2024-21626: no descriptor but the standard three reaches the container,
-// not even one that this process carelessly lets its children inherit.
+// CVE-2024-21626: no descriptor except the standard three reaches the
+// container, not even one that this process carelessly lets its children
+// inherit.
 func TestDescriptors_CVE_2024_21626(t *testing.T) {
 	careless, err := unix.Open("/etc", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -358,8 +361,7 @@ func TestDescriptors_CVE_2024_21626(t *testing.T) {
 	}
 }
 
-// containerd#6323, #8893: every kill for want of memory is counted, and nothing
-// else is.
+// containerd#6323, #8893: every OOM kill is counted, and nothing else is.
 func TestOOM(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		limited := func(args ...string) *container {
@@ -399,7 +401,7 @@ func TestRelease(t *testing.T) {
 		}
 		c.checkGone(client, e)
 
-		// Other processes that hold the log do not keep a released monitor.
+		// Other processes that hold the log do not keep a released monitor alive.
 		c = newContainer(t, runtime, "orphan")
 		c.Stdin = true
 		c.hostPID()

@@ -27,12 +27,12 @@ var buildPour = sync.OnceFunc(func() {
 type logWriter struct {
 	*container
 	t     *testing.T
-	files []string // of the log, those that have been rotated first
+	files []string // of the log, rotated ones first
 }
 
-// newLogWriter prepares one with the arguments of writer that say when it ends.
-// For share hundredths of the time it writes at full speed; what has to be read
-// and checked shall be bearable.
+// newLogWriter prepares one with the arguments of writer that determine its
+// end. It writes at full speed for share percent of the time, so that reading
+// and checking the result stays bearable.
 func newLogWriter(t *testing.T, runtime string, share int, end ...string) *logWriter {
 	t.Helper()
 	buildPour()
@@ -55,7 +55,7 @@ func newLogWriter(t *testing.T, runtime string, share int, end ...string) *logWr
 	return c
 }
 
-// written is what the kernel has taken from the container.
+// written returns how much the kernel has accepted from the container.
 func (c *logWriter) written() [2]int64 {
 	c.t.Helper()
 	written, err := logstress.Ledger(filepath.Join(c.Dir, "shared", "ledger"))
@@ -70,13 +70,13 @@ func (c *logWriter) total() int64 {
 	return w[0] + w[1]
 }
 
-// reaches waits until the container has written so many bytes in all.
+// reaches waits until the container has written that many bytes in total.
 func (c *logWriter) reaches(bytes int64) {
 	c.t.Helper()
 	wait.For(c.t, fmt.Sprint(bytes, " bytes to be written"), func() bool { return c.total() >= bytes })
 }
 
-// pours waits until it has written so many bytes more.
+// pours waits until it has written that many bytes more.
 func (c *logWriter) pours(bytes int64) {
 	c.t.Helper()
 	c.reaches(c.total() + bytes)
@@ -92,7 +92,7 @@ func (c *logWriter) rename() {
 	c.files = append(c.files, old)
 }
 
-// check holds the log, over all its files, against what was written.
+// check compares the log, over all its files, with what was written.
 func (c *logWriter) check() {
 	c.t.Helper()
 	var check logstress.Check
@@ -121,9 +121,9 @@ func (c *logWriter) check() {
 }
 
 // conmon#252, containerd#12375: the end of the output was lost. Whenever a
-// container that writes as fast as it can ends, or is killed, and its log is
-// rotated in the same moment, every byte that the kernel had taken from it is
-// in the log, once and in its place, and no line is without its end.
+// container that writes as fast as it can ends, or is killed, while its log is
+// being rotated, every byte that the kernel had accepted is in the log, once
+// and in its place, and every line has its end.
 func TestEndAtFullSpeed(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		for range 2 {
@@ -171,9 +171,9 @@ func reopen(t *testing.T, client *conmon.Client) {
 	}
 }
 
-// CRI, ReopenContainerLog: where no new file can be had everything goes on into
-// the old one, at full speed, and when it can be had again nothing is missing
-// between the two.
+// CRI, ReopenContainerLog: while no new file can be opened everything goes to
+// the old one, at full speed, and once one can be opened again nothing is
+// missing between the two.
 func TestReopenRefusedAtFullSpeed(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -244,7 +244,7 @@ func TestReopenRefusedAtFullSpeed(t *testing.T) {
 			client := c.run()
 			c.pours(1 << 20)
 			test.refuse(t, c)
-			// The text of the system's error is all that the monitor's socket conveys.
+			// The monitor's socket conveys only the text of the system's error.
 			if err := client.ReopenLog(limit(t)); err == nil || !strings.Contains(err.Error(), test.want.Error()) {
 				t.Errorf("reopen: %v, want %v", err, test.want)
 			}

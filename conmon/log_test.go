@@ -26,7 +26,7 @@ type record struct {
 	content []byte
 }
 
-// parseLog reads a log as strictly as the kubelet and a little more.
+// parseLog parses a log at least as strictly as the kubelet.
 func parseLog(text []byte) (records []record, err error) {
 	for n := 1; len(text) > 0; n++ {
 		line, rest, ended := bytes.Cut(text, []byte("\n"))
@@ -50,7 +50,7 @@ func parseLog(text []byte) (records []record, err error) {
 	return records, nil
 }
 
-// joinLogs is what each stream had written, over all files of the log.
+// joinLogs returns what each stream had written, over all files of the log.
 func joinLogs(t testing.TB, files ...string) (stdout, stderr string) {
 	t.Helper()
 	streams := map[string]*bytes.Buffer{"stdout": {}, "stderr": {}}
@@ -59,7 +59,7 @@ func joinLogs(t testing.TB, files ...string) (stdout, stderr string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// While the log is being written its last line may be half there.
+		// While the log is being written its last line may be incomplete.
 		if end := bytes.LastIndexByte(text, '\n'); end+1 < len(text) {
 			text = text[:end+1]
 		}
@@ -77,7 +77,7 @@ func joinLogs(t testing.TB, files ...string) (stdout, stderr string) {
 	return streams["stdout"].String(), streams["stderr"].String()
 }
 
-// numbered is what the probe writes for "number LINES EVERY".
+// numbered returns what the probe writes for "number LINES EVERY".
 func numbered(lines, every int) (stdout, stderr string) {
 	var out, diag strings.Builder
 	for i := range lines {
@@ -94,7 +94,7 @@ func numbered(lines, every int) (stdout, stderr string) {
 	return out.String(), diag.String()
 }
 
-// same compares what can be long.
+// same compares texts that may be long.
 func same(t *testing.T, what, got, want string) {
 	t.Helper()
 	if got == want {
@@ -108,9 +108,9 @@ func same(t *testing.T, what, got, want string) {
 	t.Errorf("%s: %d bytes, want %d; they differ at %d: %q, want %q", what, len(got), len(want), at, around(got), around(want))
 }
 
-// conmon 29d17be: log corrupted in rotation. Both streams at full speed, long
-// lines among them, the log rotated every few milliseconds: no byte is lost,
-// doubled, reordered or in a broken record.
+// conmon 29d17be: log corrupted in rotation. With both streams at full speed,
+// long lines among them, and the log rotated every few milliseconds, no byte is
+// lost, doubled, reordered or in a broken record.
 func TestRotation(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		const lines, every = 80_000, 3
@@ -129,11 +129,11 @@ func TestRotation(t *testing.T) {
 			}
 			files = append(files, old)
 			if err := client.ReopenLog(limit(t)); errors.Is(err, fault.Precondition) {
-				break // all was written, and the monitor has left
+				break // everything was written, and the monitor has exited
 			} else if err != nil {
 				t.Fatal(err)
 			}
-			// Nothing more comes into the old file.
+			// Nothing more is written to the old file.
 			before := size(t, old)
 			defer func() {
 				if size(t, old) != before {
@@ -172,8 +172,8 @@ func size(t *testing.T, file string) int64 {
 }
 
 // A last line without a newline is a partial record, whatever its length:
-// readers add no newline then, as the conformance spec of FallbackToLogsOnError
-// wants. The log is complete when the exit is known (conmon#252).
+// readers add no newline then, as the conformance test of FallbackToLogsOnError
+// requires. The log is complete when the exit is known (conmon#252).
 func TestUnendedLines(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		for _, n := range []int{1, 16384, 16385, 100_000} {
@@ -186,7 +186,8 @@ func TestUnendedLines(t *testing.T) {
 	})
 }
 
-// A prompt is not in the log before its line ends, but it is there when it does.
+// A prompt is not in the log before its line ends, but is complete when it
+// does.
 func TestHeldBackLine(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, "crun", "prompt")
@@ -224,8 +225,8 @@ func TestDiscardedLog(t *testing.T) {
 	})
 }
 
-// A container that writes more than its log may grow by runs on as it would, and its
-// log and its monitor say how much is missing.
+// A container that exceeds its log's limit runs on unaffected, and its log and
+// its monitor say how much is missing.
 func TestLogRate(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		const burst = conmon.LeastLogBytes
@@ -257,8 +258,8 @@ func TestLogRate(t *testing.T) {
 	})
 }
 
-// Who comes later counts from then on, so that nothing is counted twice by two
-// servers.
+// A later client counts from its connection on, so that two servers do not
+// count anything twice.
 func TestLoggedSinceTheClientCame(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, "crun", "tick", "5")
@@ -285,8 +286,8 @@ func TestLoggedSinceTheClientCame(t *testing.T) {
 	}
 }
 
-// CRI, ReopenContainerLog: when the new file cannot be had the old one stays the
-// log.
+// CRI, ReopenContainerLog: if the new file cannot be opened the old one stays
+// the log.
 func TestReopenFails(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, "crun", "tick", "2")
@@ -310,7 +311,7 @@ func TestReopenFails(t *testing.T) {
 	grown := size(t, moved+"/log")
 	wait.For(t, "the old file to grow", func() bool { return size(t, moved+"/log") > grown })
 
-	// Somebody has put a link in its place.
+	// The log has been replaced with a link.
 	if err := errors.Join(os.Mkdir(dir, 0o755), os.Symlink("/etc/passwd", c.LogFile)); err != nil {
 		t.Fatal(err)
 	}
@@ -335,7 +336,7 @@ func TestReopenFails(t *testing.T) {
 	}
 }
 
-// tinyDisk mounts a file system with room for very little.
+// tinyDisk mounts a file system with very little space.
 func tinyDisk(t *testing.T, kib int) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -350,8 +351,8 @@ func tinyDisk(t *testing.T, kib int) string {
 	return dir
 }
 
-// A full disk makes the container wait, and it alone: nothing is lost, doubled
-// or torn once there is room, in the same file or, after a rotation, elsewhere.
+// A full disk makes only the container wait: nothing is lost, doubled or torn
+// once there is space, in the same file or, after a rotation, elsewhere.
 func TestFullDisk(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		disk := tinyDisk(t, 64)
@@ -369,8 +370,8 @@ func TestFullDisk(t *testing.T) {
 				return st.Bavail == 0
 			}
 			wait.For(t, "a full disk", func() bool { return full() || c.refuses() })
-			// Make room: by rotation to a file elsewhere, or, every other time,
-			// by telling that there is nothing but the full disk.
+			// Make space by rotation to a file elsewhere; every other time, reopen on
+			// the full disk first.
 			old := fmt.Sprintf("%s/log.%d", c.Dir, len(files))
 			if len(files)%2 == 1 {
 				if err := client.ReopenLog(limit(t)); err != nil && !errors.Is(err, fault.Precondition) {
@@ -397,7 +398,7 @@ func TestFullDisk(t *testing.T) {
 			}
 			files = append(files, old)
 			if reopened != nil {
-				break // the monitor has left, although its socket may be open for a moment yet
+				break // the monitor has exited, although its socket may be open for a moment
 			}
 		}
 		if len(files) < 10 {
@@ -414,8 +415,9 @@ func TestFullDisk(t *testing.T) {
 	})
 }
 
-// The exit of a container whose log is stuck is known all the same. The monitor
-// stays with what it could not write until there is room, or it is released.
+// The exit of a container whose log is stuck is reported nevertheless. The
+// monitor stays with what it could not write until there is space, or it is
+// released.
 func TestExitOnFullDisk(t *testing.T) {
 	t.Parallel()
 	for _, way := range []string{"room", "release"} {
@@ -454,7 +456,7 @@ func TestExitOnFullDisk(t *testing.T) {
 	}
 }
 
-// A disk without room for the exit file does not keep a dead container alive.
+// A disk without space for the exit file does not keep a dead container alive.
 func TestExitFileOnFullDisk(t *testing.T) {
 	t.Parallel()
 	disk := tinyDisk(t, 16)
@@ -490,8 +492,8 @@ func TestExitFileOnFullDisk(t *testing.T) {
 	c.checkGone(client, e)
 }
 
-// coreos/bugs#990: how fast a log can be written, in bytes of the container, and
-// what it costs the monitor.
+// coreos/bugs#990: how fast a log can be written, in bytes of the container,
+// and its cost for the monitor.
 func BenchmarkLog(b *testing.B) {
 	for _, size := range []int{10, 100, 1000, 16000} {
 		b.Run(fmt.Sprintf("line=%d", size), func(b *testing.B) {
@@ -514,7 +516,7 @@ func BenchmarkLog(b *testing.B) {
 	}
 }
 
-// cpu is the time a process has used.
+// cpu returns the CPU time of a process.
 func cpu(t testing.TB, pid int) time.Duration {
 	t.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

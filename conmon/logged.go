@@ -8,27 +8,28 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// LogCount is bytes of a container's log.
+// LogCount counts bytes of a container's log.
 type LogCount struct {
 	Written     uint64
-	Discarded   uint64 // since they exceeded its limit
-	JournalLost uint64 // since journald did not take them
+	Discarded   uint64 // because they exceeded its limit
+	JournalLost uint64 // because journald did not accept them
 }
 
-// Plus is the sum.
+// Plus returns the sum.
 func (c LogCount) Plus(o LogCount) LogCount {
 	return LogCount{c.Written + o.Written, c.Discarded + o.Discarded, c.JournalLost + o.JournalLost}
 }
 
-// Logged is how many bytes the container's log, rotated files included, has grown since
-// this client connected, how many were discarded for its limit, and how many the journal
-// has not got. If the monitor does not answer, it is what the monitor last reported.
+// Logged returns by how many bytes the container's log, rotated files included,
+// has grown since this client connected, how many were discarded by its limit,
+// and how many did not reach the journal. If the monitor does not answer, it
+// returns what the monitor last reported.
 func (c *Client) Logged(ctx context.Context) LogCount {
 	if known, final := c.loggedAtRest(); final {
 		return known
 	}
 	if err := c.request(ctx, wire.Message{Verb: wire.CountLog}); errors.Is(err, fault.Precondition) {
-		select { // it has left, and its last word may not have been read
+		select { // it has exited, and its last message may not have been read
 		case <-c.gone:
 		case <-ctx.Done():
 		}
@@ -38,7 +39,8 @@ func (c *Client) Logged(ctx context.Context) LogCount {
 	return LogCount{c.logged.own(), c.discarded.own(), c.lost.own()}
 }
 
-// loggedAtRest is what Logged is as long as the monitor rests, which a request would end.
+// loggedAtRest returns the counts while the monitor rests, which a request
+// would end.
 func (c *Client) loggedAtRest() (known LogCount, rests bool) {
 	c.mu.Lock()
 	known, rests = LogCount{c.logged.own(), c.discarded.own(), c.lost.own()}, c.rests
@@ -47,11 +49,11 @@ func (c *Client) loggedAtRest() (known LogCount, rests bool) {
 	return known, rests && (met || c.dormant.still(c.dir))
 }
 
-// count is a number that a monitor counts, which grows.
+// count is a growing number that a monitor reports.
 type count struct {
 	now       uint64
-	inherited uint64 // of which so many before this client came
-	known     bool   // inherited is
+	inherited uint64 // its value when this client connected
+	known     bool   // inherited is known
 }
 
 func (c *count) note(n uint64) {

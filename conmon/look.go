@@ -15,20 +15,21 @@ import (
 )
 
 const (
-	// lookTime is how long it may take to look at host paths.
+	// lookTime is how long looking at host paths may take.
 	lookTime = 5 * time.Second
-	// sourceTime is how long the sources of a container's mounts may take: a file
-	// server that is slower serves no container.
+	// sourceTime is how long looking at the sources of a container's mounts may
+	// take: a file server that is slower is useless for any container.
 	sourceTime = 30 * time.Second
-	// killTime is how long a killed process may take to end. One that sleeps in an access
-	// to a dead file server does not end.
+	// killTime is how long a killed process may take to end. One that sleeps in
+	// an access to a dead file server does not end.
 	killTime = time.Second
 )
 
-// HostPaths accesses paths of the node in a separate process for each call: an access
-// to a path on a dead file server does not return, and would block a thread of crius
-// each time. Such a path is fault.Timeout. Its process remains until the file server is
-// back, and until then no other process accesses the path.
+// HostPaths accesses paths of the node in a separate process for each call: an
+// access to a path on a dead file server does not return, and would block a
+// thread of crius each time. Such a path is fault.Timeout. Its process remains
+// until the file server is back, and until then no other process accesses the
+// path.
 type HostPaths struct {
 	Monitor string // crius-conmon
 
@@ -36,8 +37,8 @@ type HostPaths struct {
 	killed map[string]*killed // by the path that the process was accessing
 }
 
-// killed is a process that was killed before it answered, because the time was up or the
-// caller left.
+// killed is a process that was killed before it answered, because the time was
+// up or the caller stopped waiting.
 type killed struct {
 	at     time.Time
 	reaped chan struct{} // closed when it has ended
@@ -88,7 +89,7 @@ func (p *HostPaths) Relabel(ctx context.Context, label string, paths []string) e
 	return err
 }
 
-// missing are the paths that are plainly not there.
+// missing returns the paths that are known not to exist.
 func missing(paths []string, answers []byte) (absent []string) {
 	for i, code := range answers {
 		if errno := syscall.Errno(code); errno == syscall.ENOENT || errno == syscall.ENOTDIR {
@@ -98,8 +99,8 @@ func missing(paths []string, answers []byte) (absent []string) {
 	return absent
 }
 
-// ask has the monitor do verb with each path. Without an error there is an answer of
-// each.
+// ask has the monitor do verb with each path. Without an error there is an
+// answer for each.
 func (p *HostPaths) ask(ctx context.Context, verb string, paths []string, limit time.Duration) ([]byte, error) {
 	if len(paths) == 0 {
 		return nil, nil
@@ -120,7 +121,7 @@ func (p *HostPaths) ask(ctx context.Context, verb string, paths []string, limit 
 	}
 	hung := ""
 	defer func() {
-		_ = asked.kill() // it has ended as a rule
+		_ = asked.kill() // usually it has ended
 		reaped := p.note(hung)
 		go func() {
 			asked.reap()
@@ -146,9 +147,10 @@ func (p *HostPaths) ask(ctx context.Context, verb string, paths []string, limit 
 	return seen, fmt.Errorf("check host path %s: %w", path, err)
 }
 
-// awaitKilled waits until the processes that were killed while they accessed one of paths
-// have ended. One that outlives killTime hangs: that is fault.Timeout. One whose caller has
-// only just left ends in milliseconds, and says nothing about the path.
+// awaitKilled waits until the processes that were killed while they accessed
+// one of paths have ended. One that outlives killTime hangs: that is
+// fault.Timeout. One whose caller has just stopped waiting ends in
+// milliseconds, and says nothing about the path.
 func (p *HostPaths) awaitKilled(ctx context.Context, paths []string) error {
 	for _, path := range paths {
 		p.mu.Lock()
@@ -168,8 +170,8 @@ func (p *HostPaths) awaitKilled(ctx context.Context, paths []string) error {
 	return nil
 }
 
-// note notes that a process was killed while it accessed path, until reaped is called. An
-// empty path notes nothing.
+// note records that a process was killed while it accessed path, until reaped
+// is called. An empty path records nothing.
 func (p *HostPaths) note(path string) (reaped func()) {
 	if path == "" {
 		return func() {}
@@ -198,7 +200,7 @@ func startAsking(monitor, verb string, paths []string, answers *os.File) (handle
 	}
 	defer null.Close()
 	own, pidfd := wire.Environ(), -1
-	// Not by Fd, which would make the pipe wait in a thread.
+	// Not by Fd, which would make a read of the pipe block a thread.
 	raw, err := answers.SyscallConn()
 	if err != nil {
 		return handle{}, err

@@ -18,7 +18,7 @@ import (
 	"github.com/crius-run/crius/test/kit/hangfs"
 )
 
-// What is there is told from what is not.
+// hostPaths returns HostPaths that use this monitor program.
 func hostPaths(monitor string) *conmon.HostPaths { return &conmon.HostPaths{Monitor: monitor} }
 
 func TestLook(t *testing.T) {
@@ -61,7 +61,7 @@ func hung(t *testing.T) string {
 }
 
 // A path that does not answer, or a directory in which one does not, is named
-// in the end. All at once: each is waited for as long.
+// in the end. All run concurrently, because each wait takes the full time.
 func TestLookAtWhatHangs(t *testing.T) {
 	t.Parallel()
 	point := hung(t)
@@ -73,7 +73,7 @@ func TestLookAtWhatHangs(t *testing.T) {
 			if !errors.Is(err, fault.Timeout) || !strings.Contains(err.Error(), path+" did not respond") {
 				t.Errorf("%s: %v", path, err)
 			}
-			// As long as that process hangs, no other one is lost.
+			// While that process hangs, no other one is lost.
 			if _, err := p.Absent(t.Context(), []string{path}); !errors.Is(err, fault.Timeout) || !strings.Contains(err.Error(), "earlier request") {
 				t.Errorf("%s, again: %v", path, err)
 			}
@@ -85,9 +85,10 @@ func TestLookAtWhatHangs(t *testing.T) {
 	looks.Wait()
 }
 
-// A caller who leaves says nothing about the path: another request for it succeeds at once,
-// although the first one's process may not have ended yet. In a bubble, whose time stands
-// still while a process is waited for, so that the process is never too slow to end.
+// A caller that stops waiting says nothing about the path: another request for
+// it succeeds at once, although the first one's process may not have ended yet.
+// The test runs in a bubble, whose time stands still while a process is
+// awaited, so that the process is never too slow to end.
 func TestLookAfterAnotherCallerLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -104,8 +105,8 @@ func TestLookAfterAnotherCallerLeft(t *testing.T) {
 	})
 }
 
-// What hangs holds no thread of this process, whose caller may leave. Not
-// parallel: it counts.
+// A hanging access holds no thread of this process, and its caller may leave.
+// Not parallel: it counts threads.
 func TestHungPathBlocksNoThread(t *testing.T) {
 	point := hung(t)
 	before := threads(t)
@@ -116,7 +117,7 @@ func TestHungPathBlocksNoThread(t *testing.T) {
 		}
 		cancel()
 	}
-	if after := threads(t); after > before+2 { // Go makes some when it likes
+	if after := threads(t); after > before+2 { // Go makes some at any time
 		t.Errorf("%d threads, and before %d", after, before)
 	}
 }

@@ -58,7 +58,7 @@ func run(m *testing.M) int {
 	for _, name := range []string{"proc", "dev", "sys", "tmp"} {
 		must(os.MkdirAll(filepath.Join(rootfs, name), 0o755))
 	}
-	must(os.Chmod(dir, 0o755)) // containers may run as somebody
+	must(os.Chmod(dir, 0o755)) // containers may run as another user
 	monitorPath = filepath.Join(dir, "crius-conmon")
 	build(monitorPath, "github.com/crius-run/crius/cmd/crius-conmon")
 	build(filepath.Join(rootfs, "probe"), "./testdata/probe")
@@ -71,7 +71,8 @@ func run(m *testing.M) int {
 			fmt.Fprintln(os.Stderr, "test cgroups left:", err)
 		}
 	}()
-	// Orphans come to us, and not to an init that may be slow.
+	// Orphans become children of this process, and not of an init that may be
+	// slow.
 	must(unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 	code := m.Run()
 	if !reapAll() {
@@ -81,8 +82,9 @@ func run(m *testing.M) int {
 	return code
 }
 
-// reapAll waits for the orphans and reports whether all have ended. One that was
-// killed has left its cgroup, and has no command line, before it can be reaped.
+// reapAll reaps the orphans and reports whether all have ended. A killed
+// process has left its cgroup, and has no command line, before it can be
+// reaped.
 func reapAll() bool {
 	return wait.Until(context.Background(), func() bool {
 		_, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
@@ -104,8 +106,8 @@ func build(output, pkg string) {
 	}
 }
 
-// mountHugetlb takes the last controller from the unified hierarchy of a hybrid
-// host: crun before 1.9 refuses to work beside one. It stays.
+// mountHugetlb mounts, on v1, the last controller of the unified hierarchy of a
+// hybrid host: crun before 1.9 refuses to work beside one. It stays mounted.
 func mountHugetlb() error {
 	controllers, err := os.ReadFile("/sys/fs/cgroup/unified/cgroup.controllers")
 	if err != nil || !strings.Contains(string(controllers), "hugetlb") {

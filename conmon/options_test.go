@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Monitors of earlier versions end at options that they do not know.
+// Monitors of earlier versions exit at options that they do not know.
 func TestOptionsWithoutALogLimit(t *testing.T) {
 	t.Parallel()
 	opt, err := Spec{ID: "id", Monitor: "/m", Dir: "/d", PidFile: "/p", ExitFile: "/e", Runtime: []string{"true"}, LogBurst: 16 << 20}.options()

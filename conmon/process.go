@@ -12,11 +12,12 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Process names a process by its pid and its start time, so that another one
-// that later gets the same pid is never taken for it.
+// Process names a process by its pid and its start time, so that a later
+// process with the same pid is never taken for it.
 type Process = wire.Process
 
-// Signal sends sig to exactly this process. A process that has exited is no error.
+// Signal sends sig to exactly this process. It is not an error if the process
+// has exited.
 func Signal(p Process, sig unix.Signal) error {
 	fd, err := openPidfd(p)
 	if err == nil {
@@ -29,8 +30,8 @@ func Signal(p Process, sig unix.Signal) error {
 	return nil
 }
 
-// Alive reports whether the process is there and not a zombie. If descriptors or memory
-// are used up it cannot tell, and returns true.
+// Alive reports whether the process exists and is not a zombie. If descriptors
+// or memory are used up it cannot tell, and returns true.
 func Alive(p Process) bool {
 	fd, err := openPidfd(p)
 	if err != nil {
@@ -40,9 +41,9 @@ func Alive(p Process) bool {
 	return !dead(fd)
 }
 
-// OpenPIDNamespace is the PID namespace that p is in. The file stays that namespace's
-// even if p exits and its pid goes to another process. The error is fault.Precondition
-// if p has exited.
+// OpenPIDNamespace opens the PID namespace of p. The file stays that
+// namespace's even if p exits and its pid is reused. The error is
+// fault.Precondition if p has exited.
 func OpenPIDNamespace(p Process) (*os.File, error) {
 	file, err := os.Open(fmt.Sprintf("/proc/%d/ns/pid", p.PID))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -56,19 +57,19 @@ func OpenPIDNamespace(p Process) (*os.File, error) {
 }
 
 // dead reports whether the process of a pidfd has died, and perhaps been
-// reaped: that is when the descriptor becomes readable.
+// reaped: then the descriptor becomes readable.
 func dead(pidfd int) bool {
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
 	return err == nil && n > 0
 }
 
-// openPidfd is unix.ESRCH if p is no more.
+// openPidfd returns unix.ESRCH if p has exited.
 func openPidfd(p Process) (int, error) {
 	if p.PID <= 0 {
 		return -1, unix.ESRCH
 	}
 	fd, err := unix.PidfdOpen(p.PID, 0)
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) { // a thread of another process has the number
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) { // the number is a thread's of another process
 		return -1, unix.ESRCH
 	}
 	if err != nil {
@@ -85,8 +86,8 @@ func openPidfd(p Process) (int, error) {
 	return fd, nil
 }
 
-// handle holds on to a monitor. Its pidfd lives in the Go runtime's poller, so
-// that waiting costs a goroutine and no thread.
+// handle refers to a monitor. Its pidfd is in the Go runtime's poller, so that
+// waiting costs a goroutine and no thread.
 type handle struct{ file *os.File }
 
 func newHandle(pidfd int) (handle, error) {

@@ -41,7 +41,8 @@ func TestOpenPIDNamespace(t *testing.T) {
 // scarceRole makes this program call withoutDescriptors.
 const scarceRole = "CONMON_TEST_SCARCE"
 
-// A process is not said to be dead, or to have got a signal, because descriptors are used up.
+// A process is not reported as dead, or as signalled, because descriptors are
+// used up.
 func TestProcessWithoutDescriptors(t *testing.T) {
 	t.Parallel()
 	cmd := exec.Command("/proc/self/exe")
@@ -73,12 +74,12 @@ func withoutDescriptors() error {
 	return nil
 }
 
-// The number of a process that has ended may be that of another's thread.
+// The number of an ended process may be that of another process's thread.
 func TestNumberOfAThread(t *testing.T) {
 	t.Parallel()
 	ids, end := make(chan int), make(chan struct{})
 	defer close(end)
-	for range 2 { // of which one is not the first thread of the process
+	for range 2 { // one of them is not the first thread of the process
 		go func() {
 			runtime.LockOSThread()
 			ids <- unix.Gettid()

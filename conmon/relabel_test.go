@@ -19,7 +19,7 @@ const (
 	otherLabel = "system_u:object_r:etc_t:s0"
 )
 
-// labelOf is the SELinux context of a file, and of a link itself.
+// labelOf returns the SELinux context of a file, or of a link itself.
 func labelOf(t *testing.T, path string) string {
 	t.Helper()
 	var buf [256]byte
@@ -40,7 +40,8 @@ func setLabel(t *testing.T, path, label string) {
 	}
 }
 
-// volume has a tree with all kinds of files, and one outside that a link leads to.
+// volume makes a tree with all kinds of files, and a file outside to which a
+// link leads.
 func volume(t *testing.T) (dir, outside string) {
 	t.Helper()
 	dir, outside = filepath.Join(t.TempDir(), "volume"), filepath.Join(t.TempDir(), "outside")
@@ -57,8 +58,8 @@ func volume(t *testing.T) (dir, outside string) {
 	return dir, outside
 }
 
-// A volume gets the label with all that is in it, but nothing to which a link in it
-// leads, and no named pipe holds it up.
+// A volume gets the label with everything in it, but not the targets of links
+// in it, and no named pipe blocks the relabelling.
 func TestRelabel(t *testing.T) {
 	t.Parallel()
 	dir, outside := volume(t)
@@ -79,11 +80,11 @@ func TestRelabel(t *testing.T) {
 	}
 }
 
-// A volume whose directory has the label has been relabelled to the end.
+// A volume whose directory has the label has been relabelled completely.
 func TestRelabelOnce(t *testing.T) {
 	t.Parallel()
 	dir, _ := volume(t)
-	setLabel(t, filepath.Join(dir, "a"), label) // not the top: that run did not come to its end
+	setLabel(t, filepath.Join(dir, "a"), label) // not the top: that run did not finish
 	if err := hostPaths(monitorPath).Relabel(t.Context(), label, []string{dir}); err != nil {
 		t.Fatal(err)
 	}
@@ -99,8 +100,8 @@ func TestRelabelOnce(t *testing.T) {
 	}
 }
 
-// The container has what is mounted in a volume with it. What of that cannot be relabelled
-// keeps nothing else from it.
+// The container also has what is mounted in a volume. If some of that cannot be
+// relabelled the rest still is.
 func TestRelabelWhatIsMounted(t *testing.T) {
 	t.Parallel()
 	dir, _ := volume(t)
@@ -129,8 +130,8 @@ func TestRelabelWhatIsMounted(t *testing.T) {
 	}
 }
 
-// What is the system's is refused, by whatever name, a file system without labels is
-// left as it is, and a path that is not there is named.
+// System directories are refused, by whatever name, a file system without
+// labels is left unchanged, and a missing path is named.
 func TestRelabelRefuses_CVE_2021_43816(t *testing.T) {
 	t.Parallel()
 	by := filepath.Join(t.TempDir(), "by")
@@ -149,7 +150,7 @@ func TestRelabelRefuses_CVE_2021_43816(t *testing.T) {
 	}
 }
 
-// A volume cannot be so deep that there is no end to it.
+// The depth of a volume is bounded.
 func TestRelabelIsBounded(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -16,17 +16,17 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// remoteContainer is a container in somebody else's sandbox, which is a process that
-// sleeps. Its runtime is a few scripts: what a real one does the package
-// test/runtimes shows, here it is made to fail.
+// remoteContainer is a container in another container's sandbox, which is a
+// process that sleeps. Its runtime is a few scripts, made to fail here; package
+// test/runtimes tests real ones.
 type remoteContainer struct {
 	*testing.T
 	conmon.Spec
 	sandbox *exec.Cmd
 }
 
-// newRemoteContainer has a runtime whose create writes the sandbox's pid, and which starts
-// and waits as told.
+// newRemoteContainer has a runtime whose create writes the sandbox's pid, and
+// whose start and wait commands are given.
 func newRemoteContainer(t *testing.T, start, wait string) *remoteContainer {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "c")
@@ -73,7 +73,7 @@ func (i *remoteContainer) write(name string) {
 	}
 }
 
-// wants checks how the container ended, and that the monitor leaves.
+// wants checks how the container ended, and that the monitor exits.
 func (i *remoteContainer) wants(client *conmon.Client, code int32) {
 	i.Helper()
 	if e := exit(i.T, client); e.Code != code {
@@ -94,8 +94,8 @@ const (
 	waits  = `while [ ! -e end ]; do sleep 0.02; done; echo '{"id":"inmate","exitStatus":5}'`
 )
 
-// The streams are those of the start, the end is what the waiting command says,
-// and the sandbox's process is nobody's to signal or to reap.
+// The streams are those of the start command, the end is what the wait command
+// prints, and the monitor neither signals nor reaps the sandbox's process.
 func TestSandboxedContainer(t *testing.T) {
 	t.Parallel()
 	i := newRemoteContainer(t, starts, waits)
@@ -106,7 +106,7 @@ func TestSandboxedContainer(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(i.Dir, "started")); err == nil {
 		t.Error("it runs before it is started")
 	}
-	for range 2 { // whoever asks again, after a restart of his own, is told the same
+	for range 2 { // a second client, after a restart of the server, gets the same answer
 		if err := client.Start(limit(t)); err != nil {
 			t.Fatal(err)
 		}
@@ -121,7 +121,7 @@ func TestSandboxedContainer(t *testing.T) {
 	}
 }
 
-// A command that waits and dies is run again.
+// A wait command that dies is run again.
 func TestSandboxedContainerWaitCommandIsRestarted(t *testing.T) {
 	t.Parallel()
 	i := newRemoteContainer(t, starts, "touch waits\n[ -e third ] || { [ -e second ] && touch third; touch second; kill -9 $$; }\n"+waits)
@@ -134,7 +134,7 @@ func TestSandboxedContainerWaitCommandIsRestarted(t *testing.T) {
 	i.wants(client, 5)
 }
 
-// A command that cannot be run at first is run again.
+// A wait command that cannot be run at first is run again.
 func TestSandboxedContainerWhoseWaitCommandCannotBeRun(t *testing.T) {
 	t.Parallel()
 	i := newRemoteContainer(t, starts, "")
@@ -154,7 +154,7 @@ func TestSandboxedContainerWhoseWaitCommandCannotBeRun(t *testing.T) {
 	i.wants(client, 5)
 }
 
-// Nobody can say more of a container that is gone than that it is.
+// For a container that is gone, nothing more than that can be reported.
 func TestSandboxedContainerWithoutWaitResult(t *testing.T) {
 	t.Parallel()
 	i := newRemoteContainer(t, starts, "exit 1")
@@ -165,8 +165,8 @@ func TestSandboxedContainerWithoutWaitResult(t *testing.T) {
 	i.wants(client, 137)
 }
 
-// With its sandbox the container ends: while it runs, before it was started, and
-// also where the command that waits does not notice.
+// The container ends with its sandbox: while it runs, before it was started,
+// and also if the wait command does not notice.
 func TestSandboxKilled(t *testing.T) {
 	t.Parallel()
 	for name, wait := range map[string]string{"noticed": `while kill -0 "$(cat pid)"; do sleep 0.02; done; exit 1`, "not noticed": "exec sleep 1000", "not started": ""} {
@@ -188,7 +188,7 @@ func TestSandboxKilled(t *testing.T) {
 	}
 }
 
-// A start that fails says so, and leaves a container that can only be deleted.
+// A failed start is reported, and leaves a container that can only be deleted.
 func TestSandboxedContainerStartFails(t *testing.T) {
 	t.Parallel()
 	i := newRemoteContainer(t, "exit 9", waits)
@@ -202,8 +202,9 @@ func TestSandboxedContainerStartFails(t *testing.T) {
 	i.wants(client, 137)
 }
 
-// A start sees nobody off: requests that come meanwhile are answered after it,
-// those of others at once; and who leaves does not stop it.
+// A start does not disconnect clients: later requests of its client are
+// answered after it, those of others at once; and a client that leaves does not
+// stop it.
 func TestSlowStart(t *testing.T) {
 	t.Parallel()
 	i := newRemoteContainer(t, "while [ ! -e go ]; do sleep 0.02; done\n"+starts, waits)
@@ -223,7 +224,7 @@ func TestSlowStart(t *testing.T) {
 	select {
 	case err := <-started:
 		t.Fatalf("started before it was: %v", err)
-	case <-reopened: // it may have been asked before the start
+	case <-reopened: // the request may have come before the start
 	default:
 	}
 	i.write("go")
@@ -235,7 +236,7 @@ func TestSlowStart(t *testing.T) {
 	i.wants(other, 5)
 }
 
-// What is released while it starts is not started any more.
+// A container that is released during its start is not started any more.
 func TestReleasedWhileItStarts(t *testing.T) {
 	t.Parallel()
 	i := newRemoteContainer(t, "echo $$ >starting; exec sleep 1000", waits)
@@ -248,8 +249,8 @@ func TestReleasedWhileItStarts(t *testing.T) {
 	i.wants(client, 137)
 }
 
-// A start is locked for as long as it runs: a server that comes meanwhile can see
-// that it is under way. While a server looks nothing is started.
+// A start holds a lock for as long as it runs, by which another server sees
+// that it is under way. While a server holds the lock nothing is started.
 func TestSandboxedContainerStartHoldsALock(t *testing.T) {
 	t.Parallel()
 	i := newRemoteContainer(t, "touch begun; while [ ! -e go ]; do sleep 0.02; done; "+starts, waits)

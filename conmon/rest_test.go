@@ -19,8 +19,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// A monitor rests whenever nothing happens, and each thing that happens finds it as if it
-// had not.
+// A monitor rests whenever nothing happens, and each event finds it as if it
+// had not rested.
 func TestRest(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "copy")
@@ -37,7 +37,7 @@ func TestRest(t *testing.T) {
 		c.atRest()
 		c.awaitLog("one\n")
 
-		b := c.attach(everything) // input goes to the container past the monitor
+		b := c.attach(everything) // input goes to the container without the monitor
 		c.staysAwake()
 		typeIn(t, b.Stdin, "two\n")
 		expect(t, b.Stdout, "two\n")
@@ -56,7 +56,7 @@ func TestRest(t *testing.T) {
 		if n := client.Logged(limit(t)); n.Written != uint64(len(joinedFile(t, c.LogFile+".1"))) {
 			t.Errorf("%d bytes logged", n.Written)
 		}
-		c.atRest() // the question did not wake it
+		c.atRest() // the request did not wake it
 
 		other := c.dial()
 		if other.Process() != before.Container {
@@ -75,7 +75,7 @@ func TestRest(t *testing.T) {
 	})
 }
 
-// Nobody has to be connected, and it does not matter that the monitor has rested.
+// The same without a connected client and after the monitor has rested.
 func TestNothingOutlivesTheFirstProcessWithoutAServer(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "brood", "deaf", "daemon")
@@ -99,7 +99,7 @@ func TestNothingOutlivesTheFirstProcessWithoutAServer(t *testing.T) {
 	})
 }
 
-// dial connects as a server does that has just begun.
+// dial connects like a server that has just started.
 func (c *container) dial() *conmon.Client {
 	c.Helper()
 	client, err := conmon.Dial(limit(c.TB), c.Dir, c.ExitFile)
@@ -119,15 +119,15 @@ func joinedFile(t *testing.T, path string) string {
 	return string(text)
 }
 
-// atRest waits until the monitor is one thread with a few pages.
+// atRest waits until the monitor has one thread and a few pages.
 func (c *container) atRest() {
 	c.Helper()
 	pid := c.processes().Monitor.PID
 	wait.For(c.TB, "the monitor to rest", func() bool { return c.resting(pid) })
 }
 
-// staysAwake checks that the monitor does not rest in the time in which that of another
-// container comes to rest, twice.
+// staysAwake checks that the monitor does not rest in twice the time in which
+// another container's monitor comes to rest.
 func (c *container) staysAwake() {
 	c.Helper()
 	for range 2 {
@@ -168,8 +168,8 @@ func (c *container) descriptors() (open []string) {
 	return open
 }
 
-// However it ends, an end during the rest is told and recorded: of the container by itself
-// or by a signal, with its output before, and of the monitor.
+// Every end during the rest is reported and recorded: the container's, by
+// itself or by a signal, with its earlier output, and the monitor's.
 func TestEndsAtRest(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		for name, end := range map[string]struct {
@@ -207,7 +207,7 @@ func TestEndsAtRest(t *testing.T) {
 	})
 }
 
-// A monitor that is killed while it rests is lost, for all who know it.
+// A monitor that is killed while it rests is lost, for all of its clients.
 func TestKilledAtRest(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, "crun", "sleep")
@@ -226,7 +226,7 @@ func TestKilledAtRest(t *testing.T) {
 	}
 }
 
-// A terminal is the same after a rest.
+// A terminal works the same after a rest.
 func TestTerminalAtRest(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, "crun", "tty")
@@ -243,7 +243,7 @@ func TestTerminalAtRest(t *testing.T) {
 	}
 }
 
-// What a limited log has discarded goes on to be counted.
+// The count of what a limited log has discarded continues after a rest.
 func TestCountsSurviveRest(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, "crun", "copy")
@@ -259,7 +259,7 @@ func TestCountsSurviveRest(t *testing.T) {
 		}
 		a.Close()
 		var count conmon.LogCount
-		wait.For(t, "the count of the lines", func() bool { // as long as the client takes the monitor to rest it is the old one
+		wait.For(t, "the count of the lines", func() bool { // while the client believes that the monitor rests it returns the old count
 			count = client.Logged(limit(t))
 			return count.Discarded > known.Discarded
 		})
@@ -272,7 +272,7 @@ func TestCountsSurviveRest(t *testing.T) {
 		a = c.attach(everything)
 		typeIn(t, a.Stdin, line)
 		expect(t, a.Stdout, line)
-		var more conmon.LogCount // as said above
+		var more conmon.LogCount // as explained above
 		wait.For(t, "the count of the line", func() bool {
 			more = client.Logged(limit(t))
 			return more.Discarded > known.Discarded
@@ -287,8 +287,8 @@ func TestCountsSurviveRest(t *testing.T) {
 	}
 }
 
-// A server that asks for the count every few seconds keeps no monitor awake, also one that
-// was not connected at first.
+// A server that requests the count every few seconds keeps no monitor awake,
+// even one to which it was not connected at first.
 func TestQuestionsDoNotKeepAwake(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, "crun", "copy")
@@ -320,7 +320,7 @@ func TestQuestionsDoNotKeepAwake(t *testing.T) {
 	a.Close()
 	asked(dormant)
 	wait.For(t, "a question that does not wake the monitor", func() bool {
-		c.atRest() // of which the client learns a moment before or after
+		c.atRest() // which the client notices a moment earlier or later
 		dormant.Logged(limit(t))
 		return c.resting(c.processes().Monitor.PID)
 	})
@@ -329,7 +329,7 @@ func TestQuestionsDoNotKeepAwake(t *testing.T) {
 	}
 }
 
-// The journal goes on after a rest where it was.
+// After a rest the journal continues where it was.
 func TestJournalAfterRest(t *testing.T) {
 	t.Parallel()
 	d := journald.New(t)
@@ -353,8 +353,8 @@ func TestJournalAfterRest(t *testing.T) {
 	}
 }
 
-// Whoever asks too much of a monitor never rests: one that was told so, and one that has a
-// container in the PID namespace of the host, whose orphans nobody tells of.
+// Some monitors never rest: one with NoRest, and one with a container in the
+// PID namespace of the host, whose orphans cause no event.
 func TestNoRest(t *testing.T) {
 	t.Parallel()
 	never, host := newContainer(t, "crun", "sleep"), newContainer(t, "crun", "sleep")

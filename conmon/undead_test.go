@@ -20,8 +20,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// A monitor that cannot even be killed, since it waits for a file server, is
-// waited for until the caller gives up.
+// A monitor that cannot even be killed, because it waits for a file server, is
+// awaited until the caller's context ends.
 func TestTerminateAnUnkillableMonitor(t *testing.T) {
 	t.Parallel()
 	f, err := hangfs.Mount(t.TempDir())
@@ -72,7 +72,7 @@ func TestTerminateAnUnkillableMonitor(t *testing.T) {
 }
 
 // killPending reports whether SIGKILL has been sent to a process that cannot
-// take it.
+// handle it.
 func killPending(t *testing.T, pid int) bool {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

@@ -1,16 +1,18 @@
 // Package rest lets a program wait without its memory.
 //
-// A Go process that waits keeps about half a megabyte, which is the Go runtime's: heap,
-// tables, stacks, threads. Until gives it back. What waits is a few instructions of
-// assembly on the kernel's own stack, 16 KiB of private memory in all; when there is
-// something to do, the program begins again at its first instruction.
+// A waiting Go process keeps about half a megabyte for the Go runtime: heap,
+// tables, stacks, threads. Until gives that back. A few instructions of
+// assembly wait on the kernel's own stack, with 16 KiB of private memory in
+// total; when there is something to do, the program begins again at its first
+// instruction.
 //
-// An execve(2) by the process of its own program would come to the same, but not for a
-// process that must not be able to do that (see conmon/monitor), and it is fatal if it
-// fails late.
+// An execve(2) of its own program would have the same effect, but not for a
+// process that must not be able to do that (see conmon/monitor), and it is
+// fatal if it fails late.
 //
-// It works for a program that is linked statically and at a fixed address, as the Go
-// linker does without cgo, on amd64. Elsewhere Until returns an error.
+// The package works for a program that is linked statically and at a fixed
+// address, as the Go linker does without cgo, on amd64. Elsewhere Until returns
+// an error.
 package rest
 
 import (
@@ -22,16 +24,18 @@ import (
 	"github.com/crius-run/crius/conmon/wire"
 )
 
-// Until ends the program and leaves its process waiting for an event of the epoll
-// descriptor. Then the program begins anew, without any of its variables. It keeps what
-// belongs to the process: pid, children, open descriptors, arguments, environment, ignored
-// signals, seccomp filters. What it has to know beyond that it must have written to a file.
-// Most signals stay blocked from then on.
+// Until ends the program and leaves its process waiting for an event of the
+// epoll descriptor. Then the program starts again, without any of its
+// variables. It keeps what belongs to the process: pid, children, open
+// descriptors, arguments, environment, ignored signals, seccomp filters. It
+// must have written to a file what else it needs. Most signals stay blocked
+// from then on.
 //
-// The events of descriptors that are watched edge-triggered have been taken by then.
+// Events of descriptors that are watched edge-triggered have been consumed by
+// then.
 //
-// Until must be called on the main thread, while no other goroutine works. It returns only
-// if it can not begin, with everything as it was.
+// Until must be called on the main thread, while no other goroutine works. It
+// returns only if it cannot begin, with everything unchanged.
 func Until(epoll int) error {
 	if !supported {
 		return wire.Text("the program cannot rest on this architecture")
@@ -48,34 +52,34 @@ func Until(epoll int) error {
 	panic("unreachable")
 }
 
-// plan is what enter does. It lies in memory that Go does not know of.
+// plan is the input of enter. It is in memory unknown to Go.
 type plan struct {
-	stack uintptr // the stack pointer at the program's beginning
+	stack uintptr // the stack pointer at the program's start
 	entry uintptr // the program's first instruction
 	epoll uintptr
 
-	// The threads leave one after the other, by a signal, until there is one.
+	// The threads exit one after the other, by a signal, until one is left.
 	pid   uintptr
-	tasks uintptr // descriptor of /proc/self/task, which has two links more than there are threads
+	tasks uintptr // descriptor of /proc/self/task, whose link count is the number of threads plus two
 	leave action  // on the signal
 
 	before [3]call    // while there are other threads
 	after  [most]call // when there are none
 
-	// What lies behind the data in its last page must read as zeros; the file has
+	// The rest of the last page of the data must read as zeros; the file has
 	// something else there.
 	tail, tailSize uintptr
 
-	// What calls point to.
-	signal, blocked uint64 // masks: the signal alone, and what is blocked from then on
+	// Arguments to which calls point.
+	signal, blocked uint64 // masks: the signal alone, and the signals blocked from then on
 	ignore          action
 	noStack         [3]uintptr // stack_t: no stack for signal handlers
 }
 
 const (
-	most      = 80  // calls, with the one that ends the list
-	leaveWith = 64  // the last signal, which nobody else uses
-	scratch   = 512 // bytes that enter uses of the stack
+	most      = 80  // maximum number of calls, including the one that ends the list
+	leaveWith = 64  // the last signal, which nothing else uses
+	scratch   = 512 // bytes of the stack that enter uses
 )
 
 // call is a system call; number -1 ends a list.
@@ -87,10 +91,10 @@ type call struct {
 // action is the kernel's struct sigaction.
 type action struct{ handler, flags, restorer, mask uintptr }
 
-// allowed are the signals that are not blocked: those by which the kernel and the Go
-// runtime tell of faults, and that which ends threads. The handlers of all others are not
-// installed from Until on until the runtime has begun again; by default they would end the
-// process.
+// allowed are the signals that are not blocked: those by which the kernel and
+// the Go runtime report faults, and the one that ends threads. From Until until
+// the runtime has started again, the handlers of all others are not installed;
+// by default they would end the process.
 const allowed = 1<<(syscall.SIGILL-1) | 1<<(syscall.SIGTRAP-1) | 1<<(syscall.SIGABRT-1) | 1<<(syscall.SIGBUS-1) |
 	1<<(syscall.SIGFPE-1) | 1<<(syscall.SIGSEGV-1) | 1<<(syscall.SIGSYS-1) | 1<<(syscall.SIGURG-1) | 1<<(leaveWith-1)
 
@@ -99,7 +103,7 @@ const (
 	defaultAction        = 0          // SIG_DFL
 	ignored              = 1          // SIG_IGN
 	onStack              = 0x08000000 // SA_ONSTACK
-	hasRestorer          = 0x04000000 // SA_RESTORER, which amd64 demands
+	hasRestorer          = 0x04000000 // SA_RESTORER, which amd64 requires
 	noAltStack           = 2          // SS_DISABLE
 	maskSize             = 8          // bytes
 )
@@ -124,11 +128,11 @@ func newPlan(epoll int) (*plan, error) {
 	}
 	var mask uint64
 	_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, sigBlock, 0, uintptr(unsafe.Pointer(&mask)), maskSize, 0, 0)
-	if mask&(1<<(leaveWith-1)) != 0 { // as whoever started the program wanted it
+	if mask&(1<<(leaveWith-1)) != 0 { // as in the process that started the program
 		return nil, wire.Text("the signal that ends threads is blocked")
 	}
 	size := unsafe.Sizeof(plan{})
-	// Shared, so that the kernel does not make it one mapping with its neighbours.
+	// Shared, so that the kernel does not merge it with its neighbours.
 	memory, err := mmap(size, syscall.MAP_ANON|syscall.MAP_SHARED)
 	if err != nil {
 		return nil, wire.Fail("map memory", err)
@@ -165,8 +169,9 @@ type header struct {
 	_, _        uint64
 }
 
-// program finds in what the kernel has told the program where that begins, and where its
-// data ends that the file has; nothing of one with a dynamic linker.
+// program finds, in what the kernel has passed to the program, its entry point
+// and the end of the part of its data that is in the file; zero for a program
+// with a dynamic linker.
 func program(vector []byte) (entry, dataEnd uintptr) {
 	const atHeaders, atCount, atBase, atEntry, pair = 3, 5, 7, 9, 16
 	var value [atEntry + 1]uintptr
@@ -188,7 +193,7 @@ func program(vector []byte) (entry, dataEnd uintptr) {
 	return value[atEntry], dataEnd
 }
 
-// fill writes down the calls.
+// fill writes the calls into the plan.
 func (p *plan) fill() error {
 	address := func(of unsafe.Pointer) uintptr { return uintptr(of) } // it does not move
 	p.before = [...]call{
@@ -255,18 +260,18 @@ func parse(line []byte) (m mapping, ok bool) {
 	return mapping{uintptr(from), uintptr(to), string(rest)}, err == nil && err2 == nil && ok
 }
 
-// clear is the call that makes a mapping what it was at the program's beginning: as the
-// file has it, zero, or not there.
+// clear returns the call that restores a mapping to its state at the program's
+// start: as in the file, zero, or unmapped.
 func (p *plan) clear(m mapping) (c call, needed bool) {
 	forget := func(start, end uintptr) call {
 		return call{syscall.SYS_MADVISE, [4]uintptr{start, end - start, syscall.MADV_DONTNEED}}
 	}
 	page := pageSize()
 	here := uintptr(unsafe.Pointer(p))
-	zeros := (p.tail + page - 1) &^ (page - 1) // where the program's variables without a value begin
+	zeros := (p.tail + page - 1) &^ (page - 1) // where the program's uninitialized variables begin
 	switch {
 	case here >= m.start && here < m.end:
-		return c, false // enter gives it back
+		return c, false // enter unmaps it
 	case m.name == "[stack]":
 		low := (p.stack - scratch) &^ (page - 1)
 		return forget(m.start, low), low > m.start
@@ -278,7 +283,7 @@ func (p *plan) clear(m mapping) (c call, needed bool) {
 	return call{syscall.SYS_MUNMAP, [4]uintptr{m.start, m.end - m.start}}, true
 }
 
-// resetSignals takes back the handlers that the runtime has installed.
+// resetSignals removes the handlers that the runtime has installed.
 func resetSignals() {
 	for s := uintptr(1); s <= leaveWith; s++ {
 		var now action

@@ -16,8 +16,8 @@ const (
 	sysEpollPwait = 281
 )
 
-// What the beginning of the Go runtime takes: threads with these flags, and less memory than
-// this.
+// What the start of the Go runtime requests: threads with these flags, and less
+// memory than this.
 //
 //nolint:unused // they are, by the assembly
 const (
@@ -27,7 +27,7 @@ const (
 	mapAccess   = syscall.PROT_READ | syscall.PROT_WRITE
 )
 
-// enter does what is planned, waits, and jumps to the program's entry point.
+// enter carries out the plan, waits, and jumps to the program's entry point.
 //
 //go:noescape
 func enter(p *plan)

@@ -21,8 +21,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// A process rests again and again: each time nothing is left of the program, each event
-// lets it begin anew, and what belongs to the process stays.
+// A process rests again and again: each time nothing is left of the program,
+// each event restarts it, and what belongs to the process stays.
 func TestUntil(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -53,7 +53,7 @@ func TestUntil(t *testing.T) {
 		if want := fmt.Sprint(life, " 1 argument"); lines.Text() != want {
 			t.Fatalf("%q, want %q", lines.Text(), want)
 		}
-		if life%10 == 0 { // else the event mostly comes while it has not come to rest
+		if life%10 == 0 { // otherwise the event mostly comes before it has come to rest
 			atRest(t, sleeper.Process.Pid)
 		}
 		if life == 20 {
@@ -74,15 +74,15 @@ func TestUntil(t *testing.T) {
 	if err := input.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for lines.Scan() { // one life more, if the last byte and the end are two events
+	for lines.Scan() { // one life more if the last byte and the end are two events
 	}
 	if err := sleeper.Wait(); err != nil {
 		t.Error(err)
 	}
 }
 
-// scarce lets a process at rest have an event while it may have no memory, which would be
-// the end of a Go program that begins.
+// scarce triggers an event for a resting process while it may not allocate
+// memory, which would end a Go program that starts.
 func scarce(t *testing.T, pid int, event func()) {
 	t.Helper()
 	var usual unix.Rlimit
@@ -119,7 +119,8 @@ func field(t *testing.T, pid int, file, name string) int {
 	return n
 }
 
-// Where it cannot be done it is an error, and the program goes on.
+// Where resting is impossible Until returns an error, and the program
+// continues.
 func TestUntilRefuses(t *testing.T) {
 	t.Parallel()
 	refused := make(chan error, 1)

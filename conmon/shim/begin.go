@@ -23,13 +23,13 @@ import (
 	"github.com/crius-run/crius/internal/inherit"
 )
 
-// Program is a shim as it is to be run for one container.
+// Program is a shim with its settings for one container.
 type Program struct {
 	Path string
 	ID   string // of the container
 	Dir  string // its run directory: the bundle
-	// Server names the server to the shim, which tells from that whether two
-	// containers have the same one. Nobody listens there.
+	// Server identifies the server to the shim, by which the shim decides whether
+	// two containers have the same one. Nothing listens there.
 	Server string
 	// Publisher is the program that a shim runs to publish an event.
 	Publisher string
@@ -38,9 +38,10 @@ type Program struct {
 	Options *anypb.Any // of the runtime; nil: none
 }
 
-// Begin runs the shim's start command, which starts a shim for the container or finds
-// the one that is to hold it. Shims from containerd 2.3 on need more input than older
-// ones understand: a shim that refuses the old form is run again with the new one.
+// Begin runs the shim's start command, which starts a shim for the container or
+// finds the existing one for it. Shims from containerd 2.3 on need more input
+// than older ones understand: a shim that refuses the old form is run again
+// with the new one.
 func (p Program) Begin(ctx context.Context) (Endpoint, error) {
 	var options []byte
 	var err error
@@ -80,8 +81,9 @@ func (p Program) bootstrap(ctx context.Context) ([]byte, error) {
 	return p.run(ctx, text, "start")
 }
 
-// Delete runs the shim's delete command, which removes what is left of the container
-// and of a shim that has died. It returns how the container ended if the shim knows.
+// Delete runs the shim's delete command, which removes the remains of the
+// container and of a dead shim. It returns how the container ended if the shim
+// knows.
 func (p Program) Delete(ctx context.Context) (exitStatus int, err error) {
 	// Containerd's own shims look for the bundle under the container's id, beside
 	// their working directory.
@@ -109,13 +111,13 @@ func (p Program) events() string {
 	return "unix://" + p.Events
 }
 
-// maxAnswer is far above what a shim has to say.
+// maxAnswer is far above the size of a shim's answer.
 const maxAnswer = 1 << 20
 
-// run executes the shim's program, in the run directory, in a process group of its
-// own that is killed as a whole when the context ends. The daemon that start
-// leaves behind keeps none of its descriptors but standard error, in some
-// versions: so that goes to a file.
+// run executes the shim's program, in the run directory, in its own process
+// group, which is killed as a whole when the context ends. The daemon that
+// start leaves behind keeps, in some versions, standard error open: so that
+// goes to a file.
 func (p Program) run(ctx context.Context, stdin []byte, verb ...string) ([]byte, error) {
 	words, err := os.CreateTemp(p.Dir, "shim-words-")
 	if err != nil {
@@ -141,7 +143,7 @@ func (p Program) run(ctx context.Context, stdin []byte, verb ...string) ([]byte,
 	return answer.Bytes(), nil
 }
 
-// explained adds the end of what a program has written to a file.
+// explained adds the end of a program's error output, from a file.
 func explained(err error, file string) error {
 	const end = 4096
 	text, _ := os.ReadFile(file)

@@ -51,8 +51,8 @@ func (e Endpoint) Meet(ctx context.Context) (*Client, error) {
 	return e.client(conn), nil
 }
 
-// client: versions 2 and 3 have the same messages and differ in the service's
-// name.
+// client returns a client; versions 2 and 3 have the same messages and differ
+// in the service's name.
 func (e Endpoint) client(conn net.Conn) *Client {
 	return &Client{ttrpc: ttrpc.NewClient(conn), service: fmt.Sprintf("containerd.task.v%d.Task", e.Version)}
 }
@@ -94,15 +94,15 @@ func classify(ctx context.Context, err error) error {
 	return text
 }
 
-// Stdio are the paths of the FIFOs of a process; an empty one is not wanted. With
+// Stdio are the paths of the FIFOs of a process; an empty one is not used. With
 // a terminal there is no Stderr.
 type Stdio struct {
 	Stdin, Stdout, Stderr string
 	Terminal              bool
 }
 
-// Create makes the container of a bundle. The pid is the shim's idea of one: that
-// of the container's init, of its sandbox, or of the shim itself.
+// Create makes the container of a bundle. The meaning of pid depends on the
+// shim: the container's init, its sandbox, or the shim itself.
 func (c *Client) Create(ctx context.Context, p Program, io Stdio) (pid int, err error) {
 	var resp task.CreateTaskResponse
 	err = c.call(ctx, "Create", &task.CreateTaskRequest{
@@ -111,12 +111,12 @@ func (c *Client) Create(ctx context.Context, p Program, io Stdio) (pid int, err 
 	return int(resp.Pid), err
 }
 
-// Process names a process to its shim: the command Exec of container ID, or the
-// container's own.
+// Process identifies a process to its shim: the command Exec of container ID,
+// or the container's own.
 type Process struct{ ID, Exec string }
 
-// Exec makes a command, which Start then runs: process is one of the OCI runtime
-// specification.
+// Exec makes a command, which Start then runs: process is that of the OCI
+// runtime specification.
 func (c *Client) Exec(ctx context.Context, p Process, process []byte, io Stdio) error {
 	return c.call(ctx, "Exec", &task.ExecProcessRequest{
 		ID: p.ID, ExecID: p.Exec, Terminal: io.Terminal, Stdin: io.Stdin, Stdout: io.Stdout, Stderr: io.Stderr,
@@ -124,8 +124,8 @@ func (c *Client) Exec(ctx context.Context, p Process, process []byte, io Stdio) 
 	}, new(emptypb.Empty))
 }
 
-// specTypes is where containerd has the messages of the OCI runtime specification,
-// which are JSON.
+// specTypes is the prefix under which containerd has the messages of the OCI
+// runtime specification, which are JSON.
 const specTypes = "types.containerd.io/opencontainers/runtime-spec/1/"
 
 // Start runs the process.
@@ -147,13 +147,13 @@ func (c *Client) Kill(ctx context.Context, p Process, sig unix.Signal, all bool)
 	return c.call(ctx, "Kill", &task.KillRequest{ID: p.ID, ExecID: p.Exec, Signal: uint32(sig), All: all}, new(emptypb.Empty))
 }
 
-// Delete forgets a process that has ended.
+// Delete removes an ended process from the shim.
 func (c *Client) Delete(ctx context.Context, p Process) error {
 	return c.call(ctx, "Delete", &task.DeleteRequest{ID: p.ID, ExecID: p.Exec}, new(task.DeleteResponse))
 }
 
-// Shutdown ends the shim if it has no containers any more. That it has ended
-// already is success.
+// Shutdown ends the shim if it has no containers any more. It succeeds if the
+// shim has already ended.
 func (c *Client) Shutdown(ctx context.Context, id string) error {
 	err := c.call(ctx, "Shutdown", &task.ShutdownRequest{ID: id}, new(emptypb.Empty))
 	if errors.Is(err, ErrGone) {
@@ -180,14 +180,15 @@ func (c *Client) Update(ctx context.Context, id string, resources []byte) error 
 	}, new(emptypb.Empty))
 }
 
-// State is how a process is.
+// State is the state of a process.
 type State struct {
-	PID            int // as the shim tells it, which may be any number
+	PID            int // as the shim reports it, which may be any number
 	Started, Ended bool
 }
 
-// State asks how the process is. runc's shim still tells the pid of one that has ended and
-// not been deleted: another process may have that by now.
+// State returns the state of the process. runc's shim still reports the pid of
+// a process that has ended and not been deleted: another process may have that
+// pid by now.
 func (c *Client) State(ctx context.Context, p Process) (State, error) {
 	var resp task.StateResponse
 	err := c.call(ctx, "State", &task.StateRequest{ID: p.ID, ExecID: p.Exec}, &resp)
@@ -204,7 +205,7 @@ func (c *Client) Started(ctx context.Context, p Process) (bool, error) {
 	return state.Started, err
 }
 
-// Shim is the process of the shim, as the shim reports it.
+// Shim returns the process of the shim, as the shim reports it.
 func (c *Client) Shim(ctx context.Context, id string) (wire.Process, error) {
 	var resp task.ConnectResponse
 	if err := c.call(ctx, "Connect", &task.ConnectRequest{ID: id}, &resp); err != nil {
@@ -216,11 +217,12 @@ func (c *Client) Shim(ctx context.Context, id string) (wire.Process, error) {
 	return wire.Find(int(resp.ShimPid))
 }
 
-// maxPID is the highest that the kernel can be configured to give.
+// maxPID is the highest pid for which the kernel can be configured.
 const maxPID = 1 << 22
 
-// CheckPID checks that a pid from a shim is that of a process on this machine that may
-// be signalled. For processes in a guest, shims return arbitrary numbers.
+// CheckPID checks that a pid from a shim can be that of a process on this
+// machine that may be signalled. For processes in a guest, shims return
+// arbitrary numbers.
 func CheckPID(pid int) error {
 	if pid <= 1 || pid > maxPID {
 		return fmt.Errorf("shim returned invalid pid %d: %w", pid, fault.Unavailable)

@@ -25,9 +25,9 @@ type Endpoint struct {
 	Version int    `json:"version"` // of the task service: 2 or 3
 }
 
-// parseEndpoint reads the answer to start, of which there are three forms: the
-// bare address, as up to containerd 1.7 and with Kata; an object in JSON, as
-// gVisor and containerd 2 have it; the same object as a protobuf message.
+// parseEndpoint reads the answer to start, in one of three forms: the bare
+// address, as up to containerd 1.7 and with Kata; a JSON object, as with gVisor
+// and containerd 2; the same object as a protobuf message.
 func parseEndpoint(answer []byte) (Endpoint, error) {
 	text := strings.TrimSpace(string(answer))
 	var result bootstrap.BootstrapResult
@@ -52,16 +52,16 @@ func parseEndpoint(answer []byte) (Endpoint, error) {
 	return e, nil
 }
 
-// dialable tells whether the address names a socket, and survives a record: one
-// whose path is not absolute would depend on the directory of whoever dials.
+// dialable reports whether the address names a socket and can be recorded: a
+// relative path would depend on the directory of the process that dials.
 func (e Endpoint) dialable() bool {
 	socket := e.socket()
 	return len(socket) > 1 && (socket[0] == '/' || socket[0] == '@') &&
 		utf8.ValidString(socket) && !strings.ContainsAny(socket, "\n\x00")
 }
 
-// socket is the address as the kernel knows it. One without a scheme is that of
-// an abstract socket, as Kata 1 has it.
+// socket returns the address for the kernel. An address without a scheme is
+// that of an abstract socket, as with Kata 1.
 func (e Endpoint) socket() string {
 	path, isPath := strings.CutPrefix(e.Address, "unix://")
 	if isPath || strings.HasPrefix(path, "/") {
@@ -70,7 +70,7 @@ func (e Endpoint) socket() string {
 	return "@" + strings.TrimPrefix(path, "@")
 }
 
-// dial connects, once. The error is fault.NotFound if nobody listens there.
+// dial connects, once. The error is fault.NotFound if nothing listens there.
 func (e Endpoint) dial(ctx context.Context) (net.Conn, error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", e.socket())
@@ -80,7 +80,8 @@ func (e Endpoint) dial(ctx context.Context) (net.Conn, error) {
 	return conn, err
 }
 
-// dialTime is how long an attempt to connect may take to a shim whose queue is full.
+// dialTime is how long one attempt to connect to a shim with a full queue may
+// take.
 const dialTime = time.Second
 
 // await connects to a shim that has just been started.
@@ -91,7 +92,7 @@ func (e Endpoint) await(ctx context.Context) (net.Conn, error) {
 	var conn net.Conn
 	var err error
 	poll.Until(ctx, pause, func() bool {
-		once, done := context.WithTimeout(context.WithoutCancel(ctx), dialTime) // the last time is after the end of ctx
+		once, done := context.WithTimeout(context.WithoutCancel(ctx), dialTime) // the last attempt comes after the end of ctx
 		defer done()
 		conn, err = e.dial(once)
 		return err == nil
@@ -103,7 +104,7 @@ func (e Endpoint) await(ctx context.Context) (net.Conn, error) {
 }
 
 // RemoveSocket removes the socket that a dead shim has left in the file system.
-// What else the shim may have called its address is not touched.
+// It touches nothing else that the shim may have given as its address.
 func (e Endpoint) RemoveSocket(ctx context.Context) error {
 	path := e.socket()
 	if !strings.HasPrefix(path, "/") {

@@ -15,7 +15,7 @@ type Fifo struct {
 	Read, Write *os.File
 }
 
-// NewFifo makes one.
+// NewFifo makes a named pipe.
 func NewFifo(path string) (*Fifo, error) {
 	if err := unix.Mkfifo(path, 0o600); err != nil {
 		return nil, fmt.Errorf("make fifo %s: %w", path, err)
@@ -24,7 +24,7 @@ func NewFifo(path string) (*Fifo, error) {
 	if err != nil {
 		return nil, err
 	}
-	write, err := openFifo(path, unix.O_WRONLY) // for which there must be a reader
+	write, err := openFifo(path, unix.O_WRONLY) // which requires a reader
 	if err != nil {
 		return nil, errors.Join(err, read.Close())
 	}
@@ -48,7 +48,7 @@ func (f *Fifo) Close() {
 	_ = f.Write.Close()
 }
 
-// Unread is how many bytes lie in a pipe.
+// Unread returns how many bytes are in a pipe.
 func Unread(path string) int {
 	f, err := openFifo(path, unix.O_RDONLY)
 	if err != nil {

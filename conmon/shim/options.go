@@ -16,10 +16,10 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Options are those of a runtime, from lines such as "--SystemdCgroup=true": the
-// field names of containerd.runc.v1.Options where the shim is runc's, else of
-// runtimeoptions.v1.Options. Without lines there are none: some shims refuse a
-// message that they do not know.
+// Options returns a runtime's options, from lines such as
+// "--SystemdCgroup=true": the field names of containerd.runc.v1.Options if the
+// shim is runc's, else of runtimeoptions.v1.Options. Without lines it returns
+// nil: some shims refuse a message that they do not know.
 func Options(ofRunc bool, lines []string) (*anypb.Any, error) {
 	if len(lines) == 0 {
 		return nil, nil
@@ -38,11 +38,12 @@ func Options(ofRunc bool, lines []string) (*anypb.Any, error) {
 		}
 	}
 	text, err := proto.Marshal(message)
-	// Without a host before the name, as containerd writes it.
+	// Without a host before the name, as in containerd.
 	return &anypb.Any{TypeUrl: string(message.ProtoReflect().Descriptor().FullName()), Value: text}, err
 }
 
-// set sets the field of a name in any of the spellings Root, root and root_path.
+// set sets the field of a name in any of the spellings Root, root and
+// root_path.
 func set(m protoreflect.Message, name, value string) error {
 	plain := func(s string) string { return strings.ToLower(strings.ReplaceAll(s, "_", "")) }
 	fields := m.Descriptor().Fields()

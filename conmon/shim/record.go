@@ -13,26 +13,26 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// recordFile is where a Record stands in a container's run directory.
+// recordFile is the name of a Record in a container's run directory.
 const recordFile = "shim.json"
 
-// Record is how to reach the shim of a container.
+// Record says how to reach the shim of a container.
 type Record struct {
 	Endpoint
-	// Program is the shim's.
+	// Program is the path of the shim's program.
 	Program string `json:"program"`
-	// Leader: the shim was started for this container, in whose run directory it works,
-	// and may serve others as well.
+	// Leader: the shim was started for this container, in whose run directory it
+	// works, and may serve others as well.
 	Leader bool `json:"leader"`
-	// Sandboxed: the container lives in a runtime sandbox with a kernel of its own, where nothing
-	// goes by pids of this machine.
+	// Sandboxed: the container lives in a sandbox with its own kernel, where pids
+	// of this machine mean nothing.
 	Sandboxed bool `json:"guest"`
-	// Process is the shim's, once it has said which; zero before.
+	// Process is the shim's, once the shim has reported it; zero before.
 	Process wire.Process `json:"process"`
 }
 
-// Write puts the record into a run directory. It is derived from what runs and
-// need not outlive a power cut.
+// Write writes the record into a run directory. It describes running processes
+// and need not survive a power cut.
 func (r Record) Write(dir string) error {
 	text, err := json.Marshal(r)
 	if err == nil {
@@ -45,7 +45,7 @@ func (r Record) Write(dir string) error {
 }
 
 // ReadRecord finds the shim of a container. The error is fault.NotFound if none
-// has been started, or it is not known where it is.
+// has been started, or its address is unknown.
 func ReadRecord(dir string) (Record, error) {
 	var r Record
 	text, err := os.ReadFile(filepath.Join(dir, recordFile))
@@ -61,8 +61,8 @@ func ReadRecord(dir string) (Record, error) {
 	return r, nil
 }
 
-// LogFile is what shims write to in their run directory; it is made before they
-// are started.
+// LogFile is the file in the run directory to which shims log; it is made
+// before they are started.
 const LogFile = "log"
 
 // Begun reports whether a shim may have been started for the container of a run
@@ -75,8 +75,8 @@ func Begun(dir string) bool {
 	return err == nil
 }
 
-// Forget deletes the shim's files in a run directory, its log last, once nothing of the
-// container is left.
+// Forget deletes the shim's files in a run directory, its log last, once
+// nothing of the container is left.
 func Forget(dir string) error {
 	for _, name := range []string{recordFile, LogFile} {
 		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -86,9 +86,9 @@ func Forget(dir string) error {
 	return nil
 }
 
-// Workers are the processes whose working directory is a run directory: a shim that was
-// started for the container, and what it has started. So they are found even if no
-// record names them.
+// Workers returns the processes whose working directory is a run directory: a
+// shim that was started for the container, and its descendants. They are found
+// in this way even if no record names them.
 func Workers(dir string) []wire.Process {
 	links, _ := filepath.Glob("/proc/[0-9]*/cwd")
 	var found []wire.Process

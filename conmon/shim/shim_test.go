@@ -64,7 +64,8 @@ func TestAnswersToStart(t *testing.T) {
 	}
 }
 
-// What a shim answers is an address that can be dialled and recorded, or refused.
+// A shim's answer is either an address that can be dialled and recorded, or
+// refused.
 func FuzzEndpoint(f *testing.F) {
 	message, err := proto.Marshal(&bootstrap.BootstrapResult{Version: 3, Address: "unix:///run/s/x", Protocol: "ttrpc"})
 	if err != nil {
@@ -122,7 +123,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// A line sets one field, and a shim reads from the message what it said.
+// A line sets one field, and a shim reads from the message what the line said.
 func FuzzOptions(f *testing.F) {
 	for _, line := range []string{"--Root=/a", "SystemdCgroup=true", "--io_uid=7", "---=", "--ConfigBody=\xff", "--IoUid=4294967296", "--root=\xff"} {
 		f.Add(true, line)
@@ -176,7 +177,7 @@ func TestUsage(t *testing.T) {
 		if got, err := parseUsage(url, c.message); err != nil || got != c.want {
 			t.Errorf("%s: %+v, %v", url, got, err)
 		}
-		for cut := range c.message { // whatever it is, it does not panic
+		for cut := range c.message { // whatever the result, it does not panic
 			_, _ = parseUsage(url, c.message[:cut])
 		}
 	}
@@ -208,7 +209,7 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// program is a shim that is a script.
+// program returns a shim that is a script.
 func program(t *testing.T, script string) Program {
 	t.Helper()
 	dir := t.TempDir()
@@ -233,7 +234,7 @@ func TestBegin(t *testing.T) {
 	}
 }
 
-// A shim may stay in its own child, which keeps what it was started with.
+// A shim's child may continue as the daemon and keep its descriptors.
 func TestBeginKeepsOutputOpen(t *testing.T) {
 	t.Parallel()
 	p := program(t, `sleep 1000 2>/dev/null & echo $! >child; printf unix:///x`)
@@ -260,11 +261,11 @@ func dies(t *testing.T, pid string) {
 	t.Helper()
 	wait.For(t, "the shim's child to be killed", func() bool {
 		stat, err := os.ReadFile("/proc/" + pid + "/stat")
-		return err != nil || strings.Contains(string(stat), ") Z ") // init reaps when it likes
+		return err != nil || strings.Contains(string(stat), ") Z ") // init reaps at any time
 	})
 }
 
-// A shim that dies before it can be connected to is dead, and not slow.
+// A shim that dies before the first connection counts as dead, not as slow.
 func TestAwaitDeadShim(t *testing.T) {
 	t.Parallel()
 	soon, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
@@ -274,7 +275,8 @@ func TestAwaitDeadShim(t *testing.T) {
 	}
 }
 
-// A shim of containerd 2.3 refuses what older ones are told, and gets it again.
+// A shim of containerd 2.3 refuses the old input, and is run again with the new
+// one.
 func TestBeginBootstrap(t *testing.T) {
 	t.Parallel()
 	result, err := proto.Marshal(&bootstrap.BootstrapResult{Version: 3, Address: "unix:///y", Protocol: "ttrpc"})
@@ -304,8 +306,8 @@ func TestBeginFails(t *testing.T) {
 	}
 }
 
-// A shim that does not answer is killed with its children when the caller
-// gives up.
+// A shim that does not answer is killed with its children when the caller's
+// context ends.
 func TestBeginHangs(t *testing.T) {
 	t.Parallel()
 	p := program(t, "sleep 1000 & echo $! >child; sleep 1000")
@@ -391,7 +393,7 @@ func TestFifo(t *testing.T) {
 
 func TestCheckPID(t *testing.T) {
 	t.Parallel()
-	largest := ^uint32(0) // that a shim can name
+	largest := ^uint32(0) // that a shim can report
 	for pid, right := range map[int]bool{-1: false, 0: false, 1: false, 2: true, 1 << 22: true, 1<<22 + 1: false, int(largest): false} {
 		if err := CheckPID(pid); (err == nil) != right {
 			t.Errorf("%d: %v", pid, err)
@@ -399,7 +401,8 @@ func TestCheckPID(t *testing.T) {
 	}
 }
 
-// Of a dead shim its socket is removed, and nothing else that it may name.
+// For a dead shim only its socket is removed, and nothing else that it may
+// name.
 func TestRemoveSocket(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -413,7 +416,7 @@ func TestRemoveSocket(t *testing.T) {
 		return l
 	}
 	listen("live")
-	syscall.ForkLock.RLock() // a child would have the socket until it is another program
+	syscall.ForkLock.RLock() // a child would have the socket until its exec
 	_ = listen("dead").Close()
 	syscall.ForkLock.RUnlock()
 	err := errors.Join(os.WriteFile(filepath.Join(dir, "file"), nil, 0o600), os.Symlink("dead", filepath.Join(dir, "link")), os.Mkdir(filepath.Join(dir, "directory"), 0o700))

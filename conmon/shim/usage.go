@@ -11,16 +11,16 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Usage is what a container uses, by the shim's account.
+// Usage is a container's usage as reported by its shim.
 type Usage struct {
 	CPU        uint64 // nanoseconds
 	Memory     uint64 // bytes
-	WorkingSet uint64 // bytes of it that could not be taken away
+	WorkingSet uint64 // bytes of it that cannot be reclaimed
 	Tasks      uint64
 }
 
-// Usage asks for it. The answer is one of two messages of containerd's cgroups
-// module, named for the versions of the kernel's.
+// Usage asks the shim for the usage. The answer is one of two messages of
+// containerd's cgroups module, named for the versions of the kernel's cgroups.
 func (c *Client) Usage(ctx context.Context, id string) (Usage, error) {
 	var resp task.StatsResponse
 	if err := c.call(ctx, "Stats", &task.StatsRequest{ID: id}, &resp); err != nil {
@@ -29,7 +29,7 @@ func (c *Client) Usage(ctx context.Context, id string) (Usage, error) {
 	return parseUsage(resp.Stats.GetTypeUrl(), resp.Stats.GetValue())
 }
 
-// Numbers of the fields, from outside to inside, in metrics.proto of
+// Numbers of the fields, from outer to inner, in metrics.proto of
 // github.com/containerd/cgroups/v3/cgroup1/stats and cgroup2/stats.
 func parseUsage(typeURL string, metrics []byte) (Usage, error) {
 	var u Usage
@@ -48,7 +48,7 @@ func parseUsage(typeURL string, metrics []byte) (Usage, error) {
 	return u, nil
 }
 
-// field is a number in a message within messages; 0 where it is not set.
+// field returns a number in nested messages; 0 if it is not set.
 func field(message []byte, path ...protowire.Number) uint64 {
 	for len(message) > 0 {
 		number, kind, n := protowire.ConsumeTag(message)

@@ -6,14 +6,15 @@ import (
 	"unsafe"
 )
 
-// Open opens the file whose path is made of parts. Unlike syscall.Open it needs
-// no memory but the stack's.
+// Open opens the file whose path is the concatenation of parts. Unlike
+// syscall.Open it needs no memory except the stack's.
 func Open(flags int, mode uint32, parts ...string) (fd int, err error) {
 	return at(syscall.SYS_OPENAT, flags|syscall.O_CLOEXEC|syscall.O_LARGEFILE, mode, parts)
 }
 
 // OpenBelow opens the file at path, which begins with the directory base. Links
-// are followed on the way to base, and none after that. Errors say what is wrong.
+// are followed on the way to base, and none after that. Errors describe the
+// cause.
 func OpenBelow(base, path string, flags int, mode uint32) (fd int, err error) {
 	name := path[len(base):]
 	for len(name) > 0 && name[0] == '/' {
@@ -51,7 +52,7 @@ func Unlink(parts ...string) error {
 	return err
 }
 
-// at is a system call on a path.
+// at makes a system call on a path.
 func at(call uintptr, flags int, mode uint32, parts []string) (int, error) {
 	var path [4096]byte // PATH_MAX, with the NUL
 	n := 0
@@ -74,7 +75,7 @@ func at(call uintptr, flags int, mode uint32, parts []string) (int, error) {
 	}
 }
 
-// ReadFile reads the beginning of a file into buf, as far as it has room.
+// ReadFile reads the beginning of a file into buf, as much as fits.
 func ReadFile(buf []byte, parts ...string) ([]byte, error) {
 	fd, err := Open(syscall.O_RDONLY, 0, parts...)
 	if err != nil {
@@ -95,9 +96,9 @@ func ReadFile(buf []byte, parts ...string) ([]byte, error) {
 	return buf[:n], err
 }
 
-// WriteFile replaces a file as a whole: whoever reads it sees the old content
-// or the new. With durable the new content has reached the disk when WriteFile
-// returns, and outlives a power cut.
+// WriteFile replaces a file atomically: a reader sees the old content or the
+// new. With durable the new content is on disk when WriteFile returns, and
+// survives a power cut.
 func WriteFile(path string, content []byte, durable bool) error {
 	tmp := path + ".tmp"
 	err := writeNew(tmp, content, durable)
@@ -148,7 +149,7 @@ func syncDir(path string) error {
 	return err
 }
 
-// Parent is the directory that path is in, whose end is no slash.
+// Parent returns the directory of path, which must not end in a slash.
 func Parent(path string) string {
 	for i := len(path) - 1; i > 0; i-- {
 		if path[i] == '/' {

@@ -34,7 +34,7 @@ func TestWriteFile(t *testing.T) {
 	}
 }
 
-// A file that cannot be written is the old one, and nothing else is there.
+// After a failed write the file has its old content, and no other file is left.
 func TestWriteFileFails(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -199,7 +199,7 @@ func FuzzStatField(f *testing.F) {
 	})
 }
 
-// Whatever a line of /proc/PID/stat holds, reading it ends.
+// Reading a line of /proc/PID/stat ends, whatever it contains.
 func FuzzStatLine(f *testing.F) {
 	f.Add([]byte("1 (a) S 0"), 4)
 	f.Add([]byte(")"), 22)

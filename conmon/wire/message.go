@@ -2,9 +2,9 @@ package wire
 
 import "strconv"
 
-// Version is the protocol this build speaks. A packet once defined never
-// changes its form: later versions add packets, and both sides answer or
-// ignore those they do not know.
+// Version is the protocol version of this build. A packet once defined never
+// changes its form: later versions add packets, and both sides answer or ignore
+// those they do not know.
 const Version = 1
 
 // MaxPacket bounds every packet in either direction; MaxText bounds the free
@@ -14,47 +14,48 @@ const (
 	MaxText   = 8 << 10
 )
 
-// MostBehind is how many bytes of one output stream an attached client may leave
-// unread in its pipe; less where the kernel does not let the pipe grow that far:
-// beyond fs.pipe-max-size it wants CAP_SYS_RESOURCE.
+// MostBehind is how many bytes of one output stream an attached client may
+// leave unread in its pipe; fewer if the kernel does not let the pipe grow that
+// far: beyond fs.pipe-max-size that needs CAP_SYS_RESOURCE.
 const MostBehind = 4 << 20
 
 // Verb is the first word of a packet.
 type Verb uint8
 
-// From the monitor: what has happened, in this order but for logged, log-discarded and journal-lost; every client
-// is told all of it from the start, however late it comes.
+// From the monitor: events, in this order except for logged, log-discarded and
+// journal-lost; every client gets all of them from the start, however late it
+// connects.
 const (
 	Hello        Verb = iota + 1 // hello VERSION STATE
 	Created                      // created PID START-TIME: of the container's init
-	Failed                       // failed CODE TEXT: CODE is the runtime's exit code, 0 if it was not the one that failed
+	Failed                       // failed CODE TEXT: CODE is the runtime's exit code, 0 if something else failed
 	Exited                       // exited CODE SIGNAL UNIXNANO OOM-KILLS
-	Logged                       // logged BYTES: that the log has grown by until now
-	LogDiscarded                 // log-discarded BYTES: that were too many for the log until now; follows logged where the log has a limit
-	JournalLost                  // journal-lost BYTES: that the journal has not got until now; follows logged where there is a journal
+	Logged                       // logged BYTES: by which the log has grown until now
+	LogDiscarded                 // log-discarded BYTES: discarded by the log's limit until now; follows logged if the log has a limit
+	JournalLost                  // journal-lost BYTES: that did not reach the journal until now; follows logged if there is a journal
 
 	OK    // ok: the oldest unanswered request is done
 	Error // error TEXT: the oldest unanswered request has failed
 
 	Dropped // dropped TEXT: the monitor closes this connection, and why
 
-	Rests // rests BYTES BYTES BYTES: as much has been logged, discarded and lost to the journal, and no more until it wakes
-	Wakes // wakes: it does not rest any more
+	Rests // rests BYTES BYTES BYTES: logged, discarded and lost to the journal, final until it wakes
+	Wakes // wakes: it no longer rests
 
-	Undead // undead TEXT: what could not be killed of the container whose exited follows
+	Undead // undead TEXT: processes that could not be killed of the container whose exited follows
 
 	// From the client: requests, each answered once, in order.
 	ReopenLog  // reopen-log
 	Resize     // resize WIDTH HEIGHT: of the terminal, in characters
 	CloseStdin // close-stdin
-	Release    // release: kill what still lives, record it, leave
+	Release    // release: kill the remaining processes, record the exit, exit
 	Attach     // attach STREAMS: some of stdin, stdout and stderr, with a space between them
-	CountLog   // count-log: tell logged now
+	CountLog   // count-log: report logged now
 	Detach     // detach: pass on what the container has written until now, and end the output of this client
-	Start      // start: run the command that starts the container, where that is the monitor's
+	Start      // start: run the command that starts the container, if the monitor has it
 )
 
-// States that hello tells.
+// States in a hello.
 const (
 	StateCreating = "creating"
 	StateRunning  = "running" // created, at least
@@ -107,8 +108,8 @@ type Message struct {
 	Text string
 }
 
-// Append appends the packet for m, which must have a verb of this package.
-// Text is cut at MaxText.
+// Append appends the packet for m, which must have a verb of this package. It
+// truncates the text at MaxText.
 func Append(b []byte, m Message) []byte {
 	f := forms[m.Verb]
 	b = append(b, f.name...)
@@ -123,7 +124,7 @@ func Append(b []byte, m Message) []byte {
 	return b
 }
 
-// Parse reads a packet. It accepts exactly what Append can produce.
+// Parse parses a packet. It accepts exactly what Append can produce.
 func Parse(packet []byte) (Message, bool) {
 	if len(packet) > MaxPacket {
 		return Message{}, false
@@ -163,7 +164,7 @@ func Cut(b []byte, sep byte) (before, after []byte, found bool) {
 	return b, nil, false
 }
 
-// Number reads a decimal number as strconv.AppendUint writes it.
+// Number parses a decimal number as strconv.AppendUint writes it.
 func Number(word []byte) (uint64, bool) {
 	if len(word) == 0 || len(word) > 1 && word[0] == '0' {
 		return 0, false

@@ -50,7 +50,7 @@ func TestNoMessages(t *testing.T) {
 	}
 }
 
-// However long a text, its packet can be read.
+// A packet with a text of any length can be parsed.
 func TestLongText(t *testing.T) {
 	packet := Append(nil, Message{Verb: Failed, Num: [4]uint64{math.MaxUint64}, Text: strings.Repeat("x", 100_000)})
 	m, ok := Parse(packet)

@@ -2,35 +2,35 @@ package wire
 
 import "strconv"
 
-// Options is everything a monitor is told, on a command line that a person
-// reading ps(1) understands.
+// Options are all settings of a monitor, on a command line that is readable in
+// ps(1).
 type Options struct {
 	ID       string
 	Dir      string // run directory of the container
 	PidFile  string // where the runtime writes the pid of the container's init
 	ExitFile string
 	LogFile  string // empty: output is discarded
-	LogDir   string // of the pod, at or above that of LogFile; empty: that one
-	LogRate  uint64 // bytes per second by which the log may grow; 0: any
+	LogDir   string // of the pod, at or above that of LogFile; empty: that of LogFile
+	LogRate  uint64 // bytes per second by which the log may grow; 0: no limit
 	LogBurst uint64 // bytes by which it may exceed that at once
-	LogMost  uint64 // bytes that a file of the log may have; 0: any
+	LogMost  uint64 // maximum size in bytes of one file of the log; 0: no limit
 
 	Journal       string   // socket of journald; empty: output goes to the log alone
-	JournalFields []string // of all entries there, as NAME=value
+	JournalFields []string // of all journal entries, as NAME=value
 
 	OwnerUID, OwnerGID uint64 // of the container's pipes
 
-	RestAfter uint64 // milliseconds without anything to do after which the monitor rests; 0: as it likes; NoRest
+	RestAfter uint64 // milliseconds of idleness after which the monitor rests; 0: its default; or NoRest
 
 	Terminal  bool
 	Stdin     bool
 	StdinOnce bool
 	Helpers   bool // the runtime leaves processes behind that die with the container
 	Fifos     bool // the runtime opens the container's streams by name, in Dir
-	Guest     bool // the pid is that of a stand-in: what is in its cgroup is not the container's
+	Guest     bool // the pid is a stand-in's: processes in its cgroup are not the container's
 
-	Start   []string // complete command that starts the container; empty: that is not the monitor's
-	Wait    []string // complete command that tells how it ended; empty: its init is a child of the monitor
+	Start   []string // complete command that starts the container; empty: the monitor does not start it
+	Wait    []string // complete command that prints how it ended; empty: its init is a child of the monitor
 	Runtime []string // complete command that creates the container
 }
 
@@ -60,13 +60,13 @@ type listFlag struct {
 
 const required = 4
 
-// maxNumber is how many bits a number has: what is computed with it fits 64.
+// maxNumber is the size of a number in bits, so that computations fit into 64.
 const maxNumber = 40
 
 // NoRest as RestAfter keeps the monitor from resting.
 const NoRest = 1<<maxNumber - 1
 
-// strings lists the flags with a value, those that must have one first.
+// strings returns the flags with a value, required ones first.
 func (o *Options) strings() [7]stringFlag {
 	return [...]stringFlag{
 		{"--id", &o.ID},
@@ -90,7 +90,7 @@ func (o *Options) bools() [6]boolFlag {
 	}
 }
 
-// numbers are flags that are left out if they are 0.
+// numbers returns the flags that are left out if they are 0.
 func (o *Options) numbers() [6]numberFlag {
 	return [...]numberFlag{
 		{"--log-rate", &o.LogRate},
@@ -102,7 +102,7 @@ func (o *Options) numbers() [6]numberFlag {
 	}
 }
 
-// lists are flags that are repeated, once for each item.
+// lists returns the flags that are repeated, once for each item.
 func (o *Options) lists() [3]listFlag {
 	return [...]listFlag{
 		{"--journal-field", &o.JournalFields},
@@ -111,7 +111,7 @@ func (o *Options) lists() [3]listFlag {
 	}
 }
 
-// Args is the command line that ParseArgs understands.
+// Args returns the command line that ParseArgs parses.
 func (o *Options) Args() []string {
 	var args []string
 	for _, f := range o.strings() {
@@ -138,7 +138,7 @@ func (o *Options) Args() []string {
 	return append(args, o.Runtime...)
 }
 
-// ParseArgs reads what Args wrote.
+// ParseArgs parses the result of Args.
 func ParseArgs(args []string) (o Options, err error) {
 	for i, arg := range args {
 		if arg == "--" {
@@ -152,8 +152,9 @@ func ParseArgs(args []string) (o Options, err error) {
 	return o, Text("no runtime command: the arguments end without --")
 }
 
-// Identity is whose monitor has these arguments; they may be those of another version, with
-// options that this one does not know.
+// Identity returns the id and directory of the container whose monitor has
+// these arguments; they may be those of another version, with options that this
+// one does not know.
 func Identity(args []string) (id, dir string) {
 	for _, arg := range args {
 		if arg == "--" {
@@ -166,7 +167,7 @@ func Identity(args []string) (id, dir string) {
 			dir = value
 		}
 	}
-	return "", "" // of no monitor: it has a runtime
+	return "", "" // not a monitor's: they have no runtime
 }
 
 func (o *Options) set(arg string) bool {
@@ -223,10 +224,10 @@ func cutFlag(arg string) (name, value string, ok bool) {
 	return arg, "", false
 }
 
-// Environ is a monitor's environment. It tunes the Go runtime below it: one
-// processor, whatever the cgroup allows; garbage collected only when there is a
-// lot of it; and no huge page of 2 MiB where 4 KiB were asked for, as kernels set
-// to transparent_hugepage=always like to give.
+// Environ returns a monitor's environment. It tunes the Go runtime: one
+// processor, whatever the cgroup allows; garbage collection only when there is
+// a lot of garbage; and no huge page of 2 MiB in place of one of 4 KiB, as with
+// transparent_hugepage=always.
 func Environ() [4]string {
 	return [...]string{"GOMAXPROCS=1", "GOGC=off", "GOMEMLIMIT=12MiB", "GODEBUG=disablethp=1,containermaxprocs=0,updatemaxprocs=0"}
 }

@@ -66,8 +66,8 @@ func FuzzArgs(f *testing.F) {
 	})
 }
 
-// A process may have any command line. One that is accepted names a container and
-// can be written again.
+// A process may have any command line. One that is accepted names a container
+// and can be written again.
 func FuzzHostileArgs(f *testing.F) {
 	f.Add([]byte("--id=i\x00--dir=/d\x00--pid-file=p\x00--exit-file=e\x00--\x00runc\x00create\x00"))
 	f.Add([]byte("--id=i\x00--id=\x00--start=\x00--start\x00--terminal=1\x00--\x00"))

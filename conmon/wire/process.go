@@ -11,7 +11,8 @@ type Process struct {
 	StartTime uint64 `json:"start_time"` // field 22 of /proc/PID/stat: clock ticks since boot
 }
 
-// Find is the process that has the pid now, dead but unreaped ones included.
+// Find returns the process that has the pid now, including dead but unreaped
+// ones.
 func Find(pid int) (Process, error) {
 	var buf [512]byte
 	stat, err := ReadFile(buf[:], "/proc/", strconv.Itoa(pid), "/stat")
@@ -25,9 +26,9 @@ func Find(pid int) (Process, error) {
 	return Process{pid, start}, nil
 }
 
-// StatField takes a numeric field, 4 or later, from a line of /proc/PID/stat.
-// The command name, field 2, is whatever the process likes: what follows its
-// last parenthesis is the kernel's own.
+// StatField returns a numeric field, 4 or later, from a line of /proc/PID/stat.
+// The process chooses the command name, field 2: what follows its last
+// parenthesis is the kernel's own.
 func StatField(stat []byte, n int) (uint64, bool) {
 	end := len(stat) - 1
 	for end >= 0 && stat[end] != ')' {
@@ -44,16 +45,17 @@ func StatField(stat []byte, n int) (uint64, bool) {
 	return Number(word)
 }
 
-// Rest is what a monitor that rests has counted.
+// Rest is the counts of a resting monitor.
 type Rest struct {
-	Logged    uint64 `json:"logged"`    // bytes that the log has grown by
-	Discarded uint64 `json:"discarded"` // bytes that were too many for it
+	Logged    uint64 `json:"logged"`    // bytes by which the log has grown
+	Discarded uint64 `json:"discarded"` // bytes that exceeded the log's limit
 
-	JournalLost uint64 `json:"journal_lost"` // bytes that journald has not taken
+	JournalLost uint64 `json:"journal_lost"` // bytes that journald has not accepted
 }
 
-// AppendProcesses appends the content of the file Processes: the monitor and, once it
-// exists, the container's init; of a monitor that rests also the bytes of its log.
+// AppendProcesses appends the content of the file Processes: the monitor and,
+// once it exists, the container's init; for a resting monitor also the counts
+// of its log.
 func AppendProcesses(b []byte, monitor, container Process, rest *Rest) []byte {
 	b = strconv.AppendInt(append(b, `{"version":`...), Version, 10)
 	b = appendProcess(append(b, `,"monitor":`...), monitor)
@@ -79,11 +81,11 @@ type Exit struct {
 	Signal   int   // the signal that ended it, 0 if none did
 	Sec      int64 // Unix time
 	Nsec     int
-	OOMKills uint64 // processes of the container that the kernel killed for want of memory
-	Message  string // of processes that could not be killed; it needs no quoting
+	OOMKills uint64 // processes of the container killed because memory ran out
+	Message  string // about processes that could not be killed; it needs no quoting
 }
 
-// ExitOf reads a wait status.
+// ExitOf converts a wait status.
 func ExitOf(status syscall.WaitStatus) Exit {
 	if status.Signaled() {
 		return Exit{Code: 128 + int(status.Signal()), Signal: int(status.Signal())}
@@ -91,7 +93,7 @@ func ExitOf(status syscall.WaitStatus) Exit {
 	return Exit{Code: status.ExitStatus()}
 }
 
-// Packet is the packet that tells of e, but for its message.
+// Packet returns the packet that reports e, without its message.
 func (e Exit) Packet() Message {
 	nano := uint64(e.Sec)*1e9 + uint64(e.Nsec)
 	return Message{Verb: Exited, Num: [4]uint64{uint64(e.Code), uint64(e.Signal), nano, e.OOMKills}}

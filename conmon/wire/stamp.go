@@ -3,9 +3,9 @@ package wire
 // StampLen is the length of every stamp until the year 10000.
 const StampLen = len("2006-01-02T15:04:05.000000000Z")
 
-// AppendStamp appends a point of Unix time as RFC 3339 in UTC with all nine
-// digits of the second's fraction. Package time would read it back exactly; it
-// is not used to write it for what it costs in memory.
+// AppendStamp appends a point of Unix time as RFC 3339 in UTC with nine digits
+// of the second's fraction. Package time would parse it exactly, but would cost
+// too much memory for writing it.
 func AppendStamp(b []byte, sec int64, nsec int) []byte {
 	days, rest := sec/86400, int(sec%86400)
 	if rest < 0 {
@@ -22,9 +22,9 @@ func AppendStamp(b []byte, sec int64, nsec int) []byte {
 	return append(b, 'Z')
 }
 
-// date is the civil date, in the Gregorian calendar, of a count of days since
-// 1970-01-01. It counts in years that begin on 1 March, so that the leap day
-// is a year's last, and in eras of 400 such years, which are all alike.
+// date returns the civil date, in the Gregorian calendar, for a count of days
+// since 1970-01-01. It counts in years that begin on 1 March, so that the leap
+// day is a year's last, and in eras of 400 such years, which are all alike.
 func date(days int64) (year, month, day int) {
 	const (
 		perEra   = 400*365 + 97
@@ -38,7 +38,7 @@ func date(days int64) (year, month, day int) {
 	d := int(days - era*perEra)
 	y := (d - d/1460 + d/36524 - d/146096) / 365
 	d -= 365*y + y/4 - y/100
-	m := (5*d + 2) / 153 // months from March have 153 days in five, and again
+	m := (5*d + 2) / 153 // months from March on: 153 days in five months, repeated
 	day = d - (153*m+2)/5 + 1
 	month, year = m+3, y+int(era)*400
 	if month > 12 {

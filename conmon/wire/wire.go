@@ -1,12 +1,11 @@
-// Package wire is what crius-conmon and its client have in common: the packets
-// on the monitor's socket, the monitor's command line and the documents it
-// leaves behind. The documentation of package conmon tells the same in words.
+// Package wire is what crius-conmon and its client share: the packets on the
+// monitor's socket, the monitor's command line and the documents that it leaves
+// behind. The documentation of package conmon describes them.
 //
-// It is linked into a process that runs once per container, and there every
-// package in the import graph costs each of them private memory: os, time,
-// bytes and x/sys/unix together come to 40 KiB. So this package and
-// conmon/monitor live on strconv, syscall and unicode/utf8; a test holds them
-// to it.
+// It is linked into a process that runs once per container, where every package
+// in the import graph costs private memory in each process: os, time, bytes and
+// x/sys/unix together come to 40 KiB. So this package and conmon/monitor use
+// only strconv, syscall and unicode/utf8; a test enforces that.
 package wire
 
 import "syscall"
@@ -23,12 +22,12 @@ const (
 	StdinFifo  = "stdin.fifo"
 	StdoutFifo = "stdout.fifo"
 	StderrFifo = "stderr.fifo"
-	// OOMFile is there if the runtime has seen that the container ran out of memory.
-	// Kata gives it that name.
+	// OOMFile exists if the runtime has seen that the container ran out of
+	// memory. The name is Kata's.
 	OOMFile = "oom"
 )
 
-// The descriptors that the monitor inherits, beside the standard ones.
+// The descriptors that the monitor inherits besides the standard ones.
 const (
 	ListenFD  = 3 // its listening socket
 	EnvironFD = 4 // a file with the environment for the runtime, as NUL-terminated words
@@ -43,7 +42,7 @@ type Failure struct {
 func (f *Failure) Error() string { return f.Step + ": " + f.Err.Error() }
 func (f *Failure) Unwrap() error { return f.Err }
 
-// Fail is nil if err is.
+// Fail returns nil if err is nil.
 func Fail(step string, err error) error {
 	if err == nil {
 		return nil
@@ -51,23 +50,23 @@ func Fail(step string, err error) error {
 	return &Failure{step, err}
 }
 
-// One of these in the place of the first argument makes the program do that with
-// each of the paths that are the other arguments. It answers with a byte for each:
-// the error number, or 0.
+// One of these as the first argument makes the program do that with each of the
+// paths in the other arguments. It answers with one byte for each: the error
+// number, or 0.
 const (
 	StatVerb = "stat"
-	LookVerb = "look"     // into directories, too
-	MakeVerb = "make-dir" // where there is nothing yet
+	LookVerb = "look"     // also reads directories
+	MakeVerb = "make-dir" // makes missing directories
 
-	// RelabelVerb is followed by an SELinux context, which is given to the paths and to
-	// all below them.
+	// RelabelVerb is followed by an SELinux context, which it gives to the paths
+	// and to everything below them.
 	RelabelVerb = "relabel="
 )
 
-// SystemPath is the answer of RelabelVerb for a path that is the system's.
+// SystemPath is RelabelVerb's answer for a path that belongs to the system.
 const SystemPath = syscall.EISNAM
 
-// Text is an error that is nothing but words.
+// Text is an error that consists only of its message.
 type Text string
 
 func (t Text) Error() string { return string(t) }

@@ -1,4 +1,4 @@
-// Command idle is the yardstick of the budgets: a Go program that only sleeps.
+// Command idle is the reference for the budgets: a Go program that only sleeps.
 package main
 
 import "time"

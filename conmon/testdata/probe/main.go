@@ -1,4 +1,4 @@
-// Command probe is what runs in the containers of the tests.
+// Command probe runs in the containers of the tests.
 package main
 
 import (
@@ -25,14 +25,14 @@ func main() {
 		"number":   number,   // LINES STDERR-EVERY [stay]: numbered lines; stays until its input ends
 		"bytes":    bytes,    // SIZE: no newline
 		"copy":     copyIn,   // stdin to stdout
-		"tty":      tty,      // tells what its terminal is, then echoes lines
+		"tty":      tty,      // reports what its terminal is, then echoes lines
 		"fds":      fds,      // lists open descriptors
 		"eat":      eat,      // MIBIBYTES of memory
 		"feed":     feed,     // the same in a child
 		"orphan":   orphan,   // ends with its input, outlived by a child that writes later
-		"brood":    brood,    // KINDS...: ends with its input, after it has started children of these kinds
+		"brood":    brood,    // KINDS...: starts children of these kinds, then ends with its input
 		"deaf":     deaf,     // ignores signals
-		"daemon":   daemon,   // leaves a deaf child with a session of its own
+		"daemon":   daemon,   // leaves a deaf child in its own session
 		"headless": headless, // ends its main thread, and ignores signals in others
 		"bomb":     bomb,     // starts itself again and again
 		"stat":     stat,     // FILE: in a child
@@ -167,7 +167,7 @@ func start(args ...string) *exec.Cmd {
 }
 
 func orphan(args []string) {
-	if len(args) > 0 { // the child, which speaks when it is told to
+	if len(args) > 0 { // the child, which writes when it is told to
 		told := make(chan os.Signal, 1)
 		signal.Notify(told, syscall.SIGUSR1)
 		must(os.NewFile(3, "deaf").Close())
@@ -181,7 +181,7 @@ func orphan(args []string) {
 	c.Stdout, c.Stderr, c.ExtraFiles = os.Stdout, os.Stderr, []*os.File{childs}
 	must(c.Start())
 	must(childs.Close())
-	_, _ = deaf.Read(make([]byte, 1)) // until the child hears
+	_, _ = deaf.Read(make([]byte, 1)) // until the child ignores signals
 	fmt.Println("early words")
 	_, _ = io.ReadAll(os.Stdin)
 	os.Exit(7)
@@ -208,7 +208,8 @@ func daemon([]string) {
 	must(c.Start())
 }
 
-// Only the main thread can end itself, and only here the program is certain to run on it.
+// Only the main thread can end itself, and only in init is the program certain
+// to run on it.
 func init() { //nolint:gochecknoinits // see above
 	if len(os.Args) > 1 && os.Args[1] == "headless" {
 		runtime.LockOSThread()

@@ -1,5 +1,6 @@
-// Command sleeper rests whenever it has read all of its standard input, and says how it
-// begins: "LIVES VARIABLE ARGUMENT", where the number of its lives is in the file FILE.
+// Command sleeper rests whenever it has read all of its standard input, and
+// prints at each start: "LIVES VARIABLE ARGUMENT". The number of its lives is
+// in the file FILE.
 //
 //	sleeper FILE ARGUMENT
 package main
@@ -23,7 +24,7 @@ var variable, initialized = 0, os.Getpid() // in bss, and in data
 func init() { runtime.LockOSThread() }
 
 func main() {
-	signal.Ignore(syscall.SIGTERM) // the first time by Go, then also by what is inherited
+	signal.Ignore(syscall.SIGTERM) // the first time by Go, later also by inheritance
 	text, err := os.ReadFile(os.Args[1])
 	lives, _ := strconv.Atoi(string(text))
 	if err != nil {
@@ -42,7 +43,7 @@ func main() {
 	}
 }
 
-// ended reads all that there is, and reports whether that is the end.
+// ended reads all available input, and reports whether it has ended.
 func ended() bool {
 	var input [64]byte
 	for {
@@ -76,7 +77,7 @@ func busy() {
 	done := make(chan []byte)
 	for range 20 {
 		go func() {
-			runtime.LockOSThread() // so that the thread ends with it, or is new
+			runtime.LockOSThread() // so that the thread ends with the goroutine, or is new
 			_ = syscall.Nanosleep(&syscall.Timespec{Nsec: 1000}, nil)
 			done <- make([]byte, 1<<20)
 		}()
