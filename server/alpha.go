@@ -16,7 +16,7 @@ const (
 	packageAlpha = "runtime.v1alpha2."
 )
 
-// alphaDesc is a v1 service under its v1alpha2 name.
+// alphaDesc returns a v1 service under its v1alpha2 name.
 func alphaDesc(v1 grpc.ServiceDesc) *grpc.ServiceDesc {
 	v1.ServiceName = packageAlpha + strings.TrimPrefix(v1.ServiceName, packageV1)
 	return &v1
@@ -32,9 +32,9 @@ func registerCRI(r grpc.ServiceRegistrar, runtime *runtimeService, images *image
 	r.RegisterService(alphaDesc(imageDesc), images)
 }
 
-// apiVersion tells under which name the running RPC was called. It asks the
-// transport: the method name in the generated code, which interceptors see, is
-// a constant of v1.
+// apiVersion returns the API version by which the running RPC was called. It
+// asks the transport: the method name in the generated code, which interceptors
+// see, is a constant of v1.
 func apiVersion(ctx context.Context) string {
 	if method, _ := grpc.Method(ctx); strings.HasPrefix(method, "/"+packageAlpha) {
 		return "v1alpha2"

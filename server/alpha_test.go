@@ -12,8 +12,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Every method and stream of v1 is there under its old name, served by the
-// same function, and the generated descriptors are not touched by it.
+// Every method and stream of v1 exists under its old name, served by the same
+// function, and the generated descriptors stay unchanged.
 func TestDescriptorsAgree(t *testing.T) {
 	t.Parallel()
 	for _, v1 := range []grpc.ServiceDesc{cri.RuntimeService_ServiceDesc, cri.ImageService_ServiceDesc} {
@@ -90,9 +90,9 @@ func TestVersionOfEitherAPI(t *testing.T) {
 	}
 }
 
-// An old client sends bytes that our generated code never made: the value of
-// an environment variable is a string in its proto, and it knows nothing of
-// the newer fields of an answer.
+// An old client sends bytes that crius's generated code never makes: the value
+// of an environment variable is a string in its proto, and it does not know the
+// newer fields of an answer.
 func TestOldClientOnTheWire(t *testing.T) {
 	t.Parallel()
 	n := start(t)

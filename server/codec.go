@@ -8,13 +8,13 @@ import (
 )
 
 // pooledSize is the largest message for which gRPC has a buffer of about its
-// size. For a larger one it takes 1 MiB, and keeps that for a while: more than all
-// that the server of a hundred pods has in memory otherwise is then waiting for
-// the next list of them.
+// size. For a larger one gRPC takes 1 MiB, and keeps that for a while: waiting
+// for the next list would then cost more memory than all else in a server with
+// a hundred pods.
 const pooledSize = 32 << 10
 
-// codec is gRPC's own, but gives a large message the memory it needs, and a listing
-// none.
+// codec is gRPC's own codec, but gives a large message only the memory that it
+// needs, and a listing none.
 type codec struct{ encoding.CodecV2 }
 
 func newCodec() codec { return codec{encoding.GetCodecV2(protocodec.Name)} }
@@ -27,7 +27,7 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	if !ok || proto.Size(message) <= pooledSize {
 		return c.CodecV2.Marshal(v)
 	}
-	data, err := proto.MarshalOptions{UseCachedSize: true}.Marshal(message) // the size of just now
+	data, err := proto.MarshalOptions{UseCachedSize: true}.Marshal(message) // computed just now
 	if err != nil {
 		return nil, err
 	}

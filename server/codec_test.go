@@ -8,8 +8,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Messages of every size arrive as they are, and a large one takes no more memory
-// than it has bytes.
+// Messages of every size arrive unchanged, and a large one takes no more memory
+// than its size.
 func TestCodec(t *testing.T) {
 	c := newCodec()
 	for _, size := range []int{1, 1000, pooledSize - 10, pooledSize, pooledSize + 1, 100_000, 3 << 20} {

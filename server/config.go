@@ -8,7 +8,7 @@ import (
 	"github.com/crius-run/crius/server/tlsfile"
 )
 
-// Config is the CRI endpoint.
+// Config configures the CRI endpoint.
 type Config struct {
 	Listen         string      `toml:"listen" apply:"restart" form:"path" help:"unix socket on which CRI is served"`
 	SocketMode     os.FileMode `toml:"socket_mode" apply:"restart" help:"permission bits of the socket"`
@@ -28,7 +28,7 @@ type Config struct {
 	TLSCipherSuites []string `toml:"tls_cipher_suites" apply:"restart" help:"cipher suites of TLS 1.2 for sessions and metrics, by their IANA names; empty: those that Go considers safe; those of TLS 1.3 cannot be chosen"`
 }
 
-// DefaultConfig is what an empty configuration file means.
+// DefaultConfig returns what an empty configuration file means.
 func DefaultConfig() Config {
 	return Config{
 		Listen:         "/run/crius/crius.sock",
@@ -45,7 +45,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// Stream is the part that is about sessions.
+// Stream returns the part that configures sessions.
 func (c Config) Stream() stream.Config {
 	return stream.Config{
 		Address:     c.StreamAddress,
@@ -61,7 +61,7 @@ func (c Config) Stream() stream.Config {
 	}
 }
 
-// TLS are the rules of all that is served over TLS.
+// TLS returns the rules for everything served over TLS.
 func (c Config) TLS() tlsfile.Rules {
 	return tlsfile.Rules{MinVersion: c.TLSMinVersion, CipherSuites: c.TLSCipherSuites}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/crius-run/crius/pod/view"
 )
 
-// containerAPI is the part of RuntimeService that deals with containers.
+// containerAPI is the part of RuntimeService for containers.
 type containerAPI struct {
 	engine        Engine
 	maxExecOutput int // bytes of both streams of an ExecSync together
@@ -77,8 +77,8 @@ func (s *containerAPI) ContainerStatus(_ context.Context, req *cri.ContainerStat
 	}
 	resp := &cri.ContainerStatusResponse{Status: containerStatus(view)}
 	if req.GetVerbose() {
-		// A container that is being removed may have lost its bundle: the
-		// rest of what is known about it is still worth telling.
+		// A container that is being removed may have lost its bundle: the rest is
+		// still worth reporting.
 		spec, _ := s.engine.RuntimeSpec(view.ID)
 		resp.Info, err = containerInfo(view, spec)
 	}

@@ -18,10 +18,10 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// What came in with a request (metadata, labels, annotations, image spec) is
-// valid UTF-8 already, since protobuf refuses anything else, and goes back as
-// the very object that came: CRI wants it unaltered. What the kernel, a plugin
-// or an image contributed passes through valid or clip.
+// Data from a request (metadata, labels, annotations, image spec) is valid
+// UTF-8 already, because protobuf refuses anything else, and is returned as the
+// same object: CRI requires it unaltered. Data from the kernel, a plugin or an
+// image passes through valid or clip.
 
 func fillSandbox(m *cri.PodSandbox, v *view.Sandbox) {
 	m.Id = v.ID
@@ -39,8 +39,8 @@ func sandboxMatches(f *cri.PodSandboxFilter, v *view.Sandbox) bool {
 		hasLabels(v.Config.GetLabels(), f.GetLabelSelector())
 }
 
-// sandboxStatus is what a status and an event tell of the pod itself, without its
-// containers.
+// sandboxStatus returns what a status and an event report about the pod itself,
+// without its containers.
 func sandboxStatus(v *view.Sandbox) *cri.PodSandboxStatus {
 	options := v.Config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	if options == nil {
@@ -118,11 +118,11 @@ func containerStatus(v *view.Container) *cri.ContainerStatus {
 	return s
 }
 
-// userImage is the image as the user named it: the kubelet asks for containers by image
-// id and shows what it gets back in the pod's status. It names no runtime handler, as no
-// image does: all handlers share the images, and a kubelet with
-// RuntimeClassInImageCriApi (KEP-4216) collects those of which no container has both
-// the id and the handler.
+// userImage returns the image as the user named it: the kubelet creates
+// containers by image id and shows this field in the pod's status. It names no
+// runtime handler, because images do not have one: all handlers share the
+// images, and a kubelet with RuntimeClassInImageCriApi (KEP-4216) deletes
+// images for which no container has both the id and the handler.
 func userImage(spec *cri.ImageSpec) *cri.ImageSpec {
 	name := cmp.Or(spec.GetUserSpecifiedImage(), spec.GetImage())
 	if name == spec.GetImage() && spec.GetRuntimeHandler() == "" {
@@ -136,8 +136,7 @@ func userImage(spec *cri.ImageSpec) *cri.ImageSpec {
 	}
 }
 
-// validMounts replaces the mounts whose source the kernel resolved to something
-// that is not UTF-8.
+// validMounts replaces the mounts whose resolved source is not valid UTF-8.
 func validMounts(mounts []*cri.Mount) []*cri.Mount {
 	fixed := slices.Clone(mounts)
 	for i, m := range mounts {
@@ -149,9 +148,9 @@ func validMounts(mounts []*cri.Mount) []*cri.Mount {
 	return fixed
 }
 
-// execReply cuts the output so that the reply can be sent: CRI has output
-// beyond 16 MiB discarded, but both streams share one message of that size.
-// Half of the room is either stream's own.
+// execReply truncates the output so that the reply can be sent: CRI says that
+// output beyond 16 MiB is discarded, but both streams share one message of that
+// size. Each stream may always use half of the room.
 func execReply(r *oci.ExecResult, room int) *cri.ExecSyncResponse {
 	stdout, stderr := r.Stdout, r.Stderr
 	stderr = stderr[:min(len(stderr), max(room/2, room-len(stdout)))]
@@ -165,14 +164,14 @@ func toImage(i *storage.Image) *cri.Image {
 	return m
 }
 
-// fillImage leaves spec empty. ImageStatus adds annotations, as with CRI-O; in lists, which the
-// kubelet gets all the time, it has no use for them. An image is the same for all runtime
-// handlers; see userImage.
+// fillImage leaves spec empty. ImageStatus adds annotations, as in CRI-O;
+// lists, which the kubelet requests all the time, do not need them. An image is
+// the same for all runtime handlers; see userImage.
 func fillImage(m *cri.Image, i *storage.Image) {
 	m.Id = i.ID
 	m.RepoTags = validAll(i.RepoTags)
 	m.RepoDigests = validAll(i.RepoDigests)
-	m.Size = max(i.Size, 1) // CRI: must be > 0; clients take 0 for a broken image
+	m.Size = max(i.Size, 1) // CRI: must be > 0; clients consider an image of size 0 broken
 	m.Uid, m.Username = imageUser(i)
 	m.Pinned = i.Pinned
 }
@@ -180,7 +179,7 @@ func fillImage(m *cri.Image, i *storage.Image) {
 // maxUsername is more than any passwd tool accepts.
 const maxUsername = 256
 
-// imageUser says as whom an image runs, by number or by name.
+// imageUser returns the user of an image, by number or by name.
 func imageUser(i *storage.Image) (*cri.Int64Value, string) {
 	uid, name := i.User()
 	if uid != nil {
@@ -275,7 +274,7 @@ func validMap(texts map[string]string) map[string]string {
 	return fixed
 }
 
-// nanos is CRI's time: 0 is none.
+// nanos converts to CRI's time: 0 means none.
 func nanos(t time.Time) int64 {
 	if t.IsZero() {
 		return 0

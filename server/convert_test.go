@@ -81,8 +81,8 @@ func TestSandboxStatus(t *testing.T) {
 	}
 }
 
-// A pod in the host's network has no address; one of a bare request has no
-// options. Clients read the enclosing messages without a look.
+// A pod in the host's network has no address; one of a minimal request has no
+// options. Clients read the enclosing messages without a check.
 func TestSandboxStatusOfBareView(t *testing.T) {
 	t.Parallel()
 	got := sandboxStatus(&view.Sandbox{ID: idOf(1), Config: &cri.PodSandboxConfig{}})
@@ -169,8 +169,9 @@ func TestContainerItem(t *testing.T) {
 	}
 }
 
-// The kubelet creates by id and shows status.image to the user. Its garbage collection
-// looks for the handler of containers' images among those of the listed images.
+// The kubelet creates by id and shows status.image to the user. Its garbage
+// collection looks for the handler of containers' images among those of the
+// listed images.
 func TestUserImage(t *testing.T) {
 	t.Parallel()
 	byID := filled(&cri.ImageSpec{})
@@ -213,8 +214,8 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// CVE-2024-40635, CVE-2026-46680: a user that is no plain id must not pass the
-// kubelet's runAsNonRoot check as a number.
+// CVE-2024-40635, CVE-2026-46680: a user that is not a plain id must not pass
+// the kubelet's runAsNonRoot check as a number.
 func TestImageUser_CVE_2024_40635_CVE_2026_46680(t *testing.T) {
 	t.Parallel()
 	for user, uid := range map[string]int64{
@@ -252,8 +253,8 @@ func TestFsUsage(t *testing.T) {
 	}
 }
 
-// cri-o#5606, containerd#13454: one string that is not UTF-8 made every List
-// fail. Whatever a kernel, a plugin or an image may say can be encoded.
+// cri-o#5606, containerd#13454: one string that was not UTF-8 made every List
+// fail. Anything that a kernel, a plugin or an image may say can be encoded.
 func TestHostileStringsCanBeEncoded(t *testing.T) {
 	t.Parallel()
 	const hostile = "a\xff\xfe\x00b\xc3"

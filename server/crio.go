@@ -20,8 +20,8 @@ import (
 	"github.com/crius-run/crius/pod/view"
 )
 
-// ServeAsCrio answers as Serve does and, on the same socket, what cAdvisor asks
-// of CRI-O over HTTP/1 (docs/decisions/0008-crio-facade.md). It closes l and
+// ServeAsCrio is Serve that also answers, on the same socket, cAdvisor's HTTP/1
+// requests to CRI-O (docs/decisions/0008-crio-facade.md). It closes l and
 // returns nil once Shutdown is complete.
 func (s *Server) ServeAsCrio(ctx context.Context, l net.Listener) error {
 	both := split(l)
@@ -46,7 +46,7 @@ func (s *Server) ServeAsCrio(ctx context.Context, l net.Listener) error {
 	return errors.Join(err, both.grpc.Close(), answers.Close(), <-ended, <-ended)
 }
 
-// crio are the two questions of cAdvisor (container/crio/client.go there).
+// crio serves the two requests of cAdvisor (container/crio/client.go there).
 func (s *Server) crio() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /info", func(w http.ResponseWriter, r *http.Request) {
@@ -75,10 +75,10 @@ func answerJSON(w http.ResponseWriter, answer any, err error) {
 	}
 }
 
-// crioInfo is where images are. The driver has a name of its own: below the
-// root of a container of overlay's, cAdvisor would look for a directory that
-// only containers/storage makes. It measures no disks of containers then, of
-// which kubelets learn by CRI.
+// crioInfo says where images are. The driver has a name that cAdvisor does not
+// know: with overlay, it would look below a container's root for a directory
+// that only containers/storage makes. Without it cAdvisor measures no disks of
+// containers; kubelets get those by CRI.
 type crioInfo struct {
 	StorageDriver string `json:"storage_driver"`
 	StorageRoot   string `json:"storage_root"`
@@ -93,7 +93,7 @@ func (s *Server) crioInfo(ctx context.Context) (*crioInfo, error) {
 	return &crioInfo{StorageDriver: "crius", StorageRoot: images.Mountpoint}, nil
 }
 
-// crioContainer is a container, or a pod: that is the one whose network is
+// crioContainer is a container, or a pod: the pod is the one whose network is
 // counted.
 type crioContainer struct {
 	Name        string            `json:"name"`
@@ -104,16 +104,16 @@ type crioContainer struct {
 	Labels      map[string]string `json:"labels"`
 	Annotations map[string]string `json:"annotations"`
 	LogPath     string            `json:"log_path"`
-	Root        string            `json:"root"` // empty, or cAdvisor would walk it once a minute
+	Root        string            `json:"root"` // empty, otherwise cAdvisor would walk it once a minute
 	Sandbox     string            `json:"sandbox"`
 	IPs         []string          `json:"ip_addresses"`
 }
 
 var fullID = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// crioContainer is the container or pod of an id, before which the prefix of its
-// cgroup may be: of a scope of systemd's cAdvisor knows the id, of any other cgroup
-// the whole name.
+// crioContainer returns the container or pod with an id, which may have the
+// prefix of its cgroup: for a systemd scope cAdvisor knows the id, for any
+// other cgroup the whole name.
 func (s *Server) crioContainer(id string) (*crioContainer, error) {
 	id = strings.TrimPrefix(id, spec.CrioPrefix+"-")
 	if !fullID.MatchString(id) {
@@ -144,8 +144,8 @@ func (s *Server) crioContainer(id string) (*crioContainer, error) {
 	}, nil
 }
 
-// crioPod is the pod as its infra container. Where it has none, any container's
-// process leads to its network.
+// crioPod returns the pod as its infra container. If it has none, the process
+// of any container leads to its network.
 func (s *Server) crioPod(id string) (*crioContainer, error) {
 	p, err := s.engine.Sandbox(id)
 	if err != nil {
@@ -172,7 +172,7 @@ func (s *Server) crioPod(id string) (*crioContainer, error) {
 	}, nil
 }
 
-// withLabel is never nil: cAdvisor adds to what it gets.
+// withLabel never returns nil: cAdvisor adds to the map.
 func withLabel(labels map[string]string, key, value string) map[string]string {
 	all := map[string]string{}
 	for k, v := range labels {
@@ -184,8 +184,8 @@ func withLabel(labels map[string]string, key, value string) map[string]string {
 	return all
 }
 
-// podName and containerName are the names that dockershim gave them and CRI-O
-// gives them. The names and attempts that they are made of are unique.
+// podName and containerName return the names that dockershim used and CRI-O
+// uses. They are unique, because the names and attempts in them are.
 func podName(p *view.Sandbox) string {
 	m := p.Config.GetMetadata()
 	return fmt.Sprintf("k8s_POD_%s_%s_%s_%d", m.GetName(), m.GetNamespace(), m.GetUid(), m.GetAttempt())

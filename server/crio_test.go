@@ -48,7 +48,7 @@ func asCrio(t *testing.T, n *node) string {
 	return cfg.Listen
 }
 
-// ask is what cAdvisor's client does.
+// ask does what cAdvisor's client does.
 func ask(t *testing.T, socket, path string) (code int, body string) {
 	t.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
@@ -91,8 +91,8 @@ func TestCrioAnswers(t *testing.T) {
 		"/containers/" + idOf(1): fmt.Sprintf(`{"name":"k8s_POD_web_default_u-1_3","pid":42,"image":"","image_ref":"","created_time":5,`+
 			`"labels":{"io.kubernetes.container.name":"POD","io.kubernetes.pod.name":"web"},"annotations":null,"log_path":"","root":"","sandbox":"%s","ip_addresses":["10.0.0.1"]}`, idOf(1)),
 	} {
-		// Where a container's cgroup is no scope of systemd's, cAdvisor takes all of the
-		// cgroup's name for the id.
+		// If a container's cgroup is not a systemd scope, cAdvisor takes the
+		// cgroup's complete name for the id.
 		for _, path := range []string{path, strings.Replace(path, "/containers/", "/containers/crio-", 1)} {
 			code, body := ask(t, socket, path)
 			if body = strings.TrimSpace(body); code != http.StatusOK || body != want || !json.Valid([]byte(body)) {
@@ -110,7 +110,7 @@ func TestCrioAnswers(t *testing.T) {
 	}
 }
 
-// The main socket speaks gRPC alone.
+// The main socket speaks only gRPC.
 func TestCrioIsNotOnTheMainSocket(t *testing.T) {
 	t.Parallel()
 	n := crioNode(t)
@@ -123,7 +123,7 @@ func TestCrioIsNotOnTheMainSocket(t *testing.T) {
 	}
 }
 
-// Who connects and says nothing holds up neither others nor Shutdown.
+// A client that connects and stays silent delays neither others nor Shutdown.
 func TestSilentConnectionsHoldUpNobody(t *testing.T) {
 	t.Parallel()
 	n := crioNode(t)
@@ -151,7 +151,7 @@ func TestSplitClosesSilentConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := split(l)
-	s.patience = time.Hour // with which run would not come to its end
+	s.patience = time.Hour // with which run would not end
 	ran := make(chan error, 1)
 	go func() { ran <- s.run(t.Context()) }()
 	conn, err := net.Dial("unix", l.Addr().String())
@@ -183,7 +183,7 @@ func TestSplitClosesSilentConnections(t *testing.T) {
 	}
 }
 
-// hiccup fails its first Accept as a process without free descriptors does.
+// hiccup fails its first Accept like a process without free descriptors.
 type hiccup struct {
 	net.Listener
 	failed atomic.Bool

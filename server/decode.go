@@ -11,18 +11,18 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// A request that cannot be decoded is the client's mistake, as one with a bad field
-// is. gRPC answers it with Internal, which is kept for defects of crius, and does so
-// before a handler could say otherwise. So what codec does not understand is no error
-// to gRPC: it is left in the envelope of the request.
+// A request that cannot be decoded is the client's mistake, like one with an
+// invalid field. gRPC answers it with Internal, which is reserved for bugs of
+// crius, and does so before a handler could answer otherwise. So codec reports
+// no error to gRPC: it leaves the error in the envelope of the request.
 
-// envelope is a message to decode, and why it could not be.
+// envelope is a message to decode, with the error if it could not be decoded.
 type envelope struct {
 	message any
 	err     error
 }
 
-// Unmarshal is for requests in envelopes.
+// Unmarshal decodes into envelopes.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	e, ok := v.(*envelope)
 	if !ok {
@@ -34,7 +34,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return nil
 }
 
-// open decodes a request by a function of gRPC.
+// open decodes a request with a function of gRPC.
 func open(decode func(any) error, req any) error {
 	e := envelope{message: req}
 	if err := decode(&e); err != nil {
@@ -43,8 +43,8 @@ func open(decode func(any) error, req any) error {
 	return e.err
 }
 
-// decoded is a service whose methods get their requests out of envelopes. Those of
-// streams are in a decodedStream.
+// decoded returns a service whose methods take their requests out of envelopes.
+// Streams do that in a decodedStream.
 func decoded(service grpc.ServiceDesc) grpc.ServiceDesc {
 	service.Methods = slices.Clone(service.Methods)
 	for i := range service.Methods {
@@ -52,7 +52,7 @@ func decoded(service grpc.ServiceDesc) grpc.ServiceDesc {
 		service.Methods[i].Handler = func(srv any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
 			return handler(srv, ctx, func(req any) error {
 				err := statusOf(open(decode, req))
-				if err != nil { // and no interceptor hears of it
+				if err != nil { // and no interceptor sees it
 					logCall(ctx, nil, 0, err)
 				}
 				return err

@@ -13,15 +13,15 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// bytesCodec sends bytes as they are.
+// bytesCodec sends bytes unchanged.
 type bytesCodec struct{ encoding.CodecV2 }
 
 func (bytesCodec) Marshal(v any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.SliceBuffer(v.([]byte))}, nil
 }
 
-// What is no message of protobuf is the client's mistake. gRPC calls it Internal,
-// which is kept for defects of crius.
+// A message that is not protobuf is the client's mistake. gRPC answers
+// Internal, which is reserved for bugs of crius.
 func TestUndecodableRequestsAreInvalid(t *testing.T) {
 	t.Parallel()
 	n := start(t)
@@ -47,7 +47,7 @@ func TestUndecodableRequestsAreInvalid(t *testing.T) {
 			}
 		}
 	}
-	handler := []byte{0x12, 0x01, 0xff} // which is no UTF-8
+	handler := []byte{0x12, 0x01, 0xff} // which is not UTF-8
 	wantUndecodable(t, "handler", n.conn.Invoke(t.Context(), cri.RuntimeService_RunPodSandbox_FullMethodName, handler, &emptypb.Empty{}, codec))
 }
 

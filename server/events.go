@@ -7,21 +7,21 @@ import (
 	"github.com/crius-run/crius/pod/view"
 )
 
-// eventAPI is the part of RuntimeService that tells of changes.
+// eventAPI is the part of RuntimeService for events.
 type eventAPI struct {
 	engine Engine
 }
 
-// GetContainerEvents sends events until the client leaves. One that does not
-// keep up with them is sent away with ResourceExhausted: it has to list and
-// begin anew, which is what the kubelet does after any error.
+// GetContainerEvents sends events until the client leaves. A client that does
+// not keep up is disconnected with ResourceExhausted: it must list and listen
+// again, which the kubelet does after any error.
 func (s *eventAPI) GetContainerEvents(_ *cri.GetEventsRequest, out grpc.ServerStreamingServer[cri.ContainerEventResponse]) error {
 	listener, err := s.engine.Listen()
 	if err != nil {
 		return err
 	}
 	defer listener.Close()
-	// So that the client knows from when on it listens.
+	// So that the client knows since when it listens.
 	if err := out.SendHeader(nil); err != nil {
 		return err
 	}

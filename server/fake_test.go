@@ -34,11 +34,11 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// logs is where the package's log lines go while tests run.
+// logs collects the package's log lines while tests run.
 var logs recorder
 
-// TestMain also proves that no test left a goroutine of gRPC or of this
-// package behind: servers and clients of all tests are closed by then.
+// TestMain also proves that no test left a goroutine of gRPC or of this package
+// behind: servers and clients of all tests are closed by then.
 func TestMain(m *testing.M) {
 	slog.SetDefault(slog.New(slog.NewJSONHandler(&logs, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	code := m.Run()
@@ -49,14 +49,14 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// leakedGoroutines gives goroutines the time to end and returns the stacks of
-// those that do not.
+// leakedGoroutines gives goroutines time to end and returns the stacks of those
+// that do not.
 func leakedGoroutines() string {
 	var leaks []string
 	wait.Until(context.Background(), func() bool {
 		buf := make([]byte, 4<<20)
 		stacks := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
-		leaks = slices.DeleteFunc(stacks[1:], func(stack string) bool { // the first one is this
+		leaks = slices.DeleteFunc(stacks[1:], func(stack string) bool { // the first one is this goroutine
 			return !strings.Contains(stack, "google.golang.org/grpc") && !strings.Contains(stack, "crius/server")
 		})
 		return len(leaks) == 0
@@ -64,7 +64,7 @@ func leakedGoroutines() string {
 	return strings.Join(leaks, "\n\n")
 }
 
-// recorder keeps what is logged.
+// recorder keeps log lines.
 type recorder struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -93,14 +93,14 @@ func (r *recorder) about(mark string) []map[string]any {
 	return found
 }
 
-// call is one call of a fake, as "Verb(args)" spells it.
+// call is one call of a fake, spelled "Verb(args)".
 type call struct {
 	verb string
 	args []any
 }
 
-// script is the behaviour that the two fakes share: they record calls and do
-// as hook says.
+// script is the behaviour that the two fakes share: they record calls and do as
+// hook says.
 type script struct {
 	mu    sync.Mutex
 	calls []call
@@ -118,7 +118,7 @@ func (s *script) did(ctx context.Context, verb string, args ...any) error {
 	return hook(ctx, verb)
 }
 
-// last returns the latest call and forgets all.
+// last returns the latest call and forgets all calls.
 func (s *script) last() call {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -312,16 +312,16 @@ func (f *fakeImages) FsInfo(ctx context.Context) (images, containers storage.FsU
 	return usage, storage.FsUsage{Mountpoint: "/ctr", UsedBytes: 4, InodesUsed: 5, Timestamp: time.Unix(0, 6)}, f.did(ctx, "FsInfo")
 }
 
-// idOf is a well-formed id.
+// idOf returns a well-formed id.
 func idOf(n int) string { return fmt.Sprintf("%064x", n) }
 
-// freshID is one that no other test, nor this one when it is run again, puts in
-// the log.
+// freshID returns an id that no other test, nor another run of this one, puts
+// into the log.
 func freshID() string { return idOf(int(1<<30 + serial.Add(1))) }
 
 var serial atomic.Int64
 
-// node is a server on a socket of its own, with clients of both API versions.
+// node is a server on its own socket, with clients of both API versions.
 type node struct {
 	engine  *fakeEngine
 	images  *fakeImages

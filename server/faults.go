@@ -16,9 +16,9 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// faultCodes says which status code an error becomes: that of the first cause
-// found in it. Sentinels come before errnos, since they are the judgement of
-// the code that knew what it was doing.
+// faultCodes maps an error to the status code of the first cause found in it.
+// Sentinels come before errnos, because they are the judgement of code that
+// knew the context.
 var faultCodes = []struct {
 	cause error
 	code  codes.Code
@@ -46,8 +46,8 @@ var faultCodes = []struct {
 	{syscall.EUSERS, codes.ResourceExhausted},
 }
 
-// codeOf answers Unknown for what nobody classified, as the kubelet's other
-// runtimes do: Internal is kept for defects of crius.
+// codeOf returns Unknown for an unclassified error, as other runtimes do:
+// Internal is reserved for bugs of crius.
 func codeOf(err error) codes.Code {
 	for _, f := range faultCodes {
 		if errors.Is(err, f.cause) {
@@ -57,8 +57,9 @@ func codeOf(err error) codes.Code {
 	return codes.Unknown
 }
 
-// statusOf turns any error into one that gRPC can send. One that is a status
-// already (of an unimplemented RPC, or made by pullFault) stays as it is.
+// statusOf converts any error to one that gRPC can send. It returns an error
+// that is already a status (of an unimplemented RPC, or from pullFault)
+// unchanged.
 func statusOf(err error) error {
 	if err == nil {
 		return nil
@@ -70,7 +71,7 @@ func statusOf(err error) error {
 }
 
 // createFault is statusOf for CreateContainer: the kubelet counts the failures
-// of image volumes by the first word of the message, and people know a refused
+// of image volumes by the first word of the message, and users know a refused
 // signature by the word that PullImage uses.
 func createFault(err error) error {
 	volume, signature := errors.Is(err, pod.ErrImageVolume), errors.Is(err, storage.ErrSignature)
@@ -87,10 +88,10 @@ func createFault(err error) error {
 	return status.Error(code, clip(text))
 }
 
-// pullFault is statusOf for PullImage. The kubelet recognises two causes by
-// the first word of the message, and looks for it only in errors of code
-// Unknown (k8s.io/cri-api/pkg/errors). One whose worker has died has found the registry
-// available.
+// pullFault is statusOf for PullImage. The kubelet recognises two causes by the
+// first word of the message, and looks for it only in errors of code Unknown
+// (k8s.io/cri-api/pkg/errors). An error because the pull worker died is not an
+// unavailable registry.
 func pullFault(err error) error {
 	if errors.Is(err, storage.ErrWorkerDied) {
 		return err
@@ -106,8 +107,8 @@ func pullFault(err error) error {
 	return err
 }
 
-// levelOf says how loud an RPC that ended with code is in the log: a client's
-// mistake or impatience is no news for the operator, a node that cannot work
+// levelOf returns the log level of an RPC that ended with code: a client's
+// mistake or impatience is not news for the operator, a node that cannot work
 // is. Kubelets try unimplemented RPCs over and over.
 func levelOf(code codes.Code) slog.Level {
 	switch code {
@@ -122,13 +123,13 @@ func levelOf(code codes.Code) slog.Level {
 	}
 }
 
-// maxText bounds error and status texts: they may quote a runtime's, a
-// plugin's or a registry's output, and travel in HTTP/2 headers and events.
+// maxText bounds error and status texts, in bytes: they may quote the output of
+// a runtime, plugin or registry, and travel in HTTP/2 headers and events.
 const maxText = 8 << 10
 
-// clip makes text fit for a message: valid UTF-8 of at most maxText bytes. The
-// middle goes first, because the step that failed is named at the beginning and
-// the output of what failed is quoted at the end.
+// clip makes text fit for a message: valid UTF-8 of at most maxText bytes. It
+// drops the middle, because the failed step is named at the beginning and the
+// output of the failed program is quoted at the end.
 func clip(text string) string {
 	text = valid(text)
 	if len(text) <= maxText {
@@ -136,10 +137,10 @@ func clip(text string) string {
 	}
 	const gap = " [...] "
 	half := (maxText - len(gap)) / 2
-	return strings.ToValidUTF8(text[:half]+gap+text[len(text)-half:], "?") // cut runes
+	return strings.ToValidUTF8(text[:half]+gap+text[len(text)-half:], "?") // replace truncated runes
 }
 
-// valid replaces what is not UTF-8, which protobuf refuses to encode.
+// valid replaces invalid UTF-8, which protobuf refuses to encode.
 func valid(text string) string {
 	return strings.ToValidUTF8(text, "\uFFFD")
 }

@@ -47,7 +47,7 @@ func TestCodes(t *testing.T) {
 		{syscall.EIO, codes.Unknown},
 		{&badField{"config", "is missing"}, codes.InvalidArgument},
 		{&fs.PathError{Op: "write", Path: "/f", Err: syscall.ENOSPC}, codes.ResourceExhausted},
-		// The floor that judged an errno or a context knew better.
+		// The layer that judged an errno or a context knew better.
 		{fmt.Errorf("image: %w: %w", fault.NotFound, syscall.ENOSPC), codes.NotFound},
 		{fmt.Errorf("stop: %w: %w", fault.Timeout, context.Canceled), codes.DeadlineExceeded},
 		{errors.Join(errors.New("first"), fmt.Errorf("second: %w", fault.Denied)), codes.PermissionDenied},

@@ -10,8 +10,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// filled sets every field of m, however deep, to something that tells it from
-// its neighbours.
+// filled sets every field of m, at any depth, to a value that differs from its
+// neighbours.
 func filled[M proto.Message](m M) M {
 	n := 0
 	fillMessage(m.ProtoReflect(), &n)
@@ -62,9 +62,9 @@ func fillScalar(field protoreflect.FieldDescriptor, n *int) protoreflect.Value {
 	panic("CRI has a new kind of field: " + field.Kind().String())
 }
 
-// wantFilled reports every field of m that is not set, but for those listed by
-// path as deliberately empty; one that is listed and set is reported as well,
-// so that the list stays true.
+// wantFilled reports every field of m that is not set, except for those listed
+// by path as deliberately empty; it also reports a listed field that is set, so
+// that the list stays correct.
 func wantFilled(t *testing.T, m proto.Message, empty ...string) {
 	t.Helper()
 	var seen []string
@@ -104,7 +104,7 @@ func walkFields(m protoreflect.Message, prefix string, visit func(path string, h
 	}
 }
 
-// maximalSandboxConfig is valid and uses every field that a kubelet can.
+// maximalSandboxConfig is valid and uses every field that a kubelet can set.
 func maximalSandboxConfig() *cri.PodSandboxConfig {
 	c := filled(&cri.PodSandboxConfig{})
 	c.Windows = nil
@@ -129,8 +129,8 @@ func someUserns() *cri.UserNamespace {
 	}
 }
 
-// maximalContainerConfig is valid and uses every field that a kubelet can; a
-// host path and an image exclude each other, so it takes two mounts.
+// maximalContainerConfig is valid and uses every field that a kubelet can set;
+// a host path and an image exclude each other, so it has two mounts.
 func maximalContainerConfig() *cri.ContainerConfig {
 	c := filled(&cri.ContainerConfig{})
 	c.WorkingDir = "/srv"
@@ -157,8 +157,8 @@ func maximalContainerConfig() *cri.ContainerConfig {
 	return c
 }
 
-// The configurations above are what they claim to be. An update of CRI that
-// adds a field fails here first.
+// The configurations above are complete. An update of CRI that adds a field
+// fails here first.
 func TestMaximalConfigs(t *testing.T) {
 	t.Parallel()
 	wantFilled(t, maximalSandboxConfig(), "windows",

@@ -16,7 +16,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 )
 
-// guardUnary lets tracer observe each call as well, by the name of its method.
+// guardUnary also lets tracer observe each call, by the name of its method.
 func guardUnary(tracer *trace.Tracer, engine Engine) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 		err = tracer.Call(ctx, path.Base(info.FullMethod), func(ctx context.Context) error {
@@ -61,7 +61,8 @@ func logCall(ctx context.Context, attrs []slog.Attr, took time.Duration, err err
 	slog.LogAttrs(ctx, level, message, attrs...) //nolint:sloglint // a word to search for per method, of which there are 43
 }
 
-// inWords is the name of a method as a sentence has it: PullImage is "pull image".
+// inWords returns the name of a method as used in a sentence: PullImage is
+// "pull image".
 func inWords(method string) string {
 	var b strings.Builder
 	for i, r := range method {
@@ -73,8 +74,8 @@ func inWords(method string) string {
 	return b.String()
 }
 
-// names are those of the pod and the container whose id a request has, as far as
-// they exist: the log of the kubelet and the API know them by these.
+// names returns the names of the pod and the container whose id a request has,
+// if they exist: the log of the kubelet and the API use these names.
 func names(req any, engine Engine) []slog.Attr {
 	if engine == nil {
 		return nil
@@ -100,7 +101,7 @@ func names(req any, engine Engine) []slog.Attr {
 	return attrs
 }
 
-// subject tells by name what a request is about.
+// subject returns the names of a request's object.
 func subject(req any) []slog.Attr {
 	var attrs []slog.Attr
 	add := func(key, value string) {

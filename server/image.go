@@ -33,7 +33,8 @@ func (s *imageAPI) StreamImages(req *cri.StreamImagesRequest, out grpc.ServerStr
 	})
 }
 
-// list looks up the one image that a filter names, and all of them without.
+// list looks up the one image that a filter names, or all of them without a
+// filter.
 func (s *imageAPI) list(ctx context.Context, filter *cri.ImageFilter) ([]*cri.Image, error) {
 	if err := in("filter.image", checkImageFilter(filter.GetImage())); err != nil {
 		return nil, err
@@ -52,7 +53,7 @@ func (s *imageAPI) list(ctx context.Context, filter *cri.ImageFilter) ([]*cri.Im
 	return []*cri.Image{toImage(image)}, nil
 }
 
-// find is nil without error where there is no such image.
+// find returns nil without an error if there is no such image.
 func (s *imageAPI) find(ctx context.Context, ref string) (*storage.Image, error) {
 	image, err := s.images.LookUp(ctx, ref)
 	if errors.Is(err, fault.NotFound) {
@@ -61,8 +62,8 @@ func (s *imageAPI) find(ctx context.Context, ref string) (*storage.Image, error)
 	return image, err
 }
 
-// ImageStatus answers without an image where there is none: that is how CRI
-// tells a missing one.
+// ImageStatus answers without an image if there is none: that is how CRI
+// reports a missing one.
 func (s *imageAPI) ImageStatus(ctx context.Context, req *cri.ImageStatusRequest) (*cri.ImageStatusResponse, error) {
 	if err := in("image", checkImage(req.GetImage())); err != nil {
 		return nil, err
@@ -83,7 +84,7 @@ func (s *imageAPI) ImageStatus(ctx context.Context, req *cri.ImageStatusRequest)
 		return resp, err
 	}
 	spec, err := s.images.Spec(ctx, image)
-	if errors.Is(err, fault.NotFound) { // removed since
+	if errors.Is(err, fault.NotFound) { // removed in the meantime
 		return &cri.ImageStatusResponse{}, nil
 	}
 	if err != nil {

@@ -21,14 +21,14 @@ import (
 	"github.com/crius-run/crius/internal/unixsocket"
 )
 
-// maxSocketPath is the room in sockaddr_un, less the terminating zero.
+// maxSocketPath is the size of sockaddr_un's path, less the terminating zero.
 const maxSocketPath = 107
 
 // Listen binds the CRI socket of cfg, owned by this process's user and by
-// cfg.SocketGroup, and never more permissive than cfg.SocketMode. A missing
-// directory is made with mode 0700, or 0711 where a group may connect. The socket
-// of a dead server is replaced; one that answers, or a path held by a server that
-// is starting or stopping, is fault.Exists.
+// cfg.SocketGroup, and never more permissive than cfg.SocketMode. It makes a
+// missing directory with mode 0700, or 0711 if a group may connect. It replaces
+// the socket of a dead server; a socket that answers, or a path held by a
+// server that is starting or stopping, is fault.Exists.
 //
 // Closing the listener removes the socket. The lock file beside it stays until
 // Abandon.
@@ -57,7 +57,7 @@ func (a address) listen(ctx context.Context, cfg Config) (net.Listener, error) {
 	}
 	dirMode := os.FileMode(0o700)
 	if gid != os.Getegid() {
-		dirMode = 0o711 // for the group, which the directory does not belong to
+		dirMode = 0o711 // for the group, to which the directory does not belong
 	}
 	if err := os.MkdirAll(filepath.Dir(a.path), dirMode); err != nil {
 		return nil, fmt.Errorf("directory of the CRI socket: %w", err)
@@ -73,11 +73,11 @@ func (a address) listen(ctx context.Context, cfg Config) (net.Listener, error) {
 	return &listener{Listener: l, lock: lock}, nil
 }
 
-// Abandon removes what a server that listened at path has left there: the socket if
-// nobody answers at it, the lock file and, if that leaves it empty, the directory.
-// While another server holds the path all of that stays.
+// Abandon removes what a server that listened at path has left there: the
+// socket if no server answers at it, the lock file and, if that leaves it
+// empty, the directory. While another server holds the path all of that stays.
 func Abandon(path string) error {
-	a := address{path: path} // no error that names the option is returned
+	a := address{path: path} // no returned error names the option
 	lock, err := a.lock()
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fault.Exists) {
 		return nil
@@ -98,7 +98,7 @@ func Abandon(path string) error {
 	return nil
 }
 
-// listener is a bound socket together with the lock that guards its path.
+// listener is a bound socket with the lock that guards its path.
 type listener struct {
 	net.Listener
 	lock *os.File
@@ -124,8 +124,8 @@ func (a address) lock() (*os.File, error) {
 	return lock, nil
 }
 
-// named reports whether an open file still has its name: one that Abandon has
-// removed locks nothing.
+// named reports whether an open file still has its name: a file that Abandon
+// has removed locks nothing.
 func named(file *os.File) bool {
 	opened, err := file.Stat()
 	if err != nil {
@@ -161,8 +161,7 @@ func (a address) bind(ctx context.Context, mode os.FileMode, gid int) (net.Liste
 	return l, nil
 }
 
-// removeStale makes way at the path if all that is there is a socket on which
-// nobody listens.
+// removeStale frees the path if it holds only a socket without a listener.
 func (a address) removeStale() error {
 	info, err := os.Lstat(a.path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -34,8 +34,8 @@ func listen(t *testing.T, cfg Config) net.Listener {
 	return l
 }
 
-// containerd's CVE-2021-41103 class: nothing of the runtime's is open to
-// others.
+// The class of containerd's CVE-2021-41103: nothing of the runtime's is open to
+// other users.
 func TestSocketPermissions_CVE_2021_41103(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []os.FileMode{0o660, 0o600, 0o666} {
@@ -60,10 +60,10 @@ func TestSocketPermissions_CVE_2021_41103(t *testing.T) {
 	}
 }
 
-// Members of socket_group may connect, and nobody else. Not parallel: the programs that it
-// starts have, until they run, the sockets and locks of whatever is tested beside it.
+// Only members of socket_group may connect. Not parallel: between fork and exec
+// its programs have the sockets and locks of concurrent tests.
 func TestSocketGroupMayConnect(t *testing.T) {
-	root, err := os.MkdirTemp("/tmp", "crius-group-") // t.TempDir is closed to others
+	root, err := os.MkdirTemp("/tmp", "crius-group-") // t.TempDir is closed to other users
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestSocketGroupMayConnect(t *testing.T) {
 	}
 }
 
-// A set-group-ID directory gives its group to what is made in it.
+// A set-group-ID directory gives its group to files made in it.
 func TestSocketGroup(t *testing.T) {
 	t.Parallel()
 	cfg := listenConfig(t)
@@ -136,7 +136,7 @@ func TestOneServerPerSocket(t *testing.T) {
 	}
 }
 
-// Each socket has its own option, which is the one to change.
+// Each socket has its own option, which the error names.
 func TestSocketInUseNamesItsOption(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -165,7 +165,7 @@ func TestSocketInUseNamesItsOption(t *testing.T) {
 }
 
 // Between the start of one server and its first answer, a second one must not
-// take the path for free.
+// consider the path free.
 func TestSocketIsLocked(t *testing.T) {
 	t.Parallel()
 	cfg := listenConfig(t)
@@ -185,7 +185,8 @@ func TestSocketIsLocked(t *testing.T) {
 	listen(t, cfg)
 }
 
-// What another program serves stays, whether it answers or has its hands full.
+// A socket that another program serves stays, whether it answers or its queue
+// is full.
 func TestSocketOfAnotherProgram(t *testing.T) {
 	t.Parallel()
 	cfg := listenConfig(t)
@@ -243,7 +244,7 @@ func TestStaleSocketIsReplaced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dead.(*net.UnixListener).SetUnlinkOnClose(false) // as kill -9 leaves it
+	dead.(*net.UnixListener).SetUnlinkOnClose(false) // as after kill -9
 	dead.Close()
 	listen(t, cfg)
 	if _, err := net.Dial("unix", cfg.Listen); err != nil {
@@ -251,12 +252,13 @@ func TestStaleSocketIsReplaced(t *testing.T) {
 	}
 }
 
-// What a server has left goes, and nothing that another one has made since.
+// Abandon removes what a server has left, and nothing that another one has made
+// since.
 func TestAbandon(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		since func(t *testing.T, cfg Config) // what happened after the server died
-		stays []string                       // of what is in the directory; nil: not even that does
+		stays []string                       // files that stay in the directory; nil: not even the directory
 	}{
 		"nothing": {since: func(*testing.T, Config) {}},
 		"a file of another program": {since: func(t *testing.T, cfg Config) {
@@ -284,7 +286,7 @@ func TestAbandon(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			dead := l.(*listener) // its socket stays, as that of a server that was killed
+			dead := l.(*listener) // its socket stays, like that of a killed server
 			dead.Listener.(*net.UnixListener).SetUnlinkOnClose(false)
 			if err := dead.Close(); err != nil {
 				t.Fatal(err)
@@ -345,7 +347,7 @@ func TestLockIsNoLink(t *testing.T) {
 	}
 }
 
-// Nothing of a failed Listen stays: the next one gets the lock.
+// A failed Listen leaves nothing: the next one gets the lock.
 func TestFailedListenLetsGo(t *testing.T) {
 	t.Parallel()
 	cfg := listenConfig(t)
@@ -380,7 +382,7 @@ func TestListenConfig(t *testing.T) {
 	}
 }
 
-// A lock on a file that Abandon has removed meanwhile is none.
+// A lock on a file that Abandon has removed does not count.
 func TestLockWithoutAName(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "lock")

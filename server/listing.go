@@ -13,20 +13,20 @@ import (
 	"github.com/crius-run/crius/pod/view"
 )
 
-// A kubelet lists pods and containers every second for as long as the node lives,
-// and next to none of them has changed since: each is encoded once for every state
-// that it gets into, and a list is put together from that
-// (docs/decisions/0014-lists.md).
+// A kubelet lists pods and containers every second for as long as the node
+// lives, and almost none of them has changed since the last list: each is
+// encoded once for every state that it enters, and lists are assembled from
+// these encodings (docs/decisions/0014-lists.md).
 
-// listing is a list of CRI, or a message of its stream, as codec sends it: without
-// making a message, or a copy.
+// listing is a CRI list, or a message of its stream, as codec sends it: without
+// making a message or a copy.
 type listing []entry
 
-// entry is an element of it as it goes over the wire: tag, length, message.
+// entry is an element of a list as sent over the wire: tag, length, message.
 type entry []byte
 
-// entriesField is where lists of CRI, and the messages of their streams, have
-// their elements.
+// entriesField is the field of CRI's lists, and of the messages of their
+// streams, that holds the elements.
 const entriesField = 1
 
 func newEntry(m proto.Message) (entry, error) {
@@ -39,8 +39,8 @@ func newEntry(m proto.Message) (entry, error) {
 
 func (e entry) size() int { return len(e) }
 
-// listingOf shows views, each as fill fills its message. An entry is kept in the
-// memo of its view.
+// listingOf returns a listing of views, whose messages fill fills. The memo of
+// each view keeps its entry.
 func listingOf[V, M any, P interface {
 	*M
 	proto.Message
@@ -73,8 +73,8 @@ func (l listing) send(out grpc.ServerStream) error {
 	return inChunks(l, entry.size, func(chunk []entry) error { return out.SendMsg(listing(chunk)) })
 }
 
-// withListings is the RuntimeService of v1 whose longest lists are listings, which
-// the generated code has no type for.
+// withListings returns the RuntimeService of v1 with listings as its longest
+// lists, for which the generated code has no type.
 func withListings(v1 grpc.ServiceDesc) grpc.ServiceDesc {
 	v1.Methods = slices.Clone(v1.Methods)
 	for i := range v1.Methods {

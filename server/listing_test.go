@@ -13,8 +13,8 @@ import (
 	"github.com/crius-run/crius/pod/view"
 )
 
-// What a list shows of a pod or a container is what it is in, not what it was when
-// it was listed first.
+// A list shows the present state of a pod or a container, not that at the first
+// list.
 func TestListsShowTheLatestView(t *testing.T) {
 	t.Parallel()
 	n := start(t)
@@ -26,7 +26,7 @@ func TestListsShowTheLatestView(t *testing.T) {
 		sandbox := *n.engine.sandboxes[1]
 		sandbox.State, sandbox.Memo = cri.PodSandboxState(state%2), new(view.Memo)
 		n.engine.sandboxes[1] = &sandbox
-		for _, api := range []string{packageV1, packageAlpha} { // encoded, and remembered
+		for _, api := range []string{packageV1, packageAlpha} { // encoded, and cached
 			containers, sandboxes := &cri.ListContainersResponse{}, &cri.ListPodSandboxResponse{}
 			err := errors.Join(
 				n.conn.Invoke(t.Context(), "/"+api+"RuntimeService/ListContainers", &cri.ListContainersRequest{}, containers),
@@ -55,8 +55,7 @@ func TestListsShowTheLatestView(t *testing.T) {
 	}
 }
 
-// A thousand containers that have not changed cost a list no more than room for
-// the answer.
+// For a thousand unchanged containers a list only allocates the answer.
 func TestUnchangedIsNotEncodedAgain(t *testing.T) {
 	containers := &containerAPI{engine: &fakeEngine{containers: manyContainers(1000)}}
 	sandboxes := &sandboxAPI{engine: &fakeEngine{sandboxes: manySandboxes(1000)}}
@@ -94,7 +93,7 @@ func BenchmarkListContainersOverSocket(b *testing.B) {
 	}
 }
 
-// unread is gRPC's codec, but for an answer of which only the size is read.
+// unread is gRPC's codec, except that it reads only the size of an answer.
 type unread struct{ encoding.CodecV2 }
 
 func (u unread) Unmarshal(data mem.BufferSlice, v any) error {
@@ -105,7 +104,7 @@ func (u unread) Unmarshal(data mem.BufferSlice, v any) error {
 	return u.CodecV2.Unmarshal(data, v)
 }
 
-// What the server has to do with it, and not its client.
+// The cost for the server, without its client.
 func BenchmarkListContainersUnread(b *testing.B) {
 	n := start(b)
 	n.engine.containers = manyContainers(2000)

@@ -15,13 +15,13 @@ import (
 
 const (
 	runtimeName = "crius"
-	// kubeletAPIVersion is the one value of VersionResponse.version that
+	// kubeletAPIVersion is the only value of VersionResponse.version that
 	// kubelets accept.
 	kubeletAPIVersion = "0.1.0"
 )
 
-// features is what crius itself does, whatever the handler. The kubelet turns
-// it into node features, so a flag here is a promise to every pod.
+// features returns what crius itself does, whatever the handler. The kubelet
+// turns it into node features, so a flag here is a promise to every pod.
 func features() *cri.RuntimeFeatures {
 	return &cri.RuntimeFeatures{
 		SupplementalGroupsPolicy:  true,
@@ -30,7 +30,7 @@ func features() *cri.RuntimeFeatures {
 	}
 }
 
-// nodeAPI is the part of RuntimeService that deals with the node as a whole.
+// nodeAPI is the part of RuntimeService for the node as a whole.
 type nodeAPI struct {
 	engine  Engine
 	status  Status
@@ -69,7 +69,7 @@ func (s *nodeAPI) Status(ctx context.Context, req *cri.StatusRequest) (*cri.Stat
 	}, nil
 }
 
-// madeStatus is a response, which nobody may modify, with what it was made from.
+// madeStatus is an immutable response with what it was made from.
 type madeStatus struct {
 	runtime  *view.RuntimeStatus
 	network  *view.NetworkStatus
@@ -92,7 +92,8 @@ func (s *nodeAPI) statusOf(runtime *view.RuntimeStatus, network *view.NetworkSta
 	return response
 }
 
-// condition is met unless text says why not; reason is then its CamelCase name.
+// condition returns a condition that is met unless text says why not; reason is
+// then its CamelCase name.
 func condition(kind, reason, text string) *cri.RuntimeCondition {
 	if text == "" {
 		return &cri.RuntimeCondition{Type: kind, Status: true}
@@ -100,21 +101,22 @@ func condition(kind, reason, text string) *cri.RuntimeCondition {
 	return &cri.RuntimeCondition{Type: kind, Reason: reason, Message: clip(text)}
 }
 
-// steadyText keeps the text of a condition as long as its cause stays the same: the
-// kubelet writes the node's status anew, for all of the cluster, whenever the text
-// changes. What runtimes and plugins say of an error may have times, durations,
-// process ids and ports in it, so a text that differs from the last one in its
-// numbers alone gives way to that.
+// steadyText keeps the text of a condition as long as its cause stays the same:
+// the kubelet writes the node's status again, for the whole cluster, whenever
+// the text changes. Errors of runtimes and plugins may contain times,
+// durations, process ids and ports, so a text that differs from the last one
+// only in its numbers is replaced with the last one.
 type steadyText struct {
 	mu    sync.Mutex
 	text  string
 	shape string // text without its numbers
 }
 
-// number is a decimal or hexadecimal number, time, duration, address or version.
+// number matches a decimal or hexadecimal number, time, duration, address or
+// version.
 var number = regexp.MustCompile(`[0-9a-fA-F]*[0-9][0-9a-fA-FxTZµnumsh.:+-]*`)
 
-// of is the text of err; empty if there is none.
+// of returns the text of err; empty if there is none.
 func (s *steadyText) of(err error) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,7 +135,8 @@ func (s *nodeAPI) RuntimeConfig(context.Context, *cri.RuntimeConfigRequest) (*cr
 	return &cri.RuntimeConfigResponse{Linux: &cri.LinuxRuntimeConfiguration{CgroupDriver: s.engine.CgroupDriver()}}, nil
 }
 
-// UpdateRuntimeConfig sets the pod CIDR. CRI has runtimes ignore an empty one.
+// UpdateRuntimeConfig sets the pod CIDR. CRI says that runtimes ignore an empty
+// one.
 func (s *nodeAPI) UpdateRuntimeConfig(_ context.Context, req *cri.UpdateRuntimeConfigRequest) (*cri.UpdateRuntimeConfigResponse, error) {
 	cidr := req.GetRuntimeConfig().GetNetworkConfig().GetPodCidr()
 	if cidr != "" {
@@ -147,8 +150,9 @@ func (s *nodeAPI) UpdateRuntimeConfig(_ context.Context, req *cri.UpdateRuntimeC
 	return &cri.UpdateRuntimeConfigResponse{}, nil
 }
 
-// semver makes a build's version, which may be a bare commit or empty, fit for
-// runtime_version: the kubelet does not report a node whose runtime has none.
+// semver turns a build's version, which may be a bare commit or empty, into a
+// valid runtime_version: the kubelet does not report a node whose runtime has
+// none.
 func semver(version string) string {
 	const identifiers = `[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*`
 	complete := regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-` + identifiers + `)?(\+` + identifiers + `)?$`)

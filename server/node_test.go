@@ -45,7 +45,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// A node that cannot run pods must not take any.
+// A node that cannot run pods must not accept any.
 func TestStatusNotReady(t *testing.T) {
 	t.Parallel()
 	n := start(t)
@@ -67,8 +67,8 @@ func TestStatusNotReady(t *testing.T) {
 	}
 }
 
-// The text of a condition changes with its cause and with nothing else: not with
-// times, durations, process ids and ports in what a plugin said.
+// The text of a condition changes only with its cause: not with times,
+// durations, process ids and ports in a plugin's message.
 func TestConditionTextIsSteady(t *testing.T) {
 	t.Parallel()
 	var s steadyText
@@ -95,7 +95,8 @@ func TestConditionTextIsSteady(t *testing.T) {
 	}
 }
 
-// A caller that gave up must not be told that the node is not ready.
+// A caller that stops waiting must not get the answer that the node is not
+// ready.
 func TestStatusOfImpatientCaller(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -196,7 +197,7 @@ func TestOneImageIdentifier(t *testing.T) {
 	if ids[0] != idOf(9) || len(slices.Compact(ids)) != 1 {
 		t.Errorf("identifiers %v", ids)
 	}
-	// Beside it, for humans and scanners, the digested name.
+	// Beside it, for humans and scanners, the name with a digest.
 	refs := []string{container.Status.ImageRef, containers.Containers[0].ImageRef}
 	if refs[0] != fullContainerView().ImageRef || len(slices.Compact(refs)) != 1 {
 		t.Errorf("references %v", refs)
@@ -242,7 +243,7 @@ func TestImageRPCs(t *testing.T) {
 		t.Errorf("annotations in a list: %v, %v", list, err)
 	}
 	n.images.hook = func(_ context.Context, verb string) error {
-		if verb == "Spec" { // removed after it was found
+		if verb == "Spec" { // removed after the lookup
 			return fault.NotFound
 		}
 		return nil

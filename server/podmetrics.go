@@ -15,17 +15,18 @@ import (
 	"github.com/crius-run/crius/pod/usage"
 )
 
-// metricsAPI is the part of RuntimeService that gives kubelets what cAdvisor
-// gives them (KEP-2371): metrics of the same names, labels and units, which they
-// show at /metrics/cadvisor (docs/decisions/0007-pod-metrics.md).
+// metricsAPI is the part of RuntimeService that gives kubelets the metrics that
+// they get from cAdvisor otherwise (KEP-2371), with the same names, labels and
+// units; kubelets serve them at /metrics/cadvisor
+// (docs/decisions/0007-pod-metrics.md).
 type metricsAPI struct {
 	usage   Usage
-	metrics []podMetric // those that are wanted and that the kernel can tell
+	metrics []podMetric // those that are configured and that the kernel supports
 	parts   usage.MetricParts
 }
 
 // podMetric is a metric. It has values, or else one value and no labels of its
-// own; what is nil is left out. unless tells whether this kernel cannot give it.
+// own; nil values are left out. unless reports whether this kernel lacks it.
 type podMetric struct {
 	kind, name, help string
 	gauge            bool
@@ -33,13 +34,13 @@ type podMetric struct {
 	unless           func(cgroup.Offers) bool
 	value            func(*sample) *uint64
 	values           func(*sample, emit)
-	measured         func(*sample) time.Time // nil: for this call
+	measured         func(*sample) time.Time // nil: at the time of the call
 }
 
 // emit takes a value with the values of the metric's own labels.
 type emit func(value *uint64, labels ...string)
 
-// baseLabels are those that a kubelet gives every metric of cAdvisor's.
+// baseLabels are the labels that a kubelet gives every cAdvisor metric.
 var baseLabels = []string{"container", "id", "image", "name", "namespace", "pod"}
 
 // sample is a pod's or a container's part of the metrics.
@@ -49,15 +50,15 @@ type sample struct {
 	now       time.Time
 	devices   deviceNames
 	details   *cgroup.Details
-	pod       *usage.PodMetrics       // nil: of a container
-	container *usage.ContainerMetrics // nil: of a pod
+	pod       *usage.PodMetrics       // nil: a container's sample
+	container *usage.ContainerMetrics // nil: a pod's sample
 }
 
 // AllPodMetrics stands for all kinds of metrics.
 const AllPodMetrics = "all"
 
-// PodMetricKinds are the kinds of metrics of pods that can be chosen, by the
-// names that CRI-O and cAdvisor have for them.
+// PodMetricKinds returns the kinds of pod metrics that can be chosen, by their
+// names in CRI-O and cAdvisor.
 func PodMetricKinds() []string {
 	var kinds []string
 	for _, m := range podMetrics() {
@@ -68,8 +69,8 @@ func PodMetricKinds() []string {
 	return kinds
 }
 
-// DefaultPodMetricKinds are those that kubelets have of cAdvisor unless told
-// otherwise.
+// DefaultPodMetricKinds returns the kinds that kubelets enable in cAdvisor by
+// default.
 func DefaultPodMetricKinds() []string {
 	return []string{"cpu", "memory", "network", "disk", "diskIO", "process", "oom", "pressure", "spec"}
 }
@@ -145,10 +146,10 @@ func (a *metricsAPI) list(ctx context.Context) []*cri.PodSandboxMetrics {
 	return all
 }
 
-// podSample has neither container nor image, as cAdvisor's metrics of a pod's
-// cgroup: who adds up containers leaves it out by that. The names and attempts
-// of pods are unique, and so is the name made of them: a kubelet that gets one
-// series twice would throw all away.
+// podSample returns a sample with neither container nor image, like cAdvisor's
+// metrics of a pod's cgroup: queries that add up containers exclude it by that.
+// The names and attempts of pods are unique, and so is the name made of them: a
+// kubelet that gets one series twice would discard all.
 func podSample(p *usage.PodMetrics, now time.Time) *sample {
 	m := p.View.Config.GetMetadata()
 	return &sample{

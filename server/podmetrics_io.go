@@ -67,7 +67,7 @@ func diskIOMetrics() []podMetric {
 }
 
 // eachOperation leaves out devices that are gone: without their names their
-// series could not be told apart.
+// series would be indistinguishable.
 func eachOperation(s *sample, visit func(d cgroup.DeviceIO, device string, op cgroup.Operation)) {
 	for _, d := range s.details.IO {
 		device := s.devices.of(d)
@@ -79,10 +79,11 @@ func eachOperation(s *sample, visit func(d cgroup.DeviceIO, device string, op cg
 	}
 }
 
-// deviceNames are those of block devices that have been looked up for one call.
+// deviceNames are the names of block devices that have been looked up for one
+// call.
 type deviceNames map[[2]uint64]string
 
-// of is the device's file, such as /dev/sda; empty if it is gone.
+// of returns the device's file, such as /dev/sda; empty if it is gone.
 func (names deviceNames) of(d cgroup.DeviceIO) string {
 	key := [2]uint64{d.Major, d.Minor}
 	name, known := names[key]
@@ -96,7 +97,7 @@ func (names deviceNames) of(d cgroup.DeviceIO) string {
 }
 
 // maxInterfaces is how many interfaces of a pod have metrics: a privileged pod
-// makes as many as it likes.
+// can make any number of them.
 const maxInterfaces = 64
 
 func networkMetrics() []podMetric {
@@ -105,7 +106,7 @@ func networkMetrics() []podMetric {
 			if s.pod == nil {
 				return
 			}
-			var seen []string // what is no UTF-8 may become the same
+			var seen []string // invalid UTF-8 may become the same name
 			for _, i := range s.pod.Interfaces[:min(len(s.pod.Interfaces), maxInterfaces)] {
 				if name := valid(i.Name); !slices.Contains(seen, name) {
 					seen = append(seen, name)
@@ -134,7 +135,7 @@ func networkMetrics() []podMetric {
 	}
 }
 
-// tcpStates are cAdvisor's names of network.TCPStates.
+// tcpStates are cAdvisor's names for network.TCPStates.
 var tcpStates = [...]string{"", "established", "synsent", "synrecv", "finwait1", "finwait2", "timewait", "close", "closewait", "lastack", "listen", "closing"}
 
 func socketMetrics() []podMetric {

@@ -7,9 +7,9 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 )
 
-// podMetrics are the metrics of cAdvisor that are of pods and containers, by
-// kind; those without a kind come with any. Names, help, types, labels and units
-// are cAdvisor's, which test/cadvisor compares.
+// podMetrics returns the cAdvisor metrics of pods and containers, by kind;
+// those without a kind come with any. Names, help, types, labels and units are
+// cAdvisor's, which test/cadvisor compares.
 func podMetrics() []podMetric {
 	return slices.Concat(generalMetrics(), cpuMetrics(), memoryMetrics(), diskMetrics(), diskIOMetrics(),
 		networkMetrics(), socketMetrics(), processMetrics(), otherMetrics(), hugePageMetrics(), specMetrics())
@@ -41,7 +41,7 @@ func cpuMetrics() []podMetric {
 			return seconds(field(s.details.CPU))
 		}}
 	}
-	// cAdvisor has what the quota does only where there is one.
+	// cAdvisor has metrics of the quota's effect only if there is one.
 	quota := func(name, help string, field func(*cgroup.CPUDetails) *uint64) podMetric {
 		return podMetric{kind: "cpu", name: name, help: help, value: func(s *sample) *uint64 {
 			if s.details.CPU == nil || none(s.details.Limits.CPUQuota) {
@@ -78,7 +78,7 @@ func cpuMetrics() []podMetric {
 	}
 }
 
-// none tells whether there is no limit, or none that is known.
+// none reports whether there is no limit, or no known one.
 func none(limit *uint64) bool { return limit == nil || *limit == 0 }
 
 func memoryMetrics() []podMetric {

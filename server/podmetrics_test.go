@@ -25,10 +25,10 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// everything is what a kernel offers that offers all.
+// everything is the offers of a kernel with all features.
 var everything = cgroup.Offers{Pressure: true, HugePages: true, HugePageMax: true, CPUBurst: true}
 
-// fillDetails gives every field in v a value of its own, in billions.
+// fillDetails gives every field in v a different value, in billions.
 func fillDetails(v reflect.Value, n *uint64) {
 	switch v.Kind() {
 	case reflect.Uint64:
@@ -49,7 +49,7 @@ func fillDetails(v reflect.Value, n *uint64) {
 	}
 }
 
-// somePodMetrics has a value in every field, each its own.
+// somePodMetrics has a different value in every field.
 func somePodMetrics() *usage.PodMetrics {
 	p := &usage.PodMetrics{Cgroup: "/kubepods/pod1"}
 	c := &usage.ContainerMetrics{Cgroup: "/kubepods/pod1/crius-2"}
@@ -73,8 +73,8 @@ func somePodMetrics() *usage.PodMetrics {
 	return p
 }
 
-// podMetricsOf are the metrics of p of these kinds, of the pod and its first
-// container.
+// podMetricsOf returns the metrics of p of these kinds, of the pod and its
+// first container.
 func podMetricsOf(t *testing.T, p *usage.PodMetrics, kinds ...string) (ofPod, ofContainer []*cri.Metric, descriptors []*cri.MetricDescriptor) {
 	t.Helper()
 	a, err := newMetricsAPI(&fakeEngine{offers: everything}, kinds)
@@ -89,8 +89,9 @@ func podMetricsOf(t *testing.T, p *usage.PodMetrics, kinds ...string) (ofPod, of
 	return a.collect(podSample(p, time.Unix(22, 0)), names), a.collect(containerSample(p, p.Containers[0], time.Unix(22, 0)), names), resp.Descriptors
 }
 
-// The other side of the comparison is in test/cadvisor. Not parallel: what forks
-// keeps locks and listeners that others let go of, for a moment.
+// The other side of the comparison is in test/cadvisor. Not parallel: between
+// fork and exec a child keeps, for a moment, locks and listeners that other
+// tests release.
 func TestPodMetricsAreThoseOfCAdvisor(t *testing.T) {
 	type metric struct {
 		Help, Type     string
@@ -240,7 +241,7 @@ func TestPodMetricValues(t *testing.T) {
 	})
 }
 
-// What the kernel does not tell is no metric, least of all 0.
+// What the kernel does not report is missing from the metrics, and not 0.
 func TestUnknownPodMetricsAreMissing(t *testing.T) {
 	t.Parallel()
 	p := somePodMetrics()
@@ -336,8 +337,8 @@ func TestPodMetricsAreStreamed(t *testing.T) {
 	}
 }
 
-// A pod may have interfaces of any number and, with privileges, any name. One
-// series twice, or text that is no UTF-8, would cost a kubelet all metrics.
+// A pod may have any number of interfaces and, with privileges, any names. A
+// repeated series, or text that is not UTF-8, would cost a kubelet all metrics.
 func TestInterfacesOfPodMetricsAreBounded(t *testing.T) {
 	t.Parallel()
 	p := somePodMetrics()

@@ -14,9 +14,9 @@ import (
 	"github.com/crius-run/crius/pod/view"
 )
 
-// fuzzRequest feeds a validator with whatever bytes arrive: it does not change the
-// request, refuses it with one of two codes in a short text that can be sent, and
-// accepted holds of what it accepts.
+// fuzzRequest feeds a validator with arbitrary bytes: it does not change the
+// request, it refuses with one of two codes in a short text that can be sent,
+// and accepted holds for what it accepts.
 func fuzzRequest[T any, M interface {
 	*T
 	proto.Message
@@ -49,7 +49,7 @@ func fuzzRequest[T any, M interface {
 	})
 }
 
-// wantID fails the test if an id was accepted that could leave a directory.
+// wantID fails the test if an accepted id could leave a directory.
 func wantID(t *testing.T, id string) {
 	t.Helper()
 	if id == "" || len(id) > 64 || filepath.Base(id) != id || strings.Trim(id, "0123456789abcdef") != "" {
@@ -151,8 +151,8 @@ func FuzzPortForward(f *testing.F) {
 		&cri.PortForwardRequest{PodSandboxId: idOf(1), Port: make([]int32, maxForwardPorts+1)})
 }
 
-// A filter selects a part of what no filter selects, and each of its conditions
-// holds of that part.
+// A filter selects a subset of the unfiltered list, and each of its conditions
+// holds for that subset.
 func FuzzContainerFilter(f *testing.F) {
 	view := &view.Container{ID: idOf(1), SandboxID: idOf(2), State: cri.ContainerState_CONTAINER_RUNNING,
 		Config: &cri.ContainerConfig{Labels: map[string]string{"app": "web", "": "empty"}}}
@@ -192,7 +192,7 @@ func FuzzSandboxFilter(f *testing.F) {
 		&cri.PodSandboxFilter{State: &cri.PodSandboxStateValue{State: -1}})
 }
 
-// An image that is asked for has a name without blanks, of bounded length.
+// A requested image has a name without blanks, of bounded length.
 func FuzzImageSpec(f *testing.F) {
 	fuzzRequest(f, checkImage, func(t *testing.T, spec *cri.ImageSpec) {
 		for _, name := range []string{spec.GetImage(), spec.GetUserSpecifiedImage(), spec.GetImageRef()} {
@@ -206,8 +206,7 @@ func FuzzImageSpec(f *testing.F) {
 		&cri.ImageSpec{Image: "a\u2028b"})
 }
 
-// The pod address ranges that are accepted are one or two, with nothing around
-// them.
+// Accepted pod address ranges are one or two, without surrounding text.
 func FuzzCheckPodCIDR(f *testing.F) {
 	check := func(req *cri.UpdateRuntimeConfigRequest) error {
 		return in("pod_cidr", checkPodCIDR(req.GetRuntimeConfig().GetNetworkConfig().GetPodCidr()))

@@ -21,12 +21,12 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// verb is an RPC that makes the floor below do something.
+// verb is an RPC that makes the layer below do something.
 type verb struct {
 	name string
 	do   func(ctx context.Context, n *node) (proto.Message, error)
-	want call          // what reaches the floor below
-	resp proto.Message // what comes back
+	want call          // the call that reaches the layer below
+	resp proto.Message // the response
 }
 
 func verbs() []verb {
@@ -97,7 +97,7 @@ func same(a, b any) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// lastCall is the latest call of either fake.
+// lastCall returns the latest call of either fake.
 func (n *node) lastCall() call {
 	if c := n.engine.last(); c.verb != "" {
 		n.images.last()
@@ -146,8 +146,8 @@ func TestVerbsTranslateErrors(t *testing.T) {
 	}
 }
 
-// CRI wants Stop and Remove to succeed on what does not exist; critest makes
-// UUIDs up for that. Whatever cannot be an id never reaches the engine.
+// CRI requires Stop and Remove to succeed on missing objects; critest invents
+// UUIDs for that. Impossible ids never reach the engine.
 func TestIDsThatCannotBe(t *testing.T) {
 	t.Parallel()
 	n := start(t)
@@ -308,7 +308,7 @@ func TestUnimplemented(t *testing.T) {
 	}
 }
 
-// The work goes on in its flight; the caller only stops waiting.
+// The work continues in its flight; only the caller stops waiting.
 func TestCancelledCaller(t *testing.T) {
 	t.Parallel()
 	n := start(t)

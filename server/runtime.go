@@ -2,8 +2,9 @@ package server
 
 import cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-// runtimeService is the RuntimeService put together from small APIs. A method
-// that one of them has hides the unimplemented one, which lies a level deeper.
+// runtimeService is the RuntimeService composed of small APIs. A method that
+// one of them has hides the unimplemented one, which is embedded a level
+// deeper.
 type runtimeService struct {
 	unimplementedRuntime
 	*sandboxAPI
@@ -35,7 +36,7 @@ func newRuntimeService(cfg Config, s Services) (*runtimeService, error) {
 	}, nil
 }
 
-// imageService is the ImageService in the same way.
+// imageService is the ImageService, composed in the same way.
 type imageService struct {
 	unimplementedImages
 	*imageAPI

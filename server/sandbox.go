@@ -10,7 +10,7 @@ import (
 	"github.com/crius-run/crius/pod/view"
 )
 
-// sandboxAPI is the part of RuntimeService that deals with pods.
+// sandboxAPI is the part of RuntimeService for pods.
 type sandboxAPI struct {
 	engine Engine
 }
@@ -62,7 +62,7 @@ func (s *sandboxAPI) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStat
 	if err := checkID("pod_sandbox_id", req.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
-	now := time.Now() // before anything is looked at: what is newer is in an event
+	now := time.Now() // before the lookup: anything newer is in an event
 	view, err := s.engine.Sandbox(req.GetPodSandboxId())
 	if err != nil {
 		return nil, err

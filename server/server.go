@@ -15,24 +15,24 @@ import (
 // minMessageSize is what a single large pod may need.
 const minMessageSize = 4 << 20
 
-// Services is what the CRI server needs.
+// Services are the dependencies of the CRI server.
 type Services struct {
 	Engine Engine
 	Status Status
 	Usage  Usage
 	Images Images
-	// PodMetrics are the kinds of metrics that pods have, of PodMetricKinds or
+	// PodMetrics are the configured kinds of pod metrics, of PodMetricKinds or
 	// AllPodMetrics.
 	PodMetrics []string
 	// Sessions serves exec, attach and port-forward.
 	Sessions Sessions
-	// Info gives JSON documents by name (config, network) for the verbose
+	// Info returns JSON documents by name (config, network) for the verbose
 	// Status; nil if there are none.
 	Info func(context.Context) map[string]string
-	// Trace observes every call but streams, whose errors are gRPC's by then. It
-	// may be nil.
+	// Trace observes every call except streams, whose errors are already gRPC's.
+	// It may be nil.
 	Trace *trace.Tracer
-	// Version of the program, as its build names it.
+	// Version of the program, as set by its build.
 	Version string
 }
 
@@ -43,7 +43,7 @@ type Server struct {
 	images Images
 }
 
-// New makes a server that is ready for Serve.
+// New returns a server that is ready for Serve.
 func New(cfg Config, s Services) (*Server, error) {
 	if cfg.MaxMessageSize < minMessageSize {
 		return nil, fmt.Errorf("api.max_message_size = %d: give at least %d: %w", cfg.MaxMessageSize, minMessageSize, fault.Invalid)
@@ -73,11 +73,11 @@ func (s *Server) Serve(l net.Listener) error {
 	return nil
 }
 
-// Shutdown takes no more calls, sends those away who listen for events, unless
-// they do not even read, and waits for the calls under way. When ctx ends
-// first, their contexts are cancelled and Shutdown returns ctx's error at once:
-// the work itself outlives its callers, so nothing is lost but answers. A
-// handler that does not heed its context is left behind.
+// Shutdown accepts no more calls, disconnects clients that listen for events,
+// unless they do not even read, and waits for the calls under way. When ctx
+// ends first, Shutdown cancels their contexts and returns ctx's error at once:
+// the work itself outlives its callers, so only answers are lost. A handler
+// that ignores its context is left behind.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.engine.StopEvents()
 	drained := make(chan struct{})
@@ -94,8 +94,8 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}
 }
 
-// health says that the server serves. It does not offer Watch: such a stream
-// would hold up every Shutdown.
+// health reports that the server serves. It does not offer Watch: such a stream
+// would delay every Shutdown.
 type health struct {
 	healthpb.UnimplementedHealthServer
 	services map[string]grpc.ServiceInfo

@@ -22,7 +22,7 @@ import (
 	"github.com/crius-run/crius/pod/view"
 )
 
-// One fix in nine of the field's largest runtimes is for a crash of the daemon.
+// One in nine fixes in the largest runtimes is for a crash of the daemon.
 func TestPanicEndsOneCall(t *testing.T) {
 	t.Parallel()
 	n := start(t)
@@ -98,7 +98,7 @@ func TestLogOfCalls(t *testing.T) {
 	}
 }
 
-// Who reads the log of a failure looks for the pod by its name, not by its id.
+// A reader of the log looks for the pod by its name, not by its id.
 func TestLogOfFailedCallsNamesPodAndContainer(t *testing.T) {
 	t.Parallel()
 	n := start(t)
@@ -165,7 +165,8 @@ func TestHealth(t *testing.T) {
 }
 
 // serving starts a server that the test itself shuts down, and one call that
-// hangs in it until release is closed or, if it heeds its context, is cancelled.
+// hangs in it until release is closed or, if it heeds its context, is
+// cancelled.
 func serving(t *testing.T, heeds bool) (s *Server, socket string, release chan struct{}, answer, served chan error) {
 	t.Helper()
 	release, entered := make(chan struct{}), make(chan struct{})

@@ -12,29 +12,29 @@ import (
 )
 
 const (
-	// firstWords is how long a new connection may say nothing.
+	// firstWords is how long a new connection may stay silent.
 	firstWords = 10 * time.Second
-	// maxSilent is how many connections may have said nothing yet; more wait.
+	// maxSilent is how many connections may be silent; further ones wait.
 	maxSilent = 64
-	// acceptAgain is how long nothing is accepted after a moment's failure.
+	// acceptAgain is the pause after a temporary failure of Accept.
 	acceptAgain = 100 * time.Millisecond
 )
 
-// splitter tells gRPC from HTTP/1 on one listener by the first bytes of each
-// connection: HTTP/2 begins with PRI (RFC 9113, section 3.4), which is no method
-// of HTTP/1.
+// splitter separates gRPC from HTTP/1 on one listener by the first bytes of
+// each connection: HTTP/2 begins with PRI (RFC 9113, section 3.4), which is not
+// a method of HTTP/1.
 type splitter struct {
 	net.Listener
 	grpc, http *branch
-	silent     chan struct{} // holds one for each connection that has said nothing yet
-	patience   time.Duration // how long that may be: firstWords
+	silent     chan struct{} // holds one item for each silent connection
+	patience   time.Duration // how long they may be silent: firstWords
 
 	mu     sync.Mutex
-	conns  map[net.Conn]bool // those
+	conns  map[net.Conn]bool // the silent ones
 	closed bool
 }
 
-// branch is the part of the connections that speak one protocol.
+// branch is a listener for the connections of one protocol.
 type branch struct {
 	*splitter
 	conns chan net.Conn
@@ -51,13 +51,13 @@ func split(l net.Listener) *splitter {
 }
 
 // run accepts until the listener is closed, and then waits for the connections
-// that are still undecided.
+// whose protocol is still unknown.
 func (s *splitter) run(ctx context.Context) error {
 	var group sync.WaitGroup
 	defer group.Wait()
 	for {
 		conn, err := s.Listener.Accept()
-		if temporary(err) { // no descriptors left, say
+		if temporary(err) { // for example, no descriptors left
 			select {
 			case <-time.After(acceptAgain):
 			case <-s.grpc.ended:
@@ -84,7 +84,7 @@ func (s *splitter) run(ctx context.Context) error {
 	}
 }
 
-// temporary tells whether Accept may well succeed the next time, as gRPC does.
+// temporary reports whether Accept may succeed the next time, as gRPC does.
 func temporary(err error) bool {
 	t, ok := errors.AsType[interface {
 		error
@@ -117,7 +117,7 @@ func (s *splitter) route(conn net.Conn) {
 	}
 }
 
-// keep remembers a connection, so that Close ends its silence.
+// keep remembers a connection, so that Close can end its silence.
 func (s *splitter) keep(conn net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,7 +135,7 @@ func (s *splitter) drop(conn net.Conn) {
 	delete(s.conns, conn)
 }
 
-// Accept is the next connection of this protocol.
+// Accept returns the next connection of this protocol.
 func (b *branch) Accept() (net.Conn, error) {
 	select {
 	case conn := <-b.conns:
@@ -160,7 +160,7 @@ func (b *branch) Close() (err error) {
 	return err
 }
 
-// peeked is a connection of which something has been read.
+// peeked is a connection whose first bytes have been read already.
 type peeked struct {
 	net.Conn
 	reader *bufio.Reader

@@ -15,9 +15,9 @@ import (
 	"github.com/crius-run/crius/pod/view"
 )
 
-// statsAPI is the part of RuntimeService that measures. The lists are of all
-// pods and containers: those that do not run have attributes, and containers
-// their writable layer, but neither CPU nor memory, by which crictl tells them.
+// statsAPI is the part of RuntimeService for usage. Its lists have all pods and
+// containers: those that do not run have attributes, and containers their
+// writable layer, but neither CPU nor memory, by which crictl recognizes them.
 type statsAPI struct {
 	engine Engine
 	usage  Usage
@@ -108,7 +108,7 @@ func (s *statsAPI) listSandboxes(ctx context.Context, filter *cri.PodSandboxStat
 	return stats, nil
 }
 
-// sandboxStats always has a Linux part, which kubelets take for granted.
+// sandboxStats always sets the Linux part, which kubelets do not check for.
 func sandboxStats(s *usage.SandboxStats) *cri.PodSandboxStats {
 	linux := &cri.LinuxPodSandboxStats{
 		Cpu:        cpuUsage(s.Usage),
@@ -170,7 +170,7 @@ func cpuUsage(u cgroup.Usage) *cri.CpuUsage {
 	}
 }
 
-// memoryUsage leaves available_bytes empty where there is no limit.
+// memoryUsage leaves available_bytes empty without a limit.
 func memoryUsage(u cgroup.Usage) *cri.MemoryUsage {
 	m := u.Memory
 	if m == nil {
@@ -191,7 +191,7 @@ func memoryUsage(u cgroup.Usage) *cri.MemoryUsage {
 	return usage
 }
 
-// swapUsage leaves swap_available_bytes empty where there is no limit.
+// swapUsage leaves swap_available_bytes empty without a limit.
 func swapUsage(u cgroup.Usage) *cri.SwapUsage {
 	if u.Swap == nil {
 		return nil
@@ -246,7 +246,7 @@ func interfaceUsage(i network.Interface) *cri.NetworkInterfaceUsage {
 	}
 }
 
-// rest is what a limit leaves; usage may be above it for a moment.
+// rest returns what a limit leaves; usage may exceed it for a moment.
 func rest(limit, used uint64) *cri.UInt64Value {
 	return &cri.UInt64Value{Value: limit - min(limit, used)}
 }

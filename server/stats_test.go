@@ -16,7 +16,7 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// someUsage has a value in every field, each its own.
+// someUsage has a different value in every field.
 func someUsage() cgroup.Usage {
 	n := uint64(100)
 	next := func() *uint64 { n++; return new(n) }
@@ -122,7 +122,8 @@ func TestPodStatsAreComplete(t *testing.T) {
 	}
 }
 
-// What is not known is not made up, and what kubelets take for granted is there.
+// Unknown values are not invented, and what kubelets do not check for is
+// present.
 func TestStatsOfNothing(t *testing.T) {
 	t.Parallel()
 	c := containerStats(&usage.ContainerStats{View: &view.Container{ID: idOf(2), Config: maximalContainerConfig()}})

@@ -20,15 +20,15 @@ import (
 )
 
 // Bounds of a request. They are generous (Kubernetes' own limits are noted),
-// and each exists because something below would otherwise grow with it.
+// and each exists because something would otherwise grow without limit.
 const (
-	maxString    = 1 << 20 // any one string; an annotation has 256 KiB, what a program gets less (spec.MaxExecString)
-	maxEntries   = 1 << 16 // any one list or map; every service of a namespace puts 7 variables in the environment
+	maxString    = 1 << 20 // any one string; an annotation has 256 KiB, a program's strings less (spec.MaxExecString)
+	maxEntries   = 1 << 16 // any one list or map; every service of a namespace adds 7 environment variables
 	maxMounts    = 1 << 12
-	maxMetadata  = 1 << 20 // labels or annotations of one object in all; 256 KiB
-	maxResources = 1 << 20 // the resources of an update, which are kept
-	maxPod       = 4 << 20 // the configuration of a pod in all; all of a pod has 1.5 MiB in etcd
-	maxContainer = 8 << 20 // that of a container, where ConfigMaps may be in the environment: spec.MaxExec
+	maxMetadata  = 1 << 20 // labels or annotations of one object in total; 256 KiB
+	maxResources = 1 << 20 // the resources of an update, which are kept in memory
+	maxPod       = 4 << 20 // the configuration of a pod in total; a whole pod has 1.5 MiB in etcd
+	maxContainer = 8 << 20 // that of a container, whose environment may contain ConfigMaps: spec.MaxExec
 	maxName      = 253     // a DNS subdomain
 	maxHostname  = 64      // HOST_NAME_MAX
 	maxPath      = 4095    // PATH_MAX
@@ -36,8 +36,8 @@ const (
 	maxDNS       = 64      // entries of a list in dns_config; libc reads 3 servers, 32 search domains
 )
 
-// badField is what is wrong with one field of a request. Checks know only
-// their own part of it: in puts the path in front on the way out.
+// badField is an error about one field of a request. Checks know only their own
+// part of the path: in prepends the rest on the way out.
 type badField struct {
 	path, problem string
 }
@@ -46,13 +46,15 @@ func (b *badField) Error() string { return b.path + " " + b.problem }
 
 func (b *badField) Unwrap() error { return fault.Invalid }
 
-// bad says what is wrong with a value and what to do about it. It must not
-// quote the value itself, which may be long or secret, unless brief is used.
+// bad returns an error that says what is wrong with a value and what to do
+// about it. It must not quote the value itself, which may be long or secret,
+// unless brief is used.
 func bad(format string, args ...any) error {
 	return &badField{problem: fmt.Sprintf(format, args...)}
 }
 
-// in tells that err, if it is one, is about the field at path.
+// in prepends path to the field path of err, if err is a badField; other errors
+// stay unchanged.
 func in(path string, err error) error {
 	var b *badField
 	if !errors.As(err, &b) {
@@ -77,7 +79,7 @@ func each[T any](path string, items []T, limit int, check func(T) error) error {
 	return nil
 }
 
-// brief returns a value of a request, short enough to be quoted.
+// brief shortens a foreign value so that it can be quoted.
 func brief(text string) string {
 	const limit = 80
 	if len(text) > limit {
@@ -86,14 +88,14 @@ func brief(text string) string {
 	return valid(text)
 }
 
-// freeText names the maps that are the user's and only pass through.
+// freeText reports whether a map is the user's and only passes through.
 func freeText(field protoreflect.Name) bool {
 	return field == "labels" || field == "annotations" || field == "label_selector"
 }
 
-// wellFormed holds m to what every message of CRI is held to, however deep:
-// enum values that exist, bounded strings, lists and maps, and no NUL byte,
-// where the kernel would end a path or an argument early.
+// wellFormed checks what holds for every message of CRI at any depth: enum
+// values that exist, bounded strings, lists and maps, and no NUL byte, at which
+// the kernel would end a path or an argument.
 func wellFormed(m proto.Message) error {
 	return formOf(m.ProtoReflect())
 }
@@ -161,7 +163,7 @@ func checkText(text string) error {
 	return nil
 }
 
-// checkMetadata checks labels or annotations, which come back unaltered with
+// checkMetadata checks labels or annotations, which are returned unaltered with
 // every list.
 func checkMetadata(texts map[string]string) error {
 	size := 0
@@ -177,8 +179,8 @@ func checkMetadata(texts map[string]string) error {
 	return nil
 }
 
-// checkID refuses what cannot be an id or the prefix of one. CRI clients may
-// make ids up (critest sends UUIDs): those name objects that do not exist.
+// checkID refuses what cannot be an id or a prefix of one. CRI clients may
+// invent ids (critest sends UUIDs): those name objects that do not exist.
 func checkID(field, id string) error {
 	if id == "" {
 		return in(field, bad("is empty; send the ID that crius returned"))
@@ -189,8 +191,8 @@ func checkID(field, id string) error {
 	return nil
 }
 
-// knownID is for verbs that CRI wants to succeed on objects that are gone: an
-// id that cannot exist is not known, which is no error.
+// knownID is for verbs that CRI requires to succeed on objects that are gone:
+// an impossible id counts as unknown, which is not an error.
 func knownID(field, id string) (known bool, err error) {
 	err = checkID(field, id)
 	if errors.Is(err, fault.NotFound) {
@@ -199,7 +201,8 @@ func knownID(field, id string) (known bool, err error) {
 	return err == nil, err
 }
 
-// checkTimeout gives seconds as a duration; more than fits is forever.
+// checkTimeout returns seconds as a duration; a value that does not fit means
+// forever.
 func checkTimeout(field string, seconds int64) (time.Duration, error) {
 	if seconds < 0 {
 		return 0, in(field, bad("is negative; send a number of seconds, or 0"))
@@ -210,7 +213,7 @@ func checkTimeout(field string, seconds int64) (time.Duration, error) {
 	return time.Duration(seconds) * time.Second, nil
 }
 
-// checkImage checks what an image reference must be before storage parses it.
+// checkImage checks an image reference before storage parses it.
 func checkImage(spec *cri.ImageSpec) error {
 	if spec.GetImage() == "" {
 		return in("image", bad("is empty; send an image name or id"))
@@ -239,7 +242,7 @@ func checkReference(ref string) error {
 	return nil
 }
 
-// checkPullImage refuses handlers that do not exist, as CRI has it.
+// checkPullImage refuses unknown handlers, as CRI requires.
 func (s *imageAPI) checkPullImage(ctx context.Context, req *cri.PullImageRequest) error {
 	if err := cmp.Or(wellFormed(req), in("image", checkImage(req.GetImage()))); err != nil {
 		return err
@@ -294,7 +297,7 @@ func checkUpdatePodSandboxResources(req *cri.UpdatePodSandboxResourcesRequest) e
 	)
 }
 
-// checkPodCIDR takes one CIDR, or two for a dual-stack node.
+// checkPodCIDR accepts one CIDR, or two for a dual-stack node.
 func checkPodCIDR(cidrs string) error {
 	list := strings.Split(cidrs, ",")
 	for _, cidr := range list {

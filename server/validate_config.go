@@ -17,16 +17,17 @@ import (
 	"github.com/crius-run/crius/oci/spec"
 )
 
-// The configuration of a pod and of a container. What depends on the node, the
-// image, the handler or the pod is judged where it is known; here goes what is
-// wrong on any node.
+// The configuration of a pod and of a container. Checks that depend on the
+// node, the image, the handler or the pod are elsewhere; the checks here hold
+// for any node.
 
 func checkRunPodSandbox(req *cri.RunPodSandboxRequest) error {
 	return cmp.Or(wellFormed(req), in("config", checkSandboxConfig(req.GetConfig())))
 }
 
 func checkCreateContainer(req *cri.CreateContainerRequest) error {
-	// First of all a program's strings: those that are too long are named by what they are for.
+	// A program's strings first: the error for one that is too long names its
+	// purpose.
 	err := cmp.Or(in("config", checkProgram(req.GetConfig())), wellFormed(req), in("config", checkContainerConfig(req.GetConfig())))
 	if req.GetSandboxConfig() != nil {
 		err = cmp.Or(err, in("sandbox_config", checkSandboxConfig(req.GetSandboxConfig())))
@@ -89,8 +90,8 @@ func checkContainerConfig(c *cri.ContainerConfig) error {
 	)
 }
 
-// checkProgram refuses what the kernel passes to no program (execve(2)). The image, the node
-// and plugins may add to it: that is checked again with what has become of it.
+// checkProgram refuses what the kernel passes to no program (execve(2)). The
+// image, the node and plugins may add to it: the result is checked again later.
 func checkProgram(c *cri.ContainerConfig) error {
 	size := spec.ExecSize(len(c.GetEnvs()), 0)
 	for _, e := range c.GetEnvs() {
@@ -126,7 +127,8 @@ func checkExecSize(size int) error {
 	return nil
 }
 
-// checkSize bounds what the server keeps of a pod or container for as long as it is there.
+// checkSize bounds what the server keeps of a pod or container for its
+// lifetime.
 func checkSize(config proto.Message, most int) error {
 	if size := proto.Size(config); size > most {
 		return bad("has %d bytes in total; send at most %d", size, most)
@@ -154,7 +156,7 @@ func checkName(name string) error {
 
 // checkOptionalName checks what may become part of a file's or cgroup's name
 // and of a log line. The kubelet sends DNS names; crictl and tests send others,
-// and may leave namespace and uid out.
+// and may leave out namespace and uid.
 func checkOptionalName(name string) error {
 	if len(name) > maxName {
 		return bad("has %d bytes; send at most %d", len(name), maxName)
@@ -165,7 +167,7 @@ func checkOptionalName(name string) error {
 	return nil
 }
 
-// checkHostname lets an empty one pass, which crictl sends for pod networks too.
+// checkHostname accepts an empty name, which crictl sends for pod networks too.
 func checkHostname(name string) error {
 	if len(name) > maxHostname {
 		return bad("has %d bytes; send at most %d", len(name), maxHostname)
@@ -178,8 +180,8 @@ func checkHostname(name string) error {
 	return nil
 }
 
-// checkLogDirectory and checkLogPath are the first half of the answer to
-// CVE-2025-0750; the second is how the file is opened.
+// checkLogDirectory and checkLogPath are the first half of the protection
+// against CVE-2025-0750; the second is how the file is opened.
 func checkLogDirectory(dir string) error {
 	if dir == "" {
 		return nil
@@ -254,7 +256,7 @@ func checkCgroupParent(parent string) error {
 	return nil
 }
 
-// checkSandboxPID: only containers have another container to look at.
+// checkSandboxPID refuses TARGET: only containers can target another container.
 func checkSandboxPID(mode cri.NamespaceMode) error {
 	if mode == cri.NamespaceMode_TARGET {
 		return bad("is TARGET; send POD, CONTAINER or NODE for a pod")
@@ -262,8 +264,8 @@ func checkSandboxPID(mode cri.NamespaceMode) error {
 	return nil
 }
 
-// checkNamespaces lets CONTAINER pass for network and ipc: no kubelet sends it
-// and other runtimes take it for POD.
+// checkNamespaces accepts CONTAINER for network and ipc: no kubelet sends it
+// and other runtimes treat it as POD.
 func checkNamespaces(o *cri.NamespaceOption) error {
 	if o.GetNetwork() == cri.NamespaceMode_TARGET {
 		return in("network", bad("is TARGET; send POD or NODE"))
@@ -386,9 +388,10 @@ func checkMount(m *cri.Mount) error {
 	)
 }
 
-// checkMountSource: a mount shows a host path or, read-only, an image. A path inside an
-// image means nothing without one, and kubelets send it with every volume that is
-// mounted by a sub path (makeMounts in kubelet_pods.go, 1.36 and 1.37).
+// checkMountSource: a mount shows a host path or, read-only, an image. A path
+// inside an image means nothing without an image, and kubelets send it with
+// every volume that is mounted by a sub path (makeMounts in kubelet_pods.go,
+// 1.36 and 1.37).
 func checkMountSource(m *cri.Mount) error {
 	if m.GetImage() == nil {
 		return in("host_path", checkPath(m.GetHostPath()))
@@ -405,8 +408,7 @@ func checkMountSource(m *cri.Mount) error {
 	return in("image", checkImage(m.GetImage()))
 }
 
-// checkMountOption accepts what KEP-5855 defines: options that take rights
-// away.
+// checkMountOption accepts the options of KEP-5855, which take away rights.
 func checkMountOption(option string) error {
 	if !slices.Contains(spec.MountRestrictions(), option) {
 		return bad("is %q; send one of %s", brief(option), strings.Join(spec.MountRestrictions(), ", "))
@@ -430,7 +432,7 @@ func checkCDIDevice(d *cri.CDIDevice) error {
 	return nil
 }
 
-// checkResources knows -1 as the kernel's word for no limit.
+// checkResources accepts -1 as the kernel's value for no limit.
 func checkResources(r *cri.LinuxContainerResources) error {
 	atLeast := func(least, value int64) error {
 		if value < least {

@@ -128,17 +128,17 @@ func TestRefusedPods(t *testing.T) {
 		c := maximalSandboxConfig()
 		r.change(c)
 		wantBad(t, checkRunPodSandbox(&cri.RunPodSandboxRequest{Config: c}), "config."+r.path)
-		// The same configuration comes again with every container.
+		// The same configuration is repeated with every container.
 		wantBad(t, checkCreateContainer(&cri.CreateContainerRequest{
 			PodSandboxId: idOf(1), Config: maximalContainerConfig(), SandboxConfig: c}), "sandbox_config."+r.path)
 	}
 	wantBad(t, checkRunPodSandbox(&cri.RunPodSandboxRequest{Config: maximalSandboxConfig(), RuntimeHandler: "a\x00"}), "runtime_handler")
 }
 
-// make1s is a value of n bytes of which JSON makes six times as many.
+// make1s returns n bytes, which take six times as many in JSON.
 func make1s(n int) []byte { return bytes.Repeat([]byte{1}, n) }
 
-// The name of the variable is in the message, and nothing of its value.
+// The message contains the name of the variable, and nothing of its value.
 func TestRefusedVariablesAreNamed(t *testing.T) {
 	t.Parallel()
 	for _, value := range [][]byte{make1s(1 << 20), make1s(2 << 20), []byte("s3cret\x00"), []byte("s3cret\xff")} {
@@ -292,7 +292,7 @@ func TestRefusedContainers(t *testing.T) {
 	}
 }
 
-// What kubelets, crictl and critest send, now and then, is accepted.
+// What kubelets, crictl and critest send, even if rarely, is accepted.
 func TestAcceptedPods(t *testing.T) {
 	t.Parallel()
 	type config = cri.PodSandboxConfig
@@ -406,8 +406,8 @@ func TestPathOfNestedFields(t *testing.T) {
 	}
 }
 
-// Whatever bytes arrive: no panic, and what is accepted cannot leave the log
-// directory, name nothing or end a path early.
+// For arbitrary bytes: no panic, and what is accepted cannot leave the log
+// directory, be an empty name or end a path early.
 func FuzzCreateContainer(f *testing.F) {
 	for _, c := range []*cri.ContainerConfig{maximalContainerConfig(), {}, nil} {
 		raw, err := proto.Marshal(&cri.CreateContainerRequest{PodSandboxId: idOf(1), Config: c, SandboxConfig: maximalSandboxConfig()})

@@ -21,7 +21,7 @@ type Client struct {
 	http   *http.Client
 }
 
-// NewClient is a client of the server at socket. Nothing is sent yet.
+// NewClient returns a client of the server at socket. It sends nothing yet.
 func NewClient(socket string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
@@ -29,43 +29,43 @@ func NewClient(socket string) *Client {
 	return &Client{socket, &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
 }
 
-// Check is Node.Check.
+// Check calls Node.Check.
 func (c *Client) Check(ctx context.Context, repair bool) (result Checked, err error) {
 	err = c.ask(ctx, http.MethodPost, checkPath, url.Values{repairKey: {strconv.FormatBool(repair)}}, &result)
 	return result, err
 }
 
-// Holdings is Node.Holdings.
+// Holdings calls Node.Holdings.
 func (c *Client) Holdings(ctx context.Context) (result Holdings, err error) {
 	err = c.ask(ctx, http.MethodGet, holdingsPath, nil, &result)
 	return result, err
 }
 
-// Wipe is Node.Wipe.
+// Wipe calls Node.Wipe.
 func (c *Client) Wipe(ctx context.Context, keepImages bool) (result Wiped, err error) {
 	err = c.ask(ctx, http.MethodPost, wipePath, url.Values{imagesKey: {strconv.FormatBool(keepImages)}}, &result)
 	return result, err
 }
 
-// Foreign is Node.Foreign.
+// Foreign calls Node.Foreign.
 func (c *Client) Foreign(ctx context.Context, measure bool) (result []foreign.Container, err error) {
 	err = c.ask(ctx, http.MethodGet, foreignPath+"?"+url.Values{measureKey: {strconv.FormatBool(measure)}}.Encode(), nil, &result)
 	return result, err
 }
 
-// RemoveForeign is Node.RemoveForeign.
+// RemoveForeign calls Node.RemoveForeign.
 func (c *Client) RemoveForeign(ctx context.Context, ids []string) (result ForeignRemoved, err error) {
 	err = c.ask(ctx, http.MethodPost, foreignPath, url.Values{idKey: ids}, &result)
 	return result, err
 }
 
-// Reload is Node.Reload.
+// Reload calls Node.Reload.
 func (c *Client) Reload(ctx context.Context) (result Reloaded, err error) {
 	err = c.ask(ctx, http.MethodPost, reloadPath, nil, &result)
 	return result, err
 }
 
-// maxComplaint bounds what is shown of an answer that is none.
+// maxComplaint bounds what is shown of an invalid answer.
 const maxComplaint = 16 << 10
 
 // Goroutines writes the stacks of the server's goroutines to w.
@@ -73,7 +73,8 @@ func (c *Client) Goroutines(ctx context.Context, w io.Writer) error {
 	return c.dump(ctx, goroutinesPath, w)
 }
 
-// Heap writes the profile of the server's heap to w, as go tool pprof reads it.
+// Heap writes the profile of the server's heap to w, in the format of go tool
+// pprof.
 func (c *Client) Heap(ctx context.Context, w io.Writer) error { return c.dump(ctx, heapPath, w) }
 
 func (c *Client) dump(ctx context.Context, path string, w io.Writer) error {
@@ -99,7 +100,7 @@ func (c *Client) send(ctx context.Context, method, path string, form url.Values,
 	if response.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(response.Body, maxComplaint))
 		complaint := errors.New(strings.TrimSpace(string(text)))
-		if response.StatusCode != http.StatusInternalServerError { // it has not done what it was asked
+		if response.StatusCode != http.StatusInternalServerError { // the server has not done what was requested
 			complaint = fmt.Errorf("%w: %s: %w", ErrRefused, response.Status, complaint)
 		}
 		return fmt.Errorf("server at %s: %w", c.socket, complaint)

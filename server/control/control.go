@@ -1,8 +1,8 @@
-// Package control has the operator's commands for a node as a whole: compare it with
-// its records, wipe it, remove what other runtimes have left in its image store, and
-// reload the server's configuration. A Node executes them for a caller that has the node
-// to itself. A Server accepts them over HTTP on a unix socket that only root can open,
-// and a Client sends them.
+// Package control has the operator's commands for a node as a whole: compare it
+// with its records, wipe it, remove what other runtimes have left in its image
+// store, and reload the server's configuration. A Node executes them for a
+// caller that owns the node. A Server accepts them over HTTP on a unix socket
+// that only root can open, and a Client sends them.
 package control
 
 import (
@@ -15,14 +15,14 @@ import (
 	"github.com/crius-run/crius/storage/foreign"
 )
 
-// Checked is what a comparison has found.
+// Checked is the result of a comparison.
 type Checked struct {
-	Pods       int             `json:"pods"` // that were looked at
+	Pods       int             `json:"pods"` // number that was checked
 	Containers int             `json:"containers"`
 	Findings   []audit.Finding `json:"findings"`
-	// OpaqueIPAM are the IPAM plugins whose reservations nobody else can read.
+	// OpaqueIPAM are the IPAM plugins whose reservations only they can read.
 	OpaqueIPAM []string `json:"opaqueIPAM,omitempty"`
-	// Incomplete says what could not be looked at.
+	// Incomplete says what could not be checked.
 	Incomplete string `json:"incomplete,omitempty"`
 }
 
@@ -35,19 +35,19 @@ type Holdings struct {
 	ContainerBytes uint64 `json:"containerBytes"`
 }
 
-// Wiped is what a wipe could not do.
+// Wiped is what a wipe could not remove.
 type Wiped struct {
 	Left   []audit.Finding `json:"left"`   // what remains, and is on record
 	Errors []string        `json:"errors"` // why something could not even be tried
 }
 
-// Reloaded are the keys of options that differ from what was in force.
+// Reloaded are the keys of options that differ from those in force.
 type Reloaded struct {
 	Changed []string `json:"changed"` // in force from now on
 	Later   []string `json:"later"`   // in force after a restart
 }
 
-// ForeignRemoved is what has become of other runtimes' containers.
+// ForeignRemoved is the result of a removal of other runtimes' containers.
 type ForeignRemoved struct {
 	Removed []foreign.Container `json:"removed"`
 	Kept    []foreign.Container `json:"kept"` // each says why
@@ -56,14 +56,14 @@ type ForeignRemoved struct {
 // Done reports whether nothing remains.
 func (w Wiped) Done() bool { return len(w.Left)+len(w.Errors) == 0 }
 
-// Node does the work.
+// Node executes the commands.
 type Node struct {
 	Engine *pod.Engine
 	Store  *storage.Store
-	Reload func(context.Context) (Reloaded, error) // nil: nobody serves with a configuration
+	Reload func(context.Context) (Reloaded, error) // nil: no server runs with a configuration
 }
 
-// Check compares the node with its records, and repairs it if that is asked for.
+// Check compares the node with its records, and with repair repairs it.
 func (n Node) Check(ctx context.Context, repair bool) (Checked, error) {
 	return n.checked(n.Engine.Audit().Verify(ctx, repair))
 }
@@ -84,7 +84,7 @@ func (n Node) checked(findings []audit.Finding, err error) (Checked, error) {
 	return c, nil
 }
 
-// Holdings counts.
+// Holdings counts what a wipe would remove.
 func (n Node) Holdings(ctx context.Context) (Holdings, error) {
 	var h Holdings
 	var err error
@@ -105,7 +105,8 @@ func (n Node) Holdings(ctx context.Context) (Holdings, error) {
 	return h, err
 }
 
-// Wipe removes all pods and containers, and images unless they are to be kept.
+// Wipe removes all pods and containers, and also images unless keepImages is
+// set.
 func (n Node) Wipe(ctx context.Context, keepImages bool) (Wiped, error) {
 	left, err := n.Engine.Wipe(ctx)
 	w := Wiped{Left: append([]audit.Finding{}, left...), Errors: texts(err)}
@@ -115,7 +116,7 @@ func (n Node) Wipe(ctx context.Context, keepImages bool) (Wiped, error) {
 	images, err := n.Store.Images(ctx)
 	errs := []error{err}
 	for _, image := range images {
-		if err := context.Cause(ctx); err != nil { // the server stops
+		if err := context.Cause(ctx); err != nil { // the server is stopping
 			errs = append(errs, err)
 			break
 		}
@@ -127,8 +128,8 @@ func (n Node) Wipe(ctx context.Context, keepImages bool) (Wiped, error) {
 	return w, nil
 }
 
-// Foreign lists the containers of other runtimes in the image store. With measure it
-// says how large each is.
+// Foreign lists the containers of other runtimes in the image store, with
+// measure including their sizes.
 func (n Node) Foreign(ctx context.Context, measure bool) ([]foreign.Container, error) {
 	return n.Store.Foreign.List(ctx, measure)
 }
@@ -149,5 +150,5 @@ func texts(errs ...error) []string {
 	return all
 }
 
-// ErrRefused is a request that the server did not take for one.
+// ErrRefused means that the server did not accept the request as valid.
 var ErrRefused = errors.New("the server refused the request")

@@ -15,7 +15,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// What is no request is refused, and nobody but root may ask.
+// Invalid requests are refused, and only root may send any.
 func TestServer(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	if err := os.WriteFile(socket, nil, 0o600); err != nil { // of a dead server
@@ -38,7 +38,7 @@ func TestServer(t *testing.T) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
-	// What it could not do is no malformed request, and the reason is all there is to say.
+	// A failure is not a malformed request, and only its reason is shown.
 	if _, err := c.Reload(t.Context()); err == nil || errors.Is(err, ErrRefused) || !strings.HasSuffix(err.Error(), socket+": line 7: no such key") {
 		t.Errorf("reload: %v", err)
 	}
@@ -53,8 +53,8 @@ func TestServer(t *testing.T) {
 	}
 }
 
-// What a server works on is closed after it: no work goes on behind Close, be it
-// ended by that or deaf to it.
+// The node is closed after its server: no work continues after Close, whether
+// Close ends it or it ignores that.
 func TestCloseEndsWork(t *testing.T) {
 	for name, deaf := range map[string]bool{"work that ends when told": false, "work that ends in its own time": true} {
 		t.Run(name, func(t *testing.T) {

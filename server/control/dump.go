@@ -9,11 +9,11 @@ import (
 	"runtime/pprof"
 )
 
-// maxDump bounds a dump, and what a client takes for one.
+// maxDump bounds a dump, for the server and the client.
 const maxDump = 32 << 20
 
-// Goroutines are the stacks of all goroutines as text, each with how long it has
-// waited. It stops the program for milliseconds.
+// Goroutines returns the stacks of all goroutines as text, each with how long
+// it has waited. It stops the program for milliseconds.
 func Goroutines() []byte { return goroutines(64<<10, maxDump) }
 
 func goroutines(first, most int) []byte {
@@ -29,14 +29,14 @@ func goroutines(first, most int) []byte {
 	}
 }
 
-// heap is the profile of the heap as go tool pprof reads it.
+// heap returns the heap profile in the format of go tool pprof.
 func heap() ([]byte, error) {
 	var b bytes.Buffer
 	err := pprof.Lookup("heap").WriteTo(&b, 0)
 	return b.Bytes(), err
 }
 
-// dumps are what a server can be asked for, by path.
+// dumps are the dumps that a server offers, by path.
 var dumps = map[string]func() ([]byte, error){
 	goroutinesPath: func() ([]byte, error) { return Goroutines(), nil },
 	heapPath:       heap,

@@ -36,12 +36,13 @@ const (
 type Server struct {
 	http     *http.Server
 	listener net.Listener
-	cancel   context.CancelFunc // of the work of all requests
-	work     sync.RWMutex       // each request reads under it
+	cancel   context.CancelFunc // for the work of all requests
+	work     sync.RWMutex       // each request holds it for reading
 }
 
-// Listen makes a server for node, which Close ends and not ctx. The socket of a dead server is replaced; two
-// live ones cannot meet, since each has locked its state.
+// Listen returns a server for node, which Close ends, not ctx. It replaces the
+// socket of a dead server; two live ones cannot meet, because each has locked
+// its state.
 func Listen(ctx context.Context, socket string, node Node) (*Server, error) {
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("serve control socket: %w", err)
@@ -82,15 +83,16 @@ func (s *Server) Serve() error {
 	return nil
 }
 
-// Close cancels the requests under way. They may answer for as long as ctx lasts;
-// their work is waited for in any case, since what it works on is closed next.
+// Close cancels the requests under way. They may answer for as long as ctx
+// lasts; Close waits for their work in any case, because the node is closed
+// next.
 func (s *Server) Close(ctx context.Context) error {
 	s.cancel()
 	err := s.http.Shutdown(ctx)
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 		err = s.http.Close()
 	}
-	s.work.Lock() // who comes later finds the context cancelled
+	s.work.Lock() // a later request finds the context cancelled
 	defer s.work.Unlock()
 	return err
 }
@@ -130,7 +132,7 @@ func handler(node Node) http.Handler {
 	return mux
 }
 
-// errForm is a request whose parameters make no sense.
+// errForm is a request with invalid parameters.
 var errForm = errors.New("malformed request")
 
 func formBool(r *http.Request, key string) (bool, error) {
@@ -153,6 +155,6 @@ func answer[T any](mux *http.ServeMux, pattern string, work func(*http.Request) 
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(result) // who has left does not miss it
+		_ = json.NewEncoder(w).Encode(result) // a client that has left does not need it
 	})
 }

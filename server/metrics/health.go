@@ -13,7 +13,8 @@ import (
 const (
 	// healthTime bounds how long a probe waits for its answer.
 	healthTime = 5 * time.Second
-	// healthAge is how old an answer may be: whoever reaches the address may ask often.
+	// healthAge is how old an answer may be: any client that reaches the address
+	// may ask often.
 	healthAge = time.Second
 )
 
@@ -23,7 +24,7 @@ var errNoAnswer = fmt.Errorf("not known within %s; crius status --stuck may say 
 type health struct {
 	check func(context.Context) error
 
-	mu   sync.Mutex // held while it is checked
+	mu   sync.Mutex // held during a check
 	at   time.Time
 	last error
 }
@@ -36,11 +37,11 @@ func (h *health) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		text = fault.Text(err)
 	}
-	_, _ = w.Write([]byte(text + "\n")) // who has left does not miss it
+	_, _ = w.Write([]byte(text + "\n")) // a client that has left does not need it
 }
 
-// now is the last answer or, if that is too old, a new one. It outlives the request:
-// the next one gets it.
+// now returns the last answer or, if that is too old, a new one. A new one
+// outlives the request, for the next request.
 func (h *health) now(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package metrics serves Prometheus metrics of what the server does and what is on the
-// node. The names of all metrics are in docs/metrics.md, beside those that CRI-O has
+// Package metrics serves Prometheus metrics about the server's work and the
+// node's contents. docs/metrics.md has the names of all metrics, beside CRI-O's
 // for the same things.
 package metrics
 
@@ -38,23 +38,25 @@ type Metrics struct {
 type Sources struct {
 	Node   func() pod.Summary
 	Logged func(context.Context) conmon.LogCount
-	// Sizes are the bytes of images and of writable layers (storage.Store.Sizes).
+	// Sizes returns the bytes of images and of writable layers
+	// (storage.Store.Sizes).
 	Sizes func() (images, writable uint64, err error)
-	// Status is what was found last of the runtime and the network; nil: nothing yet.
+	// Status returns the last known status of the runtime and the network; nil:
+	// none yet.
 	Status func() (*view.RuntimeStatus, *view.NetworkStatus)
 	Pulls  *progress.Counts
 	// Sessions counts what the stream server refused.
 	Sessions func() stream.Counts
 	Version  string
-	// Vulnerable are the CVEs of the handlers' runtimes.
+	// Vulnerable returns the CVEs of the handlers' runtimes.
 	Vulnerable func() map[string][]string
 }
 
-// durations reach from what needs no I/O to what only hangs.
+// durations range from work without I/O to work that hangs.
 var durations = prometheus.ExponentialBuckets(0.001, 2, 18)
 
-// New makes the metrics that are counted. Those that are asked for come with
-// Register, when there is a node to ask.
+// New returns the metrics that are counted. Register adds those that are
+// collected, once there is a node.
 func New() *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
@@ -75,7 +77,7 @@ func New() *Metrics {
 			Name: "crius_image_pull_failures_total", Help: "Image pulls that failed, by reason.",
 		}, []string{"reason"}),
 	}
-	for _, reason := range append(pullReasons, pullReason{name: otherReason}) { // 0 is a value to compare with
+	for _, reason := range append(pullReasons, pullReason{name: otherReason}) { // 0 is a value for comparisons
 		m.pulls.WithLabelValues(reason.name)
 	}
 	m.registry.MustRegister(m.calls, m.failures, m.operations, m.steps, m.pulls,
@@ -109,7 +111,7 @@ func (m *Metrics) Begin(ctx context.Context, kind trace.Kind, name, _ string) (c
 	}
 }
 
-// Register adds what is asked of sources, also when ctx is over.
+// Register adds what is collected from sources, even if ctx has ended.
 func (m *Metrics) Register(ctx context.Context, s Sources) {
 	ctx = context.WithoutCancel(ctx)
 	m.registry.MustRegister(

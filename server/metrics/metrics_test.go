@@ -33,7 +33,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// scrape is what Prometheus reads.
+// scrape returns what Prometheus would read.
 func scrape(t *testing.T, m *Metrics) string {
 	t.Helper()
 	out := httptest.NewRecorder()
@@ -111,7 +111,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// Names and helps are as Prometheus wants them.
+// Names and help texts follow Prometheus's conventions.
 func TestLint(t *testing.T) {
 	problems, err := promlint.New(strings.NewReader(scrape(t, full(t)))).Lint()
 	if err != nil {
@@ -122,7 +122,7 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// The manual has all of them, and no other.
+// The manual has all metrics, and no others.
 func TestManual(t *testing.T) {
 	manual, err := os.ReadFile("../../docs/metrics.md")
 	if err != nil {
@@ -180,7 +180,7 @@ func TestDashboardIsComplete(t *testing.T) {
 	}
 }
 
-// The dashboard and the alerts are about metrics that there are.
+// The dashboard and the alerts use only existing metrics.
 func TestDashboardAndAlerts(t *testing.T) {
 	text := scrape(t, full(t))
 	for _, file := range []string{"grafana/crius.json", "prometheus/crius.rules.yaml"} {
@@ -241,7 +241,7 @@ func TestServer(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "s")); err == nil {
 		t.Error("the socket stays")
 	}
-	// After a kill it stays, and is replaced.
+	// After a kill the socket stays, and is replaced.
 	if err := os.WriteFile(filepath.Join(dir, "s"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -267,7 +267,7 @@ func TestServer(t *testing.T) {
 	}
 }
 
-// The status page tells more than metrics do, so it is there only on demand.
+// The status page reveals more than metrics do, so it exists only on request.
 func TestStatusPageIsOffByDefault(t *testing.T) {
 	t.Parallel()
 	page := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "pods") })
@@ -315,7 +315,8 @@ func TestConnectionsToTheAddressAreLimited(t *testing.T) {
 		clients = append(clients, c)
 		defer (<-accepted).Close()
 	}
-	// The oldest one makes room: whoever holds all of them keeps nobody out.
+	// The oldest one makes room: a client that holds all of them keeps no other
+	// out.
 	for i, c := range clients {
 		_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 		if i == 0 {
@@ -330,7 +331,8 @@ func TestConnectionsToTheAddressAreLimited(t *testing.T) {
 
 func well(context.Context) error { return nil }
 
-// A probe gets the reason as text. However many ask, the server is asked once a second.
+// A probe gets the reason as text. However many requests come, the server is
+// checked once a second.
 func TestHealth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := 0

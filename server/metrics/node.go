@@ -11,7 +11,7 @@ import (
 	"github.com/crius-run/crius/pod/view"
 )
 
-// nodeCollector makes metrics of a summary of the node.
+// nodeCollector makes metrics from a summary of the node.
 type nodeCollector struct{ summary func() pod.Summary }
 
 var (
@@ -32,14 +32,14 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc(name, help, labels, nil)
 }
 
-// Describe is the prometheus.Collector's.
+// Describe implements prometheus.Collector.
 func (c *nodeCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{pods, containers, monitors, cleanups, active, longest, oomKilled, monitorsLost, leftovers, dropped} {
 		out <- d
 	}
 }
 
-// Collect is the prometheus.Collector's.
+// Collect implements prometheus.Collector.
 func (c *nodeCollector) Collect(out chan<- prometheus.Metric) {
 	s := c.summary()
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
@@ -72,7 +72,7 @@ func (c *nodeCollector) Collect(out chan<- prometheus.Metric) {
 	count(dropped, s.EventsDropped)
 }
 
-// lastWord is the state in CONTAINER_RUNNING.
+// lastWord returns the state in CONTAINER_RUNNING.
 func lastWord(name string) string {
 	return strings.ToLower(name[strings.LastIndex(name, "_")+1:])
 }
@@ -82,10 +82,10 @@ type vulnerable func() map[string][]string
 
 var vulnerability = describe("crius_runtime_vulnerability", "Known vulnerabilities of the runtime of a handler, judged by its version; the value is always 1.", "handler", "cve")
 
-// Describe is the prometheus.Collector's.
+// Describe implements prometheus.Collector.
 func (vulnerable) Describe(out chan<- *prometheus.Desc) { out <- vulnerability }
 
-// Collect is the prometheus.Collector's.
+// Collect implements prometheus.Collector.
 func (v vulnerable) Collect(out chan<- prometheus.Metric) {
 	for handler, cves := range v() {
 		for _, cve := range cves {
@@ -94,15 +94,15 @@ func (v vulnerable) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// readiness collects the conditions of the node, as they were found last.
+// readiness collects the last known conditions of the node.
 type readiness func() (*view.RuntimeStatus, *view.NetworkStatus)
 
 var ready = describe("crius_ready", "Whether a condition of the node (RuntimeReady, NetworkReady) is true; absent until it is known.", "condition")
 
-// Describe is the prometheus.Collector's.
+// Describe implements prometheus.Collector.
 func (readiness) Describe(out chan<- *prometheus.Desc) { out <- ready }
 
-// Collect is the prometheus.Collector's.
+// Collect implements prometheus.Collector.
 func (r readiness) Collect(out chan<- prometheus.Metric) {
 	gauge := func(condition string, notReady error) {
 		value := 1.0
@@ -120,7 +120,7 @@ func (r readiness) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// sizes collects what there is on the disks, without measuring it.
+// sizes collects the known usage of the disks, without measuring it.
 type sizes func() (images, writable uint64, err error)
 
 var (
@@ -128,13 +128,14 @@ var (
 	writableBytes = describe("crius_writable_layer_bytes", "Bytes of the writable layers of all containers, as they were measured last for the kubelet.")
 )
 
-// Describe is the prometheus.Collector's.
+// Describe implements prometheus.Collector.
 func (sizes) Describe(out chan<- *prometheus.Desc) {
 	out <- imageBytes
 	out <- writableBytes
 }
 
-// Collect is the prometheus.Collector's. Without an answer of the store there is no value.
+// Collect implements prometheus.Collector. Without an answer of the store there
+// is no value.
 func (s sizes) Collect(out chan<- prometheus.Metric) {
 	images, writable, err := s()
 	if err == nil {
@@ -143,7 +144,7 @@ func (s sizes) Collect(out chan<- prometheus.Metric) {
 	out <- prometheus.MustNewConstMetric(writableBytes, prometheus.GaugeValue, float64(writable))
 }
 
-// logs collects what containers have written, of which each of their monitors is asked
+// logs collects what containers have written; it asks each of their monitors
 // once.
 type logs func() conmon.LogCount
 
@@ -153,14 +154,14 @@ var (
 	journalLost  = describe("crius_container_journal_lost_bytes_total", "Bytes of output that journald (runtime.container_log_journal) did not accept in time.")
 )
 
-// Describe is the prometheus.Collector's.
+// Describe implements prometheus.Collector.
 func (logs) Describe(out chan<- *prometheus.Desc) {
 	out <- logBytes
 	out <- logDiscarded
 	out <- journalLost
 }
 
-// Collect is the prometheus.Collector's.
+// Collect implements prometheus.Collector.
 func (l logs) Collect(out chan<- prometheus.Metric) {
 	n := l()
 	out <- prometheus.MustNewConstMetric(logBytes, prometheus.CounterValue, float64(n.Written))

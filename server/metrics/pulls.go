@@ -11,13 +11,14 @@ import (
 // pullOperation is the operation whose failures are counted by reason.
 const pullOperation = "pull image"
 
-// pullReason is why pulls fail, and the error by which that is known (storage.Store.Pull).
+// pullReason is a reason for failed pulls, and the error by which it is
+// recognized (storage.Store.Pull).
 type pullReason struct {
 	name string
 	kind error
 }
 
-// pullReasons are in the order in which an error is asked: one may be of several.
+// pullReasons are in order of precedence: an error may match several.
 var pullReasons = []pullReason{
 	{"cancelled", context.Canceled},
 	{"signature", storage.ErrSignature},

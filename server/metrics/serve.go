@@ -16,7 +16,7 @@ import (
 	"github.com/crius-run/crius/server/tlsfile"
 )
 
-// Config is where metrics are read, and which pods have.
+// Config says where metrics are served, and which pod metrics there are.
 type Config struct {
 	// IncludedPodMetrics is for the CRI server (server.Services.PodMetrics).
 	IncludedPodMetrics []string `toml:"included_pod_metrics" apply:"restart" choices:"cpu,memory,disk,diskIO,network,tcp,udp,process,oom,pressure,hugetlb,spec,all" help:"kinds of pod metrics served to kubelets with the feature gate PodAndContainerStatsFromCRI, with the names that cAdvisor uses: cpu, memory, network, disk, diskIO, process, oom, pressure, spec, hugetlb, tcp, udp, or all; empty list: none"`
@@ -29,32 +29,34 @@ type Config struct {
 	StatusPage bool `toml:"status_page" apply:"restart" help:"serve a page for browsers at /status, beside /metrics: conditions, operations, pulls, handlers, pods, and containers that do not run, by their names; whoever reaches metrics.address can read it"`
 }
 
-// Options is what Listen needs.
+// Options are the inputs of Listen.
 type Options struct {
 	Config
 	// Socket is a unix socket for root.
 	Socket string
-	// TLS holds for the address as it does for sessions (server.Config.TLS).
+	// TLS applies to the address as it does to sessions (server.Config.TLS).
 	TLS tlsfile.Rules
-	// Healthy says what is wrong with the server, for probes.
+	// Healthy returns what is wrong with the server, for probes.
 	Healthy func(context.Context) error
-	// Page is the status page, which StatusPage switches on.
+	// Page is the status page, which StatusPage enables.
 	Page http.Handler
 }
 
-// maxConnections is of those to the address: whoever reaches it may connect, and each
-// connection takes some kilobytes and a descriptor.
+// maxConnections bounds connections to the address: any client that reaches it
+// may connect, and each connection takes some kilobytes and a descriptor.
 const maxConnections = 64
 
-// Server answers scrapes, probes and browsers on the socket and, if there is one, at the address.
+// Server answers scrapes, probes and browsers on the socket and, if configured,
+// at the address.
 type Server struct {
 	http      *http.Server
 	crowd     *crowd.Crowd // connections to the address
 	listeners []net.Listener
 }
 
-// Listen makes a server, which Serve lets answer. The socket of a dead server is
-// replaced; two live ones cannot meet, since each has locked its run root.
+// Listen returns a server that answers once Serve is called. It replaces the
+// socket of a dead server; two live ones cannot meet, because each has locked
+// its run root.
 func (m *Metrics) Listen(ctx context.Context, cfg Options) (_ *Server, err error) {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", m.Handler())
@@ -85,7 +87,7 @@ func (m *Metrics) Listen(ctx context.Context, cfg Options) (_ *Server, err error
 	return s, s.listenAt(ctx, cfg)
 }
 
-// Check is what Listen finds wrong without listening.
+// Check returns what Listen would refuse, without listening.
 func (cfg Options) Check() error {
 	_, err := cfg.check()
 	return err

@@ -14,13 +14,13 @@ var (
 	strangersClosed = describe("crius_stream_connections_closed_total", "Connections to api.stream_address closed before they showed a session URL, because their peer had more of them than any other and there were too many.")
 )
 
-// Describe is the prometheus.Collector's.
+// Describe implements prometheus.Collector.
 func (sessions) Describe(out chan<- *prometheus.Desc) {
 	out <- sessionsRefused
 	out <- strangersClosed
 }
 
-// Collect is the prometheus.Collector's.
+// Collect implements prometheus.Collector.
 func (s sessions) Collect(out chan<- prometheus.Metric) {
 	n := s()
 	for reason, refused := range n.Refused {

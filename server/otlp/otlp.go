@@ -1,10 +1,10 @@
-// Package otlp exports OpenTelemetry traces to a collector: a span for each CRI call,
-// below it one for the operation that the call started, and below that one for each
-// step. A caller may pass its own trace context (W3C Trace Context in the gRPC
-// metadata, as kubelets do); the call is then part of that trace.
+// Package otlp exports OpenTelemetry traces to a collector: a span for each CRI
+// call, below it one for the operation that the call started, and below that
+// one for each step. A caller may pass its own trace context (W3C Trace Context
+// in the gRPC metadata, as kubelets do); the call is then part of that trace.
 //
-// An operation may outlive the call that it began with, and its span then does so
-// too. A call that only joins an operation has no spans below it.
+// An operation may outlive the call that started it, and so may its span. A
+// call that only joins an operation has no spans below it.
 package otlp
 
 import (
@@ -38,7 +38,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 )
 
-// Config says where traces go to.
+// Config configures the export of traces.
 type Config struct {
 	Endpoint     string `toml:"endpoint" apply:"restart" form:"collector or empty" help:"URL of an OTLP collector over gRPC: http://127.0.0.1:4317, or https:// for TLS; empty: no tracing"`
 	CAFile       string `toml:"ca_file" apply:"restart" form:"path or empty" input:"yes" help:"PEM file of CA certificates used to verify the collector; empty: the system's CA certificates"`
@@ -48,21 +48,21 @@ type Config struct {
 // PerMillion is the sampling rate at which everything is traced.
 const PerMillion = 1_000_000
 
-// exportTime bounds an attempt to send spans, and how much longer a server takes
-// to stop when its collector is dead.
+// exportTime bounds an attempt to send spans, and the extra time that a server
+// takes to stop when its collector is dead.
 var exportTime = 3 * time.Second
 
-// Traces sends what it observes to a collector. It is a trace.Observer. What the
-// collector does not take in time is dropped: at most some thousand spans are
-// kept.
+// Traces sends what it observes to a collector. It is a trace.Observer. It
+// drops what the collector does not accept in time: it keeps at most some
+// thousand spans.
 type Traces struct {
 	tracer oteltrace.Tracer
 	sdk    *sdk.TracerProvider
 	conn   *grpc.ClientConn
 }
 
-// New makes Traces; the collector need not be there yet. It is nil if there is no
-// endpoint.
+// New returns Traces; the collector need not be reachable yet. It returns nil
+// if there is no endpoint.
 func New(ctx context.Context, cfg Config, version string) (*Traces, error) {
 	if cfg.Endpoint == "" {
 		return nil, nil
@@ -75,7 +75,7 @@ func New(ctx context.Context, cfg Config, version string) (*Traces, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("tracing: %w", err), conn.Close())
 	}
-	host, _ := os.Hostname() // without one the collector knows the node by its address
+	host, _ := os.Hostname() // without a name the collector knows the node by its address
 	provider := sdk.NewTracerProvider(
 		sdk.WithBatcher(&exporter{SpanExporter: client, endpoint: cfg.Endpoint}),
 		sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(float64(cfg.SamplingRate)/PerMillion))),
@@ -88,7 +88,7 @@ func New(ctx context.Context, cfg Config, version string) (*Traces, error) {
 	return &Traces{tracer: provider.Tracer("github.com/crius-run/crius"), sdk: provider, conn: conn}, nil
 }
 
-// SplitEndpoint takes an endpoint apart.
+// SplitEndpoint parses an endpoint.
 func SplitEndpoint(text string) (address string, secure, ok bool) {
 	scheme, address, ok := strings.Cut(text, "://")
 	_, port, err := net.SplitHostPort(address)
@@ -116,7 +116,8 @@ func connect(cfg Config) (*grpc.ClientConn, error) {
 	return grpc.NewClient(address, grpc.WithTransportCredentials(secure))
 }
 
-// authorities are nil, which means those of the system, if there is no file.
+// authorities returns the certificates in file; nil, which means those of the
+// system, without a file.
 func authorities(file string) (*x509.CertPool, error) {
 	if file == "" {
 		return nil, nil
@@ -132,7 +133,7 @@ func authorities(file string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// Close sends what has not been sent yet, as far as the collector takes it.
+// Close sends the remaining spans, as far as the collector accepts them.
 func (t *Traces) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, exportTime)
 	defer cancel()
@@ -166,13 +167,14 @@ func (t *Traces) Begin(ctx context.Context, kind trace.Kind, name, object string
 	}
 }
 
-// passedOn is the trace that the caller has put into the metadata, if any.
+// passedOn returns a context with the trace that the caller has put into the
+// metadata, if any.
 func passedOn(ctx context.Context) context.Context {
 	md, _ := metadata.FromIncomingContext(ctx)
 	return propagation.TraceContext{}.Extract(ctx, carrier(md))
 }
 
-// carrier shows metadata to a propagator.
+// carrier adapts metadata to a propagator.
 type carrier metadata.MD
 
 func (c carrier) Get(key string) string {
@@ -192,8 +194,8 @@ func (c carrier) Keys() []string {
 	return keys
 }
 
-// exporter tells the operator once when a collector stops taking spans, and once
-// when it takes them again.
+// exporter logs once when a collector stops accepting spans, and once when it
+// accepts them again.
 type exporter struct {
 	sdk.SpanExporter
 	endpoint string

@@ -33,7 +33,7 @@ const (
 	spanID  = "b7ad6b7169203331"
 )
 
-// calledBy is the context of a call whose caller passes this on.
+// calledBy returns the context of a call whose caller passes traceparent.
 func calledBy(t *testing.T, traceparent string) context.Context {
 	return metadata.NewIncomingContext(t.Context(), metadata.Pairs("traceparent", traceparent))
 }
@@ -82,7 +82,7 @@ func TestSpans(t *testing.T) {
 	answer(calledBy(t, "00-"+traceID+"-"+spanID+"-01"), tracer)
 	answer(calledBy(t, "00-"+traceID+"-"+spanID+"-00"), tracer) // its caller does not trace it
 	answer(calledBy(t, "nonsense"), tracer)
-	answer(t.Context(), tracer) // and nobody else does at the rate of 0
+	answer(t.Context(), tracer) // and at rate 0 nothing else does
 	if err := traces.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +117,7 @@ func TestSamplingRate(t *testing.T) {
 	}
 }
 
-// A collector that is not there costs spans, and does not keep the server from
+// An unreachable collector loses spans, and does not keep the server from
 // ending.
 func TestNoCollector(t *testing.T) {
 	endpoint := fmt.Sprint("http://127.0.0.1:", refusing.Port(t))

@@ -14,8 +14,8 @@ import (
 	"github.com/crius-run/crius/test/kit/browser"
 )
 
-// A real browser shows all names as text, asks nobody but crius, runs nothing, and fits the
-// page to any screen, by day and by night.
+// A real browser shows all names as text, contacts only crius, runs nothing,
+// and fits the page to any screen, in light and dark mode.
 func TestBrowserShowsPage(t *testing.T) {
 	var asked atomic.Int32
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))

@@ -18,12 +18,12 @@ import (
 
 const (
 	mostRows    = 500 // of a table
-	longestText = 256 // bytes of what others have named
-	// stuck is how long an operation takes that somebody should look at.
+	longestText = 256 // bytes of a foreign text
+	// stuck is the duration from which an operation deserves attention.
 	stuck = 10 * time.Second
 )
 
-// content is what the page shows. All of its texts are short and printable.
+// content is the data of the page. All of its texts are short and printable.
 type content struct {
 	Version    string
 	Time       time.Time
@@ -37,7 +37,7 @@ type content struct {
 	Pods       table[podRow]
 }
 
-// table is the first of some rows.
+// table is the first rows of a list.
 type table[T any] struct {
 	Rows []T
 	More int
@@ -126,8 +126,8 @@ func handlers(reports []oci.Report) []handlerRow {
 	return rows
 }
 
-// pods are those of the node, and the containers that do not run: those that changed
-// last come first.
+// pods returns the pods of the node, and the containers that do not run: most
+// recently changed first.
 func (s Sources) pods(now time.Time) (table[podRow], table[containerRow]) {
 	byID := map[string]*podRow{}
 	var pods []*podRow
@@ -142,7 +142,7 @@ func (s Sources) pods(now time.Time) (table[podRow], table[containerRow]) {
 	var stopped []containerRow
 	for _, v := range s.Containers() {
 		p := byID[v.SandboxID]
-		if p == nil { // it came after the pods were listed
+		if p == nil { // created after the pods were listed
 			continue
 		}
 		p.All++
@@ -167,8 +167,8 @@ func (s Sources) pods(now time.Time) (table[podRow], table[containerRow]) {
 	return first(rows), first(stopped)
 }
 
-// short is a text without what is not printable, such as marks that have a browser show
-// it backwards, and not longer than longestText.
+// short returns a text without unprintable characters, such as marks that
+// reverse its direction in a browser, and no longer than longestText.
 func short(text string) string {
 	if len(text) > longestText {
 		text = text[:longestText] + "…"
@@ -181,10 +181,10 @@ func short(text string) string {
 	}, text)
 }
 
-// brief is a duration as people say it.
+// brief formats a duration for people.
 func brief(d time.Duration) string { return d.Round(time.Second).String() }
 
-// percent is how much of a pull has come.
+// percent returns the progress of a pull.
 func percent(p progress.Pull) int64 {
 	if p.Total <= 0 {
 		return 0

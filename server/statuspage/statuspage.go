@@ -1,10 +1,10 @@
-// Package statuspage shows the node to a person with a browser: whether it is ready, what
-// is under way, and which containers do not run.
+// Package statuspage shows the node to a person with a browser: whether it is
+// ready, what is under way, and which containers do not run.
 //
-// The page is made here and needs nothing else: no script, no resource of another server,
-// and its policy (Content-Security-Policy) allows none. What pods and images bring along
-// is hostile: it is escaped, bounded in length and in number, and cannot be more than
-// text.
+// The page is self-contained: no script, no resource of another server, and its
+// policy (Content-Security-Policy) allows none. Text from pods and images is
+// hostile: it is escaped, bounded in length and in number, and cannot be more
+// than text.
 package statuspage
 
 import (
@@ -26,20 +26,21 @@ import (
 )
 
 const (
-	// pageTime bounds how long a reader waits, as for a runtime that hangs.
+	// pageTime bounds how long a reader waits, for example for a hanging runtime.
 	pageTime = 5 * time.Second
-	// pageAge is how old a page may be: whoever reaches the address may ask often.
+	// pageAge is how old a page may be: any client that reaches the address may
+	// ask often.
 	pageAge = time.Second
 )
 
-// Sources are asked for each page.
+// Sources are called for each page.
 type Sources struct {
 	Version    string
 	Since      time.Time // of the server
 	Node       func() pod.Summary
 	Pods       func() []*view.Sandbox
 	Containers func() []*view.Container
-	// Runtime and Network fail while nothing is known.
+	// Runtime and Network fail while the status is unknown.
 	Runtime  func(context.Context) (*view.RuntimeStatus, error)
 	Network  func(context.Context) (*view.NetworkStatus, error)
 	Handlers func(context.Context) []oci.Report
@@ -58,7 +59,7 @@ var (
 	policy = "default-src 'none'; style-src '" + hash(style) + "'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
-// hash is the one by which a policy names an inline style sheet.
+// hash returns the hash by which a policy allows an inline style sheet.
 func hash(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return "sha256-" + base64.StdEncoding.EncodeToString(sum[:])
@@ -70,7 +71,7 @@ func Handler(s Sources) http.Handler { return &handler{sources: s} }
 type handler struct {
 	sources Sources
 
-	mu   sync.Mutex // held while a page is made
+	mu   sync.Mutex // held while a page is being made
 	at   time.Time
 	page []byte
 }
@@ -91,11 +92,11 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	} {
 		w.Header().Set(key, value)
 	}
-	_, _ = w.Write(page) // who has left does not miss it
+	_, _ = w.Write(page) // a client that has left does not need it
 }
 
-// now is the last page or, if that is too old, a new one. It outlives the request: the
-// next one gets it.
+// now returns the last page or, if that is too old, a new one. A new one
+// outlives the request, for the next request.
 func (h *handler) now(ctx context.Context) ([]byte, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

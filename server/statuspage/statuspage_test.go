@@ -21,7 +21,7 @@ import (
 	"github.com/crius-run/crius/storage/pull/progress"
 )
 
-// node is one on which somebody has given hostile to everything as its name.
+// node is a node on which everything has the name hostile.
 func node(hostile string, pods int) Sources {
 	now := time.Now()
 	s := Sources{
@@ -69,8 +69,8 @@ func get(t *testing.T, s Sources) *httptest.ResponseRecorder {
 	return w
 }
 
-// seen is what a browser makes of the page: the text, and the elements with their
-// attributes.
+// seen returns what a browser parses from the page: the text, and the elements
+// with their attributes.
 func seen(t *testing.T, page string) (text string, elements []html.Token) {
 	t.Helper()
 	z := html.NewTokenizer(strings.NewReader(page))
@@ -117,7 +117,8 @@ func TestPageOfIdleNode(t *testing.T) {
 	}
 }
 
-// Names are text, whatever is in them, and the policy would stop what they tried.
+// Names are text, whatever they contain, and the policy would stop their
+// attempts.
 func TestPageEscapesNames(t *testing.T) {
 	t.Parallel()
 	_, plain := seen(t, get(t, node("web", 1)).Body.String())
@@ -138,7 +139,8 @@ func TestPageEscapesNames(t *testing.T) {
 	}
 }
 
-// The page has nothing that a policy would have to allow but its own style sheet.
+// The page needs nothing that a policy would have to allow except its own style
+// sheet.
 func TestPagePolicy(t *testing.T) {
 	t.Parallel()
 	w := get(t, node("web", 1))
@@ -175,7 +177,7 @@ func TestPageIsBounded(t *testing.T) {
 	}
 }
 
-// Who asks often gets the same page, and costs nothing.
+// Frequent requests get the same page, at no cost.
 func TestPageIsKept(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -1,6 +1,6 @@
-// Package tlsfile serves TLS by files that may be replaced at any time: each new
-// connection looks whether they were. What cannot be read keeps the last good
-// ones in force.
+// Package tlsfile serves TLS from files that may be replaced at any time: each
+// new connection checks for changes. If the new files cannot be read the last
+// good ones stay in force.
 package tlsfile
 
 import (
@@ -21,23 +21,24 @@ import (
 // Files are paths of PEM files.
 type Files struct {
 	Cert, Key string
-	ClientCA  string // authorities whose certificate a client must have; empty: none is asked for
+	ClientCA  string // authorities for required client certificates; empty: no certificate is required
 }
 
-// Rules are what connections must keep. The zero value is TLS 1.2 with what Go
-// considers safe.
+// Rules constrain connections. The zero value is TLS 1.2 with what Go considers
+// safe.
 type Rules struct {
 	MinVersion   string   // Version12, Version13 or empty
-	CipherSuites []string // of TLS 1.2, by their IANA names; none: those that Go considers safe
+	CipherSuites []string // of TLS 1.2, by their IANA names; empty: those that Go considers safe
 }
 
-// Versions that can be demanded.
+// Versions that can be required.
 const (
 	Version12 = "1.2"
 	Version13 = "1.3"
 )
 
-// Check refuses cipher suites that Go does not know or considers unsafe.
+// Check refuses cipher suites that are unknown to Go or that it considers
+// unsafe.
 func (r Rules) Check() error {
 	_, err := r.config()
 	return err
@@ -77,14 +78,14 @@ type certificates struct {
 	config *tls.Config
 }
 
-// stamp tells two states of a file apart.
+// stamp distinguishes two states of a file.
 type stamp struct {
 	modified time.Time
 	size     int64
 }
 
-// Config is nil if there are no files. The subject, such as streaming, is for the
-// log and for errors.
+// Config returns nil if there are no files. subject, such as "streaming", is
+// for the log and for errors.
 func Config(subject string, f Files, r Rules) (*tls.Config, error) {
 	c := &certificates{Files: f, rules: r, subject: subject}
 	switch {
@@ -93,7 +94,7 @@ func Config(subject string, f Files, r Rules) (*tls.Config, error) {
 	case f.Cert == "" || f.Key == "":
 		return nil, fmt.Errorf("%s over TLS needs a certificate and a key: give both files: %w", subject, fault.Invalid)
 	}
-	c.stamps = c.look() // before: what comes meanwhile is new
+	c.stamps = c.look() // first, so that a later change counts as new
 	var err error
 	if c.config, err = c.load(); err != nil {
 		return nil, fmt.Errorf("%s over TLS: %w", subject, err)
@@ -121,7 +122,7 @@ func (c *certificates) current() *tls.Config {
 		return c.config
 	}
 	config, err := c.load()
-	c.stamps = now // a broken file is complained about once
+	c.stamps = now // a broken file is reported once
 	if err != nil {
 		slog.Error("cannot load new certificates, still using the old ones", "name", c.subject, "err", err)
 		return c.config

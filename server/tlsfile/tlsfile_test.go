@@ -45,7 +45,7 @@ func selfSigned(t *testing.T) Files {
 	return f
 }
 
-// Connections keep the rules, and those that cannot are refused.
+// Connections follow the rules, and those that cannot are refused.
 func TestRules(t *testing.T) {
 	t.Parallel()
 	f := selfSigned(t)
@@ -90,7 +90,7 @@ func TestInvalidTLSRulesAreRefused(t *testing.T) {
 		word  string
 	}{
 		{Rules{MinVersion: "1.1"}, "1.1"},
-		{Rules{CipherSuites: []string{"TLS_RSA_WITH_RC4_128_SHA"}}, "TLS_RSA_WITH_RC4_128_SHA"}, // Go knows it, and that it is unsafe
+		{Rules{CipherSuites: []string{"TLS_RSA_WITH_RC4_128_SHA"}}, "TLS_RSA_WITH_RC4_128_SHA"}, // known to Go, and known to be unsafe
 		{Rules{CipherSuites: []string{"fast"}}, `"fast"`},
 	} {
 		if err := c.rules.Check(); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), c.word) {
