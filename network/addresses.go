@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits of what is read of a network namespace, in which a pod with CAP_NET_ADMIN can
-// make any number of links and addresses.
+// Limits on what is read from a network namespace, in which a pod with
+// CAP_NET_ADMIN can make any number of links and addresses.
 const (
 	maxLinks     = maxInterfaces
 	maxAddresses = 1024
@@ -45,13 +45,13 @@ func linkIndex(name string) (int, error) {
 	return int(request.Uint32()), nil
 }
 
-// addressSet are addresses of the thread's network namespace, as many as are looked at.
+// addressSet is a bounded set of addresses of the thread's network namespace.
 type addressSet struct {
 	ips       map[netip.Addr]bool
 	truncated bool
 }
 
-// addressesOn reads the addresses of a link, or of all if it is 0.
+// addressesOn reads the addresses of a link, or of all links if it is 0.
 func addressesOn(link int) (addressSet, error) {
 	set := addressSet{ips: map[netip.Addr]bool{}}
 	body := make([]byte, unix.SizeofIfAddrmsg)
@@ -69,13 +69,13 @@ func addressesOn(link int) (addressSet, error) {
 	return set, err
 }
 
-// has reports whether the address is in the set or, of a set that is not complete,
-// whether the namespace takes packets to it.
+// has reports whether the address is in the set or, for an incomplete set,
+// whether the namespace accepts packets to it.
 func (s addressSet) has(ip netip.Addr) bool {
 	return s.ips[ip.Unmap()] || s.truncated && isLocal(ip.Unmap())
 }
 
-// global reports whether others can reach one of the addresses.
+// global reports whether other hosts can reach one of the addresses.
 func (s addressSet) global() bool {
 	for ip := range s.ips {
 		if !ip.IsLoopback() && !ip.IsLinkLocalUnicast() {
@@ -85,10 +85,10 @@ func (s addressSet) global() bool {
 	return false
 }
 
-// addressIn is the link's own address in the attributes of a message.
+// addressIn returns the link's own address from the attributes of a message.
 func addressIn(attributes []byte) (ip netip.Addr, ok bool) {
 	eachAttribute(attributes, func(kind uint16, value []byte) {
-		if kind == unix.IFA_LOCAL || kind == unix.IFA_ADDRESS && !ok { // the former is not the peer's
+		if kind == unix.IFA_LOCAL || kind == unix.IFA_ADDRESS && !ok { // IFA_LOCAL is never the peer's
 			if a, is := netip.AddrFromSlice(value); is {
 				ip, ok = a.Unmap(), true
 			}
@@ -108,12 +108,12 @@ func eachAttribute(b []byte, visit func(kind uint16, value []byte)) {
 	}
 }
 
-// hasUpLink reports whether a link but the loopback is up.
+// hasUpLink reports whether a link other than the loopback is up.
 func hasUpLink() (up bool, err error) {
 	_, err = dump(unix.RTM_GETLINK, make([]byte, unix.SizeofIfInfomsg), maxLinks, func(message []byte) bool {
 		if len(message) >= unix.SizeofIfInfomsg {
 			flags := binary.NativeEndian.Uint32(message[8:])
-			// A tunnel module puts a link that is down into every namespace.
+			// Tunnel modules put a link that is down into every namespace.
 			up = up || flags&unix.IFF_LOOPBACK == 0 && flags&unix.IFF_UP != 0
 		}
 		return true
@@ -121,7 +121,8 @@ func hasUpLink() (up bool, err error) {
 	return up, err
 }
 
-// isLocal asks the kernel for the route to an address of the thread's network namespace.
+// isLocal asks the kernel for the route to an address of the thread's network
+// namespace.
 func isLocal(ip netip.Addr) bool {
 	const header = unix.SizeofRtMsg + unix.SizeofRtAttr
 	raw := ip.AsSlice()
@@ -142,8 +143,8 @@ func isLocal(ip netip.Addr) bool {
 	return err == nil && local
 }
 
-// dump reads a table of the thread's network namespace until visit has taken most
-// entries. It reports whether that was all.
+// dump reads a table of the thread's network namespace until visit has accepted
+// most entries. It reports whether that was the whole table.
 func dump(kind uint16, body []byte, most int, visit func(message []byte) (taken bool)) (all bool, err error) {
 	return ask(kind, unix.NLM_F_DUMP, body, most, visit)
 }
@@ -201,7 +202,7 @@ func receive(fd, most int, visit func(message []byte) (taken bool)) (all bool, e
 	}
 }
 
-// errnoOf is the error of an NLMSG_ERROR; nil: an acknowledgement.
+// errnoOf returns the error of an NLMSG_ERROR; nil: an acknowledgement.
 func errnoOf(data []byte) error {
 	if len(data) < 4 {
 		return unix.EINVAL

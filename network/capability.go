@@ -17,7 +17,7 @@ const (
 	egressBandwidth  = "kubernetes.io/egress-bandwidth"
 )
 
-// capabilities are the arguments that some plugin of list asks for by
+// capabilities returns the arguments that some plugin of list requests by
 // "capabilities", by the conventions of CNI (its CONVENTIONS.md).
 func capabilities(offers map[string]any, list *libcni.NetworkConfigList) (map[string]json.RawMessage, error) {
 	var taken map[string]json.RawMessage
@@ -40,9 +40,9 @@ func capabilities(offers map[string]any, list *libcni.NetworkConfigList) (map[st
 	return taken, nil
 }
 
-// offers are all capability arguments that there are for p, whose ports the
-// plugins are to lead. They are checked whether or not a plugin asks for them:
-// what is wrong with a pod does not depend on the network.
+// offers returns all capability arguments for p; the plugins forward ports.
+// They are checked whether or not a plugin requests them: an error in a pod
+// does not depend on the network.
 func (n *Network) offers(p Pod, ports []hostport.Mapping) (map[string]any, error) {
 	offers := map[string]any{}
 	if len(ports) > 0 {
@@ -59,7 +59,7 @@ func (n *Network) offers(p Pod, ports []hostport.Mapping) (map[string]any, error
 		offers["dns"] = dns{d.GetServers(), d.GetSearches(), d.GetOptions()}
 	}
 	if cidrs := n.announced(); len(cidrs) > 0 {
-		var ranges [][]ipRange // one set for each: a pod gets an address of every set
+		var ranges [][]ipRange // one set for each: a pod gets an address from every set
 		for _, cidr := range cidrs {
 			ranges = append(ranges, []ipRange{{cidr}})
 		}
@@ -107,7 +107,7 @@ func bandwidthOf(annotations map[string]string) (bandwidth, error) {
 		if err != nil {
 			return b, fmt.Errorf("annotation %s: %w: %w", name, err, fault.Invalid)
 		}
-		if rate < 1e3 || rate > 1e15 { // the bounds of Kubernetes
+		if rate < 1e3 || rate > 1e15 { // Kubernetes' bounds
 			return b, fmt.Errorf("annotation %s: %.64q is not from 1k to 1P bits per second: %w", name, text, fault.Invalid)
 		}
 		*to.rate, *to.burst = rate, anyBurst

@@ -37,7 +37,7 @@ func FuzzQuantity(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// Independently of the suffix: a plain number means itself, rounded up.
+		// Whatever the suffix: a plain number means itself, rounded up.
 		if plain, ok := new(big.Rat).SetString(text); ok && strings.IndexFunc(text, func(r rune) bool { return r > '9' || r < '.' }) < 0 && !strings.Contains(text, "/") {
 			diff := new(big.Rat).Sub(new(big.Rat).SetInt64(got), plain)
 			if diff.Sign() < 0 || diff.Cmp(big.NewRat(1, 1)) >= 0 {

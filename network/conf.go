@@ -26,16 +26,15 @@ const maxConf = 1 << 20
 // conf is a usable network configuration of the configuration directory.
 type conf struct {
 	file string
-	list *libcni.NetworkConfigList // complete: its Bytes say it all
+	list *libcni.NetworkConfigList // complete: its Bytes have everything
 }
 
-// choose picks the network: in the alphabetical order of file names, as CRI-O
-// and containerd do, the first usable configuration, or the first that bears
-// the name Config.DefaultNetwork. Unusable files are passed over, and each is
-// logged once.
+// choose picks the network: in the alphabetical order of file names, as in
+// CRI-O and containerd, the first usable configuration, or the first with the
+// name Config.DefaultNetwork. It skips unusable files, and logs each once.
 func (n *Network) choose() (*conf, error) { return n.chooseIn(n.cfg.ConfDir) }
 
-// chooseIn is choose in a directory of somebody's own.
+// chooseIn is choose in another directory.
 func (n *Network) chooseIn(dir string) (*conf, error) {
 	files, err := listed(dir, ".conflist", ".conf", ".json")
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -65,13 +64,13 @@ func (n *Network) missing(dir string, broken map[string]string) error {
 		text = fmt.Sprintf("no CNI configuration for network %q in %s", n.cfg.DefaultNetwork, dir)
 	}
 	text += ": install a network add-on, or put a *.conflist there"
-	for _, file := range slices.Sorted(maps.Keys(broken)) { // the same text each time: it becomes a node condition
+	for _, file := range slices.Sorted(maps.Keys(broken)) { // the same text each time, because it becomes a node condition
 		text += fmt.Sprintf("; %s is unusable: %s", filepath.Base(file), broken[file])
 	}
 	return fmt.Errorf("%s: %w", text, fault.Unavailable)
 }
 
-// report logs the files of a directory that have become unusable, or for another
+// report logs the files of a directory that have become unusable, or for a new
 // reason.
 func (n *Network) report(dir string, broken map[string]string) {
 	n.mu.Lock()
@@ -85,7 +84,7 @@ func (n *Network) report(dir string, broken map[string]string) {
 	maps.Copy(n.reported, broken)
 }
 
-// listed are the files of dir with one of the extensions, sorted by name.
+// listed returns the files of dir with one of the extensions, sorted by name.
 func listed(dir string, extensions ...string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -100,8 +99,8 @@ func listed(dir string, extensions ...string) ([]string, error) {
 	return files, nil
 }
 
-// load reads a configuration file. A list that keeps plugins in files of their
-// own, in a directory with the name of the network, gets them from there.
+// load reads a configuration file. If the list keeps plugins in files of their
+// own, in a directory with the name of the network, load adds them.
 func load(file string) (*libcni.NetworkConfigList, error) {
 	text, err := slurp(file)
 	if err != nil {
@@ -129,7 +128,7 @@ func load(file string) (*libcni.NetworkConfigList, error) {
 	return list, nil
 }
 
-// slurp reads a regular file of bounded size; a fifo would block for ever.
+// slurp reads a regular file of bounded size; a FIFO would block for ever.
 func slurp(path string) ([]byte, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -150,7 +149,7 @@ func slurp(path string) ([]byte, error) {
 	return text, err
 }
 
-// parse reads the text of a configuration that is complete in itself.
+// parse parses the text of a complete configuration.
 func parse(text []byte) (*libcni.NetworkConfigList, error) {
 	list, err := decode(text)
 	if err != nil {
@@ -159,7 +158,7 @@ func parse(text []byte) (*libcni.NetworkConfigList, error) {
 	return complete(list)
 }
 
-// decode reads a configuration list, or the older form that is a single plugin.
+// decode decodes a configuration list, or the older form with a single plugin.
 func decode(text []byte) (*libcni.NetworkConfigList, error) {
 	var form struct {
 		Type    string          `json:"type"`
@@ -178,7 +177,7 @@ func decode(text []byte) (*libcni.NetworkConfigList, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := utils.ValidateNetworkName(list.Name); err != nil { // a directory's name, too
+	if err := utils.ValidateNetworkName(list.Name); err != nil { // also the name of a directory
 		return nil, fmt.Errorf("name %.128q: %w", list.Name, err)
 	}
 	return list, nil
@@ -197,11 +196,11 @@ func decodeSingle(text []byte) (*libcni.NetworkConfigList, error) {
 	return list, nil
 }
 
-// complete checks what libcni would only find out with half of the plugins
-// run, and makes list.Bytes all that parse needs to get the same list again.
+// complete checks what libcni would only find out after running half of the
+// plugins, and sets list.Bytes so that parse yields the same list again.
 func complete(list *libcni.NetworkConfigList) (*libcni.NetworkConfigList, error) {
 	if list.CNIVersion == "" {
-		list.CNIVersion = "0.1.0" // as the CNI specification has it
+		list.CNIVersion = "0.1.0" // as the CNI specification says
 	}
 	if !slices.Contains(version.All.SupportedVersions(), list.CNIVersion) {
 		return nil, fmt.Errorf("cniVersion %.32q is not supported, use one of %s", list.CNIVersion, strings.Join(version.All.SupportedVersions(), ", "))
@@ -222,7 +221,7 @@ func complete(list *libcni.NetworkConfigList) (*libcni.NetworkConfigList, error)
 	if err := json.Unmarshal(list.Bytes, &all); err != nil {
 		return nil, err
 	}
-	delete(all, "cniVersions") // DEL is to have the version that ADD had, also from a later crius
+	delete(all, "cniVersions") // DEL must have the same version as ADD, also from a later crius
 	all["cniVersion"], all["plugins"] = list.CNIVersion, plugins
 	text, err := json.Marshal(all)
 	if err != nil {

@@ -21,7 +21,7 @@ func named(name string) string {
 	return `{"cniVersion": "1.0.0", "name": "` + name + `", "plugins": [{"type": "bridge"}]}`
 }
 
-// at is a network over a configuration directory with the given files.
+// at returns a network over a configuration directory with the given files.
 func at(t testing.TB, defaultNetwork string, files map[string]string) (*Network, string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -107,7 +107,7 @@ func TestMissingIsStable(t *testing.T) {
 	}
 }
 
-// A fifo in the directory must not hang the node.
+// A FIFO in the directory must not hang the node.
 func TestChooseFifo(t *testing.T) {
 	t.Parallel()
 	n, dir := at(t, "", map[string]string{"10.conflist": named("a")})
@@ -128,8 +128,7 @@ func TestChooseFifo(t *testing.T) {
 	}
 }
 
-// Every way in which an add-on replaces its configuration is
-// seen at once.
+// Every way to replace a configuration takes effect at once.
 func TestReplacedConfigurationIsSeen_containerd_11715(t *testing.T) {
 	t.Parallel()
 	n, dir := at(t, "", map[string]string{"10.conflist": named("aa"), "v1/net": named("v1"), "v2/net": named("v2")})
@@ -153,7 +152,7 @@ func TestReplacedConfigurationIsSeen_containerd_11715(t *testing.T) {
 		t.Fatal(err)
 	}
 	see("dd")
-	// As a ConfigMap volume does it: a link by way of another that is swapped.
+	// As in a ConfigMap volume: a link through another link that is swapped.
 	link := filepath.Join(dir, "..data")
 	if err := errors.Join(os.Symlink("v1", link), os.Remove(file), os.Symlink("..data/net", file)); err != nil {
 		t.Fatal(err)
@@ -169,7 +168,7 @@ func TestReplacedConfigurationIsSeen_containerd_11715(t *testing.T) {
 	see("first")
 }
 
-// Plugins in files of their own (CNI 1.1) are in the record, too.
+// Plugins in their own files (CNI 1.1) are in the record, too.
 func TestPluginDirectory(t *testing.T) {
 	t.Parallel()
 	n, dir := at(t, "", map[string]string{
@@ -208,7 +207,7 @@ func typesOf(list *libcni.NetworkConfigList) string {
 	return strings.Join(all, " ")
 }
 
-// Not parallel: it takes the process's log.
+// Not parallel: it replaces the process's log.
 func TestBrokenIsLoggedOnce(t *testing.T) {
 	var log bytes.Buffer
 	defer slog.SetDefault(slog.Default())
@@ -253,7 +252,7 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// What parse takes is what it makes of its own outcome, and the record keeps.
+// parse accepts its own result, which is kept in the record.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{named("a"), bridgeConf(range4), ptpConf(range6), askingConf, `{"name": "a", "type": "b"}`, `{"name":"a","cniVersions":["1.0.0"],"plugins":[{"type":"x","ipam":{}}]}`, "[]", "null", "{}"} {
 		f.Add([]byte(seed))

@@ -14,15 +14,15 @@ type Config struct {
 	HostPorts      string        `toml:"host_ports" apply:"restart" choices:"auto,crius,cni" help:"who forwards host ports to pods: crius (by its own nftables rules), cni (only the CNI plugins; also for networks that implement host ports themselves, such as Cilium), or auto (the plugin with the capability portMappings if the network has one, else crius)"`
 }
 
-// Options is what a network is made with.
+// Options configure a Network.
 type Options struct {
 	Config
-	// PodCIDRFile keeps the pod CIDR for after a restart, since the kubelet
+	// PodCIDRFile keeps the pod CIDR across restarts, because the kubelet
 	// announces it only once. Empty: it is kept in memory only.
 	PodCIDRFile string
 }
 
-// DefaultConfig is what an empty configuration file means.
+// DefaultConfig returns what an empty configuration file means.
 func DefaultConfig() Config {
 	return Config{
 		ConfDir:    "/etc/cni/net.d",

@@ -15,12 +15,12 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 )
 
-// dialTime is far more than a connection inside a pod needs.
+// dialTime is far longer than a connection to a pod takes.
 const dialTime = 5 * time.Second
 
-// DialAddress connects from the node to a TCP port at the first of a pod's addresses
-// that answers: the loopback of a virtual machine is out of reach. The error is
-// fault.Unavailable if there are none.
+// DialAddress connects from the node to a TCP port at the first of a pod's
+// addresses that answers: the loopback of a virtual machine is unreachable. The
+// error is fault.Unavailable if there are no addresses.
 func DialAddress(ctx context.Context, addresses []string, port uint16) (*net.TCPConn, error) {
 	dialer := net.Dialer{Timeout: dialTime}
 	err := fmt.Errorf("the pod has no address of its own: %w", fault.Unavailable)
@@ -34,8 +34,8 @@ func DialAddress(ctx context.Context, addresses []string, port uint16) (*net.TCP
 }
 
 // DialLoopback connects to a TCP port at 127.0.0.1 or ::1 in a pinned network
-// namespace, or on the node if the path is empty. The error is fault.Unavailable if
-// the port is closed.
+// namespace, or on the node if the path is empty. The error is
+// fault.Unavailable if the port is closed.
 func DialLoopback(ctx context.Context, netns string, port uint16) (conn *net.TCPConn, err error) {
 	loopbacks := []unix.Sockaddr{
 		&unix.SockaddrInet4{Port: int(port), Addr: [4]byte{127, 0, 0, 1}},
@@ -55,8 +55,8 @@ func DialLoopback(ctx context.Context, netns string, port uint16) (conn *net.TCP
 	return nil, fmt.Errorf("connect to TCP port %d: %w", port, err)
 }
 
-// connect makes a socket in the network namespace, where it stays, and connects it
-// outside: a listener that does not accept holds up no thread.
+// connect makes a socket in the network namespace, where it stays, and connects
+// it outside: a listener that does not accept blocks no thread.
 func connect(ctx context.Context, netns string, address unix.Sockaddr) (*net.TCPConn, error) {
 	family := unix.AF_INET
 	if _, six := address.(*unix.SockaddrInet6); six {
@@ -108,7 +108,7 @@ func awaitConnected(socket *os.File) error {
 			return true
 		}
 		_, err = unix.Getpeername(int(fd))
-		return err == nil // else it is still on its way
+		return err == nil // otherwise it is still connecting
 	})
 	return errors.Join(err, failure)
 }

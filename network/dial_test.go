@@ -45,8 +45,8 @@ func TestDialLoopbackRefused(t *testing.T) {
 	}
 }
 
-// A listener that lets connections wait costs neither a thread nor more time than
-// the caller has.
+// A listener that does not accept costs neither a thread nor more time than the
+// caller has.
 func TestDialLoopbackThatHangs(t *testing.T) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -16,34 +16,34 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 )
 
-// collectLimit is how long Collect may take, and pods wait for it.
+// collectLimit is how long Collect, for which pods wait, may take.
 var collectLimit = 10 * time.Second
 
-// noCache makes libcni find no records of attachments: by default it would take
+// noCache makes libcni find no records of attachments: by default it would use
 // those of other runtimes, and undo them.
 const noCache = "/proc/crius-has-no-cni-cache"
 
 // Live says what Collect must not touch.
 type Live struct {
-	// Attached are the pods on record, with the interface of each. It is asked once
-	// no more pod can be attached.
+	// Attached returns the pods on record, with the interface of each. It is
+	// called once no more pod can be attached.
 	Attached func() (map[string]string, error)
-	// Ours tells ids that no other runtime makes.
+	// Ours reports whether an id can only have been made by crius.
 	Ours func(id string) bool
 }
 
-// Collect has the plugins remove what they still hold for pods that are gone: the
-// CNI verb GC, for the networks of Config.ConfDir and dirs whose configuration is of
-// version 1.1.0 or later and has no disableGC. A network in which host-local holds
-// an address for another runtime's pod is left out: to the plugins, whoever is not
-// live is gone.
+// Collect has the plugins remove what they still hold for pods that are gone:
+// it calls the CNI verb GC for the networks of Config.ConfDir and dirs whose
+// configuration has version 1.1.0 or later and no disableGC. It skips a network
+// in which host-local holds an address for another runtime's pod: to the
+// plugins, a pod that is not live is gone.
 //
-// A pod that was attached meanwhile would look gone as well. So Attach waits for
-// Collect, which ends within collectLimit.
+// A pod that was attached meanwhile would look gone as well. So Attach waits
+// for Collect, which ends within collectLimit.
 func (n *Network) Collect(ctx context.Context, dirs []string, live Live) error {
 	var lists []*libcni.NetworkConfigList
 	for _, dir := range slices.Concat([]string{n.cfg.ConfDir}, dirs) {
-		if chosen, err := n.chooseIn(dir); err == nil && collects(chosen.list) { // else there is no network yet
+		if chosen, err := n.chooseIn(dir); err == nil && collects(chosen.list) { // otherwise there is no network yet
 			lists = append(lists, chosen.list)
 		}
 	}
@@ -84,7 +84,7 @@ func (n *Network) collect(ctx context.Context, list *libcni.NetworkConfigList, a
 			}
 		}
 	}
-	args := &libcni.GCArgs{ValidAttachments: []types.GCAttachment{}} // no null for plugins
+	args := &libcni.GCArgs{ValidAttachments: []types.GCAttachment{}} // plugins must not get null
 	for id, link := range attached {
 		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: id, IfName: link})
 	}
@@ -93,7 +93,7 @@ func (n *Network) collect(ctx context.Context, list *libcni.NetworkConfigList, a
 	})
 }
 
-// holdAttach has Attach wait until the function that it returns is called.
+// holdAttach makes Attach wait until release is called.
 func (n *Network) holdAttach() (release func()) {
 	done := make(chan struct{})
 	n.mu.Lock()

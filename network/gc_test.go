@@ -13,8 +13,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// live are pods that stay, all others of a lease being ours if their id begins with
-// "ours".
+// live returns pods that stay; a lease of any other is ours if its id begins
+// with "ours".
 func live(ids ...string) Live {
 	return Live{
 		Attached: func() (map[string]string, error) {
@@ -28,7 +28,7 @@ func live(ids ...string) Live {
 	}
 }
 
-// collectable is a network of version 1.1.0 whose addresses host-local has.
+// collectable is a network of version 1.1.0 with addresses from host-local.
 const collectable = `{"cniVersion": "1.1.0", "name": "fake", "plugins": [{"type": "fake", "ipam": {"type": "host-local", "dataDir": "LEASES"}}]}`
 
 func (n *node) lease(address, owner string) {
@@ -39,8 +39,7 @@ func (n *node) lease(address, owner string) {
 	}
 }
 
-// Plugins are told of exactly the pods that there are, in each network that is
-// configured.
+// Plugins get exactly the existing pods, in each configured network.
 func TestCollect(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-fake.conflist": collectable, "other/10-fake.conflist": strings.Replace(statusConf, `"name": "fake"`, `"name": "second"`, 1)})
@@ -76,8 +75,8 @@ func TestCollect(t *testing.T) {
 	}
 }
 
-// A network is left alone where the plugins do not know GC, where its configuration
-// forbids that, and where another runtime has a pod in it.
+// Collect skips a network if the plugins do not know GC, if its configuration
+// forbids it, and if another runtime has a pod in it.
 func TestCollectLeavesNetworksAlone(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ conf, owner string }{
@@ -95,8 +94,8 @@ func TestCollectLeavesNetworksAlone(t *testing.T) {
 	}
 }
 
-// A plugin that fails is named, and the others are run all the same; without a list of
-// the pods none is.
+// A plugin that fails is named, and the others are run nevertheless; without a
+// list of the pods none is.
 func TestCollectFails(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-fake.conflist": `{"cniVersion": "1.1.0", "name": "fake", "plugins": [{"type": "bad"}, {"type": "fake"}]}`})
@@ -111,8 +110,8 @@ func TestCollectFails(t *testing.T) {
 	}
 }
 
-// What is attached while plugins collect would look like garbage to them: it waits,
-// and it does so no longer than its caller.
+// A pod attached while plugins collect would look like garbage to them: Attach
+// waits, but no longer than its caller.
 func TestAttachWaitsForCollect(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-fake.conflist": statusConf})

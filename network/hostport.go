@@ -14,7 +14,8 @@ import (
 	"github.com/crius-run/crius/network/hostport"
 )
 
-// portCapability is how a plugin asks for host ports (CNI's CONVENTIONS.md).
+// portCapability is the capability by which a plugin requests host ports (CNI's
+// CONVENTIONS.md).
 const portCapability = "portMappings"
 
 // Values of Config.HostPorts.
@@ -24,8 +25,8 @@ const (
 	portsByCNI   = "cni"
 )
 
-// ownPorts decides whether crius leads the host ports of a pod in the network
-// of list. Both at once would translate twice.
+// ownPorts reports whether crius forwards the host ports of a pod in the
+// network of list. If plugins did so as well they would be translated twice.
 func (n *Network) ownPorts(list *libcni.NetworkConfigList) bool {
 	switch n.cfg.HostPorts {
 	case portsByCrius:
@@ -52,8 +53,8 @@ func (n *Network) HostPortsReady() error {
 	return hostport.Installed()
 }
 
-// portMappings are those that want a port of the host; with 0 a container just
-// says which port it serves.
+// portMappings returns the mappings with a host port; 0 only documents the port
+// of a container.
 func portMappings(wanted []*cri.PortMapping) ([]hostport.Mapping, error) {
 	var ports []hostport.Mapping
 	for _, w := range wanted {
@@ -88,7 +89,7 @@ func portMappings(wanted []*cri.PortMapping) ([]hostport.Mapping, error) {
 
 func isPort(n int32) bool { return n > 0 && n <= 65535 }
 
-// targets are the first address of each family, with the links by which the
+// targets returns the first address of each family, with the links by which the
 // node reaches them.
 func targets(ips []string) ([]hostport.Target, error) {
 	var all []hostport.Target
@@ -111,9 +112,10 @@ func targets(ips []string) ([]hostport.Target, error) {
 	return all, nil
 }
 
-// Expose forwards a pod's host ports to it, unless CNI plugins do that in the pod's
-// network. The Attachment is the one that Attach returned, and must be on record
-// before. Detach ends the forwarding, whether or not Expose succeeds.
+// Expose forwards a pod's host ports to it, unless CNI plugins do that in the
+// pod's network. The Attachment is the one that Attach returned, and must
+// already be on record. Detach ends the forwarding, whether or not Expose
+// succeeds.
 //
 // The error is fault.Unavailable if the nft program is missing.
 func (n *Network) Expose(ctx context.Context, p Pod, a *Attachment) error {

@@ -9,7 +9,7 @@ import (
 	"github.com/crius-run/crius/network/hostport"
 )
 
-// hostPod is the pod number i with a TCP and a UDP port, of both families.
+// hostPod returns pod number i with a TCP and a UDP port, in both families.
 func hostPod(i int) hostport.Pod {
 	port := uint16(10000 + i)
 	return hostport.Pod{
@@ -22,8 +22,8 @@ func hostPod(i int) hostport.Pod {
 	}
 }
 
-// A pod's ports come and go at the same cost, however many others there are,
-// and however many flows the kernel remembers.
+// Adding and removing a pod's ports costs the same, however many others there
+// are, and however many flows the kernel remembers.
 func BenchmarkHostPorts(b *testing.B) {
 	for _, others := range []int{0, 100, 1000} {
 		for _, flows := range []int{0, 50_000} {
@@ -60,7 +60,7 @@ func BenchmarkHostPorts(b *testing.B) {
 	}
 }
 
-// remember has the kernel remember UDP flows to ports that are nobody's.
+// remember makes the kernel remember UDP flows to unused ports.
 func (n *node) remember(flows int) {
 	n.Helper()
 	err := n.do(func() error {

@@ -15,7 +15,7 @@ import (
 )
 
 // Whatever pods come, go and die, and whenever the server does: the rules are
-// what a server would make that found only the records. Ports are few, so that
+// those of a server that starts with only the records. Ports are few, so that
 // several pods want the same. FULL=1 takes a thousand steps.
 func TestRulesFollowTheRecords_crio_2342(t *testing.T) {
 	t.Parallel()
@@ -39,7 +39,7 @@ func TestRulesFollowTheRecords_crio_2342(t *testing.T) {
 		p.PortMappings = []*cri.PortMapping{mapping(protocol, 8000+int32(random.IntN(20)), 80, "")}
 		plan := n.plan(p)
 		a, err := n.tryAttach(p, plan)
-		if errors.Is(err, fault.Precondition) { // another pod's port, of which no rule is left
+		if errors.Is(err, fault.Precondition) { // another pod's port, for which no rule is left
 			n.detach(p, plan)
 			return
 		}
@@ -68,7 +68,7 @@ func TestRulesFollowTheRecords_crio_2342(t *testing.T) {
 			a := live[id]
 			remove(id)
 			n.recover(live)
-			n.detach(pods[id], a) // which is done once more
+			n.detach(pods[id], a) // which is repeated
 		case choice == 2:
 			did = "crash"
 			n.recover(live)

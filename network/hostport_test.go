@@ -37,7 +37,7 @@ func plainConf(ranges string) string {
 const routedConf = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "ptp", "ipam": {"type": "host-local",
 	"dataDir": "LEASES", "ranges": [[{"subnet": "10.7.0.0/16"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}`
 
-// Addresses of the node towards the world, and of one in the world.
+// Addresses of the node in the outside network, and of a machine there.
 const (
 	node4, world4 = "192.0.2.1", "192.0.2.2"
 	node6, world6 = "2001:db8::1", "2001:db8::2"
@@ -69,7 +69,7 @@ func (n *node) run(in, script string) string {
 }
 
 // serve answers TCP and UDP on a port in a network namespace: with name, and
-// where the caller seems to be.
+// the caller's apparent address.
 func (n *node) serve(in, name string, port int) {
 	n.Helper()
 	var listener net.Listener
@@ -110,12 +110,12 @@ func (n *node) serve(in, name string, port int) {
 	}()
 }
 
-// reach asks a server for its answer, from a network namespace.
+// reach requests a server's answer, from a network namespace.
 func reach(from, network, address string) (answer string, err error) {
 	return reachWithin(time.Minute, from, network, address)
 }
 
-// reachWithin is reach for where there may be no answer, ever.
+// reachWithin is reach for a case without an answer.
 func reachWithin(limit time.Duration, from, network, address string) (answer string, err error) {
 	err = ns.Do(from, func() error {
 		conn, err := net.DialTimeout(network, address, limit)
@@ -135,8 +135,8 @@ func reachWithin(limit time.Duration, from, network, address string) (answer str
 	return answer, err
 }
 
-// exchange sends packets on one flow until one is answered. Each asks something
-// else, for an answer may come after the next question.
+// exchange sends packets on one flow until one is answered. Each has a
+// different text, because an answer may come after the next packet.
 func exchange(conn net.Conn) (string, error) {
 	buffer := make([]byte, 100)
 	for deadline := time.Now().Add(wait.Limit); ; {
@@ -158,7 +158,7 @@ func exchange(conn net.Conn) (string, error) {
 	}
 }
 
-// expose is attach with everything that follows.
+// expose is attach with all later steps.
 func (n *node) expose(p Pod) *Attachment {
 	n.Helper()
 	a := n.attach(p)
@@ -168,7 +168,7 @@ func (n *node) expose(p Pod) *Attachment {
 	return a
 }
 
-// recover is what a restarted server does with the pods that live.
+// recover does what a restarted server does with the live pods.
 func (n *node) recover(live map[string]*Attachment) {
 	n.Helper()
 	n.restart()
@@ -183,8 +183,9 @@ func mapping(protocol cri.Protocol, host, container int32, ip string) *cri.PortM
 	return &cri.PortMapping{Protocol: protocol, HostPort: host, ContainerPort: container, HostIp: ip}
 }
 
-// From wherever one can call the node, with and without the kernel's firewall
-// on bridges (br_netfilter), on which some networks rely and others don't.
+// From all places that can reach the node, with and without the kernel's
+// firewall on bridges (br_netfilter), on which some networks rely and others
+// don't.
 func TestHostPortFromEverywhere(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -218,7 +219,7 @@ func TestHostPortFromEverywhere(t *testing.T) {
 			n.says("host by localhost", n.host.Net, "8080", "127.0.0.1", "web "+gateway)
 			n.says("host by another localhost", n.host.Net, "8080", "127.9.9.9", "web "+gateway)
 			n.says("pod itself", web.NetNS, "8080", node4, "web "+gateway)
-			seen := gateway // masqueraded on a bridge, where the answer would go past the node
+			seen := gateway // masqueraded on a bridge, where the answer would bypass the node
 			if name == "routed" {
 				seen = b.IPs[0]
 			}
@@ -261,7 +262,8 @@ func TestHostPortFromEverywhere(t *testing.T) {
 	}
 }
 
-// says checks a TCP and, on the port that has it, a UDP server's answer.
+// says checks a TCP server's answer and, on the port that has it, a UDP
+// server's.
 func (n *node) says(who, from, port, host, want string) {
 	n.Helper()
 	for _, network := range []string{"tcp", "udp"} {
@@ -272,8 +274,8 @@ func (n *node) says(who, from, port, host, want string) {
 	}
 }
 
-// A neighbour on a link that lets 127.0.0.1 out does not get in to what listens
-// there.
+// A neighbour on a link that lets 127.0.0.1 out cannot reach services that
+// listen there.
 func TestLoopbackServicesStayLocal_CVE_2020_8558(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-pods.conflist": plainConf(range4)})
@@ -312,8 +314,8 @@ func TestLoopbackServicesStayLocal_CVE_2020_8558(t *testing.T) {
 	}
 }
 
-// A UDP client that goes on sending from one port reaches whoever has the host
-// port now: a process of the host, a pod, another pod, the process again.
+// A UDP client that keeps sending from one port reaches the present owner of
+// the host port: a process of the host, a pod, another pod, the process again.
 func TestUDPFlowFollowsThePod(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-pods.conflist": plainConf(range4)})
@@ -325,7 +327,7 @@ func TestUDPFlowFollowsThePod(t *testing.T) {
 	}
 	defer client.Close()
 	n.serve(n.host.Net, "host", 5353)
-	other := n.pod() // the first pod makes the tables, and is another case
+	other := n.pod() // the first pod makes the tables, which is another case
 	other.PortMappings = []*cri.PortMapping{mapping(cri.Protocol_UDP, 5454, 53, "")}
 	for _, with := range []bool{false, true} {
 		var b *Attachment
@@ -369,7 +371,6 @@ func TestHostIPOfAnotherNode(t *testing.T) {
 	}
 }
 
-// sctpINIT is the first packet of an SCTP association.
 // With kube-proxy's IPVS all Services have their addresses on the node. A host
 // port does not take the same port of every Service (kubernetes#66103), and
 // follows the node to addresses that it gets later.
@@ -401,6 +402,7 @@ func TestHostPortBesideIPVS(t *testing.T) {
 	})
 }
 
+// sctpINIT returns the first packet of an SCTP association.
 func sctpINIT(from, to uint16) []byte {
 	packet := binary.BigEndian.AppendUint16(nil, from)
 	packet = binary.BigEndian.AppendUint16(packet, to)
@@ -411,7 +413,7 @@ func sctpINIT(from, to uint16) []byte {
 	return packet
 }
 
-// Without SCTP sockets in every kernel, a packet made by hand has to do.
+// Not every kernel has SCTP sockets, so the test makes a packet by hand.
 func TestSCTP(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-pods.conflist": plainConf(range4)})
@@ -440,7 +442,7 @@ func TestSCTP(t *testing.T) {
 	var from net.Addr
 	err := os.ErrDeadlineExceeded
 	for end := time.Now().Add(wait.Limit); errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(end); {
-		send() // what comes before the kernel has noticed that the link is up is lost
+		send() // packets before the kernel has noticed that the link is up are lost
 		server.SetReadDeadline(time.Now().Add(time.Second))
 		size, from, err = server.ReadFrom(buffer)
 	}
@@ -484,7 +486,7 @@ func TestSameHostPort(t *testing.T) {
 		want := "first " + world4
 		if !clash {
 			n.serve(second.NetNS, "second", 80)
-			want = "second " + world4 // the more exact one
+			want = "second " + world4 // the more specific one
 		}
 		if answer, err := reach(world, "tcp", node4+":8080"); err != nil || answer != want {
 			t.Errorf("host_ip %q: %q, %v; want %q", ip, answer, err, want)
@@ -500,8 +502,8 @@ func TestSameHostPort(t *testing.T) {
 	n.detach(last, n.expose(last))
 }
 
-// Whatever happened to the firewall, a restarted server makes it right, and a
-// running one when the kubelet asks how it is.
+// Whatever happened to the firewall, a restarted server restores the rules, and
+// a running one does so when the kubelet asks for the status.
 func TestRulesComeBack(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-pods.conflist": plainConf(range4 + "," + range6)})
@@ -519,7 +521,7 @@ func TestRulesComeBack(t *testing.T) {
 	if want == without || !strings.Contains(without, "foreign") {
 		t.Fatalf("after detach\n%s", without)
 	}
-	ready := func() { // which a busy machine may not get done in the time that it has
+	ready := func() { // which a busy machine may not finish in time
 		wait.For(t, "the rules to be back", func() bool {
 			n.do(func() error { return n.Ready(context.Background()) })
 			return sorted(n.ruleset()) == sorted(without)
@@ -551,7 +553,7 @@ func TestRulesComeBack(t *testing.T) {
 		t.Errorf("rules of a dead pod stay\n%s\nwant\n%s", got, without)
 	}
 
-	n.run(n.host.Net, "nft flush ruleset") // a change finds it out, too
+	n.run(n.host.Net, "nft flush ruleset") // a change notices it, too
 	b = n.expose(gone)
 	n.says("after a change", world, "8080", node4, "web "+world4)
 	n.run(n.host.Net, "nft flush ruleset")
@@ -564,16 +566,16 @@ func TestRulesComeBack(t *testing.T) {
 	n.recover(nil)
 }
 
-// sorted makes rulesets comparable: nftables lists tables in the order of their
-// making.
+// sorted makes rulesets comparable: nftables lists tables in order of their
+// creation.
 func sorted(ruleset string) string {
 	tables := strings.SplitAfter(ruleset, "\n}\n")
 	slices.Sort(tables)
 	return strings.Join(tables, "")
 }
 
-// No packet meets half of the rules: neither connections nor new ones notice
-// that the tables are replaced.
+// No packet sees only half of the rules: neither existing nor new connections
+// notice that the tables are replaced.
 func TestRestartInterruptsNothing(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-pods.conflist": plainConf(range4)})
@@ -611,7 +613,7 @@ func TestRestartInterruptsNothing(t *testing.T) {
 	n.detach(p, a)
 }
 
-// Pods come and go side by side without touching each other's rules.
+// Pods are added and removed concurrently without touching each other's rules.
 func TestHostPortsConcurrently(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-pods.conflist": plainConf(range4)})
@@ -654,7 +656,7 @@ func TestHostPortsConcurrently(t *testing.T) {
 	n.settle(before)
 }
 
-// Which of the two leads the ports is decided by the configuration.
+// The configuration decides whether crius or a plugin forwards the ports.
 func TestWhoLeadsHostPorts(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -691,8 +693,8 @@ func TestWhoLeadsHostPorts(t *testing.T) {
 	}
 }
 
-// Without nft only pods with host ports fail, before anything is made; and
-// rules that cannot be removed keep the address until they are.
+// Without nft only pods with host ports fail, before anything is made; and if
+// rules cannot be removed the address stays taken until they are.
 func TestNoNft(t *testing.T) {
 	n := newNode(t, map[string]string{"10-pods.conflist": plainConf(range4)})
 	plain, web := n.pod(), n.pod()
@@ -729,14 +731,14 @@ func TestNoNft(t *testing.T) {
 	if err := n.tryDetach(web, a); err == nil || !strings.Contains(err.Error(), "no such thing") || len(n.leased()) != 1 {
 		t.Errorf("detach: %v; leased %q", err, n.leased())
 	}
-	thief := n.pod() // the port is not free as long as it leads to the other
+	thief := n.pod() // the port is not free while it leads to the other pod
 	thief.PortMappings = web.PortMappings
 	stolen := n.plan(thief)
 	if _, err := n.tryAttach(thief, stolen); !errors.Is(err, fault.Precondition) {
 		t.Errorf("attach to a port that is owed: %v", err)
 	}
 	n.detach(thief, stolen)
-	if err := program.Write(fake, []byte("#!/bin/sh\nexec /bin/sleep 1000")); err != nil { // nobody waits for it
+	if err := program.Write(fake, []byte("#!/bin/sh\nexec /bin/sleep 1000")); err != nil { // nothing waits for it
 		t.Fatal(err)
 	}
 	if err := n.do(func() error { return n.Ready(context.Background()) }); err != nil {

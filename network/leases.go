@@ -15,8 +15,9 @@ import (
 //
 // host-local writes a lease, a file named by the address, without syncing it. A
 // power cut may leave the file without its content, and then no DEL finds it:
-// the address would never be given back. host-local writes the owner before it
-// lets go of its lock, so that under the lock such a file is of the past.
+// the address would never be released. host-local writes the owner before it
+// releases its lock, so that such a file, seen under the lock, dates from
+// before the cut.
 func (n *Network) dropLostLeases(ctx context.Context) error {
 	chosen, err := n.choose()
 	if err != nil {
@@ -36,7 +37,7 @@ func dropLost(ctx context.Context, dir string) error {
 		return err
 	}
 	lock, err := os.Open(filepath.Join(dir, "lock"))
-	if errors.Is(err, fs.ErrNotExist) { // there was never one, or the cut took it
+	if errors.Is(err, fs.ErrNotExist) { // it never existed, or the power cut removed it
 		lock, err = os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDONLY, 0o600)
 	}
 	if err != nil {
@@ -59,7 +60,7 @@ func dropLost(ctx context.Context, dir string) error {
 	return errors.Join(errs...)
 }
 
-// lostLeases are the leases in a directory whose content is missing.
+// lostLeases returns the leases in a directory whose content is missing.
 func lostLeases(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -11,8 +11,8 @@ import (
 )
 
 // A power cut leaves leases without content: host-local does not sync them. No
-// DEL would ever find them, so that the pool would run dry (as in cri-o#4727 and
-// plugins#561, where leases stayed after reboots).
+// DEL would ever find them, so that the pool would run dry (as in cri-o#4727
+// and plugins#561, where leases stayed after reboots).
 func TestLeasesAfterPowerCut(t *testing.T) {
 	n := newNode(t, map[string]string{"10-pods.conflist": ptpConf(range4)})
 	live := n.pod()
@@ -53,8 +53,8 @@ func TestLeasesAfterPowerCut(t *testing.T) {
 	n.detach(live, a)
 }
 
-// A lease has an owner or is lost, whatever a power cut has left in its file, and
-// what stands beside the leases is none.
+// A lease has an owner or is lost, whatever a power cut has left in its file,
+// and other files beside the leases do not count.
 func FuzzLease(f *testing.F) {
 	f.Add("10.7.0.2", []byte("owner\r\neth0"))
 	f.Add("fd00_7__2", []byte("owner\n"))

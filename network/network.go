@@ -1,15 +1,15 @@
-// Package network attaches pods to their network through CNI plugins, and forwards host
-// ports to them where no plugin does (package hostport).
+// Package network attaches pods to their network through CNI plugins, and
+// forwards host ports to them if no plugin does (package hostport).
 //
-// What an ADD is going to do is decided first (Plan) and can be recorded before
-// anything happens: the configuration as it is now, with all its plugins, and
-// every argument. A DEL is made from that record and from nothing else, so it
-// undoes what was done, also after a restart, with the configuration directory
-// changed or empty, or after the pod's network namespace has gone.
+// Plan decides what an ADD will do, and the caller can record it before
+// anything happens: the present configuration, with all its plugins, and every
+// argument. A DEL uses only that record, so it undoes what was done, also after
+// a restart, with the configuration directory changed or empty, or after the
+// pod's network namespace has gone.
 //
-// The configuration directory is read anew at each use. It is a handful of small
-// files, next to plugins that run for tens of milliseconds; and there is neither
-// a watch to run out of nor a change to miss.
+// The configuration directory is read again at each use. It has a handful of
+// small files, whereas plugins run for tens of milliseconds; and without a
+// watch none can run out and no change can be missed.
 //
 // Plugins are not trusted: their time, their output and their children are bounded.
 package network
@@ -39,7 +39,7 @@ import (
 	"github.com/crius-run/crius/network/hostport"
 )
 
-// ifName is the pod's interface, by the convention of Kubernetes.
+// ifName is the name of the pod's interface, by the convention of Kubernetes.
 const ifName = "eth0"
 
 // Network is the node's pod network.
@@ -48,14 +48,14 @@ type Network struct {
 	ports *hostport.Table
 
 	mu         sync.Mutex
-	reported   map[string]string // unusable files that have been logged, and why
+	reported   map[string]string // unusable files that have been logged, with the reason
 	podCIDRs   []string          // as announced by the kubelet; nil: not yet
 	health     health
-	collecting chan struct{} // closed at the end of the collection under way; nil: none
+	collecting chan struct{} // closed at the end of the running collection; nil: none runs
 }
 
-// New returns the network that cfg describes. Nothing is read or run before it
-// is used.
+// New returns the network that cfg describes. It reads and runs nothing before
+// it is used.
 func New(cfg Options) *Network {
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = DefaultConfig().Timeout
@@ -63,33 +63,34 @@ func New(cfg Options) *Network {
 	return &Network{cfg: cfg, ports: hostport.New(), reported: map[string]string{}}
 }
 
-// Pod is what the network needs to know of a pod.
+// Pod is what the network needs to know about a pod.
 type Pod struct {
 	ID, Name, Namespace, UID string
 
 	NetNS    string // pinned network namespace; empty once it is gone
-	CacheDir string // directory of the pod's own for libcni's records
+	CacheDir string // the pod's own directory for libcni's records
 
 	PortMappings []*cri.PortMapping
 	Annotations  map[string]string
 	DNS          *cri.DNSConfig
 	CgroupParent string
 
-	// ConfDir is where its network is to be looked for; empty: Config.ConfDir.
+	// ConfDir is the directory with its network's configuration; empty:
+	// Config.ConfDir.
 	ConfDir string
 	// OwnKernel: the pod's own kernel removes the addresses from the interface.
 	OwnKernel bool
 }
 
-// Attachment records how a pod is, or is about to be, attached. It is made by
-// Plan and completed by Attach; nothing reachable from it may be modified.
+// Attachment records how a pod is, or is about to be, attached. Plan makes it
+// and Attach completes it; nothing reachable from it may be modified.
 type Attachment struct {
 	Network      string                     `json:"network"`                // name of the network
 	Interface    string                     `json:"interface"`              // in the pod
 	Conf         json.RawMessage            `json:"conf"`                   // CNI configuration list, plugins included
 	Args         [][2]string                `json:"args"`                   // CNI_ARGS
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"` // runtimeConfig
-	NetNSInode   uint64                     `json:"netnsInode,omitempty"`   // of the namespace; 0: not known
+	NetNSInode   uint64                     `json:"netnsInode,omitempty"`   // of the namespace; 0: unknown
 	IPs          []string                   `json:"ips,omitempty"`          // of Interface, the primary first
 	Result       json.RawMessage            `json:"result,omitempty"`       // of ADD; empty: it did not succeed, as far as known
 
@@ -100,10 +101,10 @@ type Attachment struct {
 }
 
 // Plan decides how p, whose namespace need not exist yet, will be attached, by
-// the configuration of this moment. It fails with fault.Unavailable if there is
-// no network or one of its plugins is missing, and with fault.Invalid for a pod
-// that none can serve. Nothing is done yet: record the Attachment before it is
-// given to Attach.
+// the present configuration. It fails with fault.Unavailable if there is no
+// network or one of its plugins is missing, and with fault.Invalid for a pod
+// that no network can serve. It changes nothing: record the Attachment before
+// you pass it to Attach.
 func (n *Network) Plan(p Pod) (*Attachment, error) {
 	args, err := p.arguments()
 	if err != nil {
@@ -128,8 +129,7 @@ func (n *Network) Plan(p Pod) (*Attachment, error) {
 	return a, nil
 }
 
-// offer settles what the plugins of list are told about p, and what crius does
-// itself.
+// offer determines the plugins' arguments for p, and what crius does itself.
 func (n *Network) offer(p Pod, list *libcni.NetworkConfigList, a *Attachment) error {
 	ports, err := portMappings(p.PortMappings)
 	if err != nil {
@@ -149,7 +149,7 @@ func (n *Network) offer(p Pod, list *libcni.NetworkConfigList, a *Attachment) er
 	return err
 }
 
-// arguments are CNI_ARGS, with the names that the network plugins of Kubernetes
+// arguments returns CNI_ARGS, with the names that Kubernetes' network plugins
 // know.
 func (p Pod) arguments() ([][2]string, error) {
 	args := [][2]string{
@@ -171,7 +171,7 @@ func (p Pod) check() error {
 	if err := utils.ValidateContainerID(p.ID); err != nil {
 		return fmt.Errorf("pod id %.128q: %w: %w", p.ID, err, fault.Invalid)
 	}
-	if !filepath.IsAbs(p.CacheDir) { // libcni would take a directory of all runtimes
+	if !filepath.IsAbs(p.CacheDir) { // libcni would use a directory shared by all runtimes
 		return fmt.Errorf("cache directory %.128q of pod %s is not an absolute path: %w", p.CacheDir, p.ID, fault.Invalid)
 	}
 	return nil
@@ -179,13 +179,13 @@ func (p Pod) check() error {
 
 // Attach runs the CNI verb ADD as planned in a, within Config.Timeout for the
 // whole chain of plugins. It returns a complete Attachment, to be recorded in
-// the place of a. After an error the plugins may have done a part: call Detach
-// with a.
+// place of a. After an error the plugins may have done a part: call Detach with
+// a.
 //
-// The error is fault.Unavailable if a plugin is missing or asks to be tried
-// again later, or crius lacks what it needs for the host ports of p;
-// fault.Timeout if the time was too short; and fault.Precondition if another
-// pod has one of the host ports.
+// The error is fault.Unavailable if a plugin is missing or asks for a later
+// retry, or crius lacks what it needs for the host ports of p; fault.Timeout if
+// the time was up; and fault.Precondition if another pod has one of the host
+// ports.
 func (n *Network) Attach(ctx context.Context, p Pod, a *Attachment) (*Attachment, error) {
 	done, err := n.attach(ctx, p, a)
 	if err != nil {
@@ -241,13 +241,13 @@ func (n *Network) attach(ctx context.Context, p Pod, a *Attachment) (*Attachment
 }
 
 // Detach runs the CNI verb DEL for what a records, with the result of the ADD
-// (libcni's own record fills in if a crash came before that was recorded). The
-// network namespace is given to the plugins only while it is the very one that
-// was attached. A nil Attachment, and one that is detached already, are no
+// (or libcni's own record if a crash came before the result was recorded). The
+// plugins get the network namespace only while it is the same one that was
+// attached. A nil Attachment, and one that is already detached, are not an
 // error.
 //
-// Before that it stops forwarding the pod's host ports: the address must not become
-// another pod's while they are still forwarded to it.
+// Before that it stops forwarding the pod's host ports: the address must not
+// become another pod's while they are still forwarded to it.
 //
 // After any error the same call must be repeated until it succeeds. It is
 // fault.Unavailable if a plugin is missing, and then no plugin has run.
@@ -292,8 +292,9 @@ func (n *Network) detach(ctx context.Context, p Pod, a *Attachment) error {
 	})
 }
 
-// netNS is the path of the pod's network namespace as long as it is the one
-// that was attached: the path may be empty, gone, or somebody else's by now.
+// netNS returns the path of the pod's network namespace if it is still the one
+// that was attached: the path may be empty, gone, or another namespace's by
+// now.
 func (a *Attachment) netNS(p Pod) string {
 	if p.NetNS == "" {
 		return ""
@@ -305,9 +306,9 @@ func (a *Attachment) netNS(p Pod) string {
 	return p.NetNS
 }
 
-// remember puts the recorded result of ADD where DEL expects it, as CNI wants it
-// from version 0.4.0 on. Libcni would take it from its cache directory, and
-// still does if that has one.
+// remember puts the recorded result of ADD where DEL expects it, as CNI
+// requires from version 0.4.0 on. Libcni would take it from its cache
+// directory, and still does if that has one.
 func (a *Attachment) remember(list *libcni.NetworkConfigList) error {
 	if known, err := version.GreaterThanOrEqualTo(list.CNIVersion, "0.4.0"); err != nil || !known || len(a.Result) == 0 {
 		return err
@@ -344,8 +345,8 @@ func (a *Attachment) runtimeConf(p Pod, netNS string) *libcni.RuntimeConf {
 	}
 }
 
-// Info is for a person to read: which configuration is in force, where plugins
-// are looked for, what is wrong.
+// Info returns information for people: the configuration in force, the
+// directories of plugins, and any problem.
 func (n *Network) Info() map[string]any {
 	info := map[string]any{"confDir": n.cfg.ConfDir, "pluginDirs": n.cfg.PluginDirs}
 	if cidrs := n.announced(); len(cidrs) > 0 {
@@ -386,8 +387,8 @@ func limit(ctx context.Context, d time.Duration) (context.Context, context.Cance
 	return context.WithTimeoutCause(ctx, d, fmt.Errorf("the plugins took longer than %s: %w", d, fault.Timeout))
 }
 
-// installed makes sure that all plugins of list can be run, those for address
-// management (IPAM) among them.
+// installed checks that all plugins of list can be run, including those for
+// address management (IPAM).
 func (n *Network) installed(list *libcni.NetworkConfigList) error {
 	var wanted []string
 	for _, plugin := range list.Plugins {
@@ -405,8 +406,7 @@ func (n *Network) installed(list *libcni.NetworkConfigList) error {
 	return errors.Join(errs...)
 }
 
-// classify adds the fault to an error of a plugin that has asked for another
-// try.
+// classify adds the fault to the error of a plugin that asked for a retry.
 func classify(err error) error {
 	var told *types.Error
 	if errors.As(err, &told) && (told.Code == types.ErrTryAgainLater || told.Code == types.ErrPluginNotAvailable) {

@@ -24,8 +24,8 @@ import (
 )
 
 // answer dials address in the namespace from and returns what a one-shot server
-// in the namespace to, listening on listen, tells it: where the caller seems to
-// be.
+// in the namespace to, listening on listen, replies: the caller's apparent
+// address.
 func answer(t testing.TB, to, listen, from, address string) string {
 	t.Helper()
 	var listener net.Listener
@@ -111,8 +111,8 @@ func TestBridgeDualStack(t *testing.T) {
 	}
 }
 
-// cri-o#2849, containerd#5438, #12926: whatever has been lost since the ADD, the
-// DEL happens, and gives everything back.
+// cri-o#2849, containerd#5438, #12926: whatever has been lost since the ADD,
+// the DEL happens, and releases everything.
 func TestDetachAfterLoss(t *testing.T) {
 	t.Parallel()
 	losses := map[string]func(*node, Pod){
@@ -144,7 +144,7 @@ func TestDetachAfterLoss(t *testing.T) {
 		},
 	}
 	for confName, conf := range map[string]string{
-		// Without ipMasq: plugins 1.1.1 look its rules up by the pod's addresses in
+		// Without ipMasq: plugins 1.1.1 look up its rules by the pod's addresses in
 		// its namespace, and can't when that is gone.
 		"bridge": strings.Replace(bridgeConf(range4), `"ipMasq": true, `, "", 1),
 		"ptp":    ptpConf(range4),
@@ -176,7 +176,7 @@ func TestDetachAfterLoss(t *testing.T) {
 }
 
 // warmUp makes what plugins leave for ever: the bridge, chains without a rule.
-// What is there then is there after every later pod.
+// The result is what every later pod leaves.
 func (n *node) warmUp() string {
 	n.Helper()
 	p := n.pod()
@@ -185,8 +185,8 @@ func (n *node) warmUp() string {
 	return n.footprint()
 }
 
-// settle waits until the host is as before: the kernel takes the interfaces of
-// a network namespace down some time after its end.
+// settle waits until the host is as before: the kernel removes the interfaces
+// of a network namespace some time after its end.
 func (n *node) settle(before string) {
 	n.Helper()
 	var after string
@@ -195,8 +195,8 @@ func (n *node) settle(before string) {
 	}
 }
 
-// A crash between Plan and ADD, or between ADD and its record, leaves the
-// planned Attachment only.
+// A crash between Plan and ADD, or between ADD and its record, leaves only the
+// planned Attachment.
 func TestDetachFromPlan(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-pods.conflist": bridgeConf(range4)})
@@ -219,8 +219,8 @@ func TestDetachFromPlan(t *testing.T) {
 	}
 }
 
-// A chain that fails, or takes too long, after its first plugin has done its
-// work is undone by Detach.
+// A chain that fails, or takes too long, after its first plugin has succeeded
+// is undone by Detach.
 func TestPartialAdd(t *testing.T) {
 	t.Parallel()
 	for name, script := range map[string]string{
@@ -236,7 +236,7 @@ func TestPartialAdd(t *testing.T) {
 			n.plugin("last", strings.ReplaceAll(script, "DIR", n.dir))
 			var before string
 			for i := range 2 {
-				if i == 1 { // after the first time, which leaves what stays
+				if i == 1 { // after the first time, which leaves permanent objects
 					before = n.footprint()
 				}
 				p := n.pod()
@@ -342,7 +342,7 @@ func TestLoopbackInList(t *testing.T) {
 	n.detach(p, a)
 }
 
-// The sample that is shipped works as it is.
+// The shipped sample works unchanged.
 func TestContribSample(t *testing.T) {
 	t.Parallel()
 	sample, err := os.ReadFile("../contrib/cni/10-crius-bridge.conflist")
@@ -405,7 +405,7 @@ func TestPlanRefuses(t *testing.T) {
 	}
 }
 
-// Threads, files, processes and mounts are given back. Not parallel: it counts
+// Threads, files, processes and mounts are released. Not parallel: it counts
 // those of the whole process.
 func TestNoLeak(t *testing.T) {
 	n := newNode(t, map[string]string{"10-pods.conflist": bridgeConf(range4)})

@@ -28,9 +28,9 @@ const (
 	victim   = "NETWORK_TEST_VICTIM"   // conf dir, plugin dir and netns of a process to be killed
 )
 
-// The tests run real plugins. So that none of their bridges and rules can ever
-// reach the machine's network, all runs in a network and a mount namespace of
-// its own, and every test has a "host" namespace to itself on top.
+// The tests run real plugins. So that their bridges and rules can never reach
+// the machine's network, everything runs in its own network and mount
+// namespaces, and every test has its own "host" namespace below.
 func TestMain(m *testing.M) {
 	if args := os.Getenv(victim); args != "" {
 		attachForever(strings.Split(args, " "))
@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 			fmt.Printf("%v: %s", err, out)
 			os.Exit(1)
 		}
-		statusLimit, collectLimit = wait.Limit, wait.Limit // for busy machines; a test's own Timeout is what ends what hangs
+		statusLimit, collectLimit = wait.Limit, wait.Limit // for busy machines; a test's own Timeout ends what hangs
 		start = inNamespaceOfThread
 		os.Exit(m.Run())
 	}
@@ -54,7 +54,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// inNamespaceOfThread starts a plugin from the thread of the caller, which is in the
+// inNamespaceOfThread starts a plugin from the caller's thread, which is in the
 // namespace of a node.
 func inNamespaceOfThread(start func() error) error {
 	runtime.LockOSThread()
@@ -62,8 +62,8 @@ func inNamespaceOfThread(start func() error) error {
 	return start()
 }
 
-// node is a machine as far as this package can tell: a host network namespace,
-// a configuration directory, plugins and leases.
+// node is a machine as far as this package can see: a host network namespace, a
+// configuration directory, plugins and leases.
 type node struct {
 	testing.TB
 	host          ns.Set
@@ -71,7 +71,7 @@ type node struct {
 	confs, leases string // directories
 	plugins       string // directory of a test's own plugins, searched before the real ones
 	cfg           Options
-	read          int // bytes of the plugins' calls
+	read          int // bytes already read of the plugins' calls
 	*Network
 }
 
@@ -105,7 +105,7 @@ func newNode(t testing.TB, files map[string]string) *node {
 	return n
 }
 
-// restart forgets all that is only in memory.
+// restart drops all state in memory.
 func (n *node) restart() { n.Network = New(n.cfg) }
 
 // conf writes a configuration file, with LEASES in it replaced.
@@ -120,7 +120,7 @@ func (n *node) conf(name, text string) {
 	}
 }
 
-// plugin writes a plugin of the test's own, a shell script.
+// plugin writes a plugin of the test, a shell script.
 func (n *node) plugin(name, script string) {
 	n.Helper()
 	if err := program.Write(filepath.Join(n.plugins, name), []byte("#!/bin/sh\n"+script)); err != nil {
@@ -135,7 +135,7 @@ func (n *node) namespaces(name string) ns.Set {
 	if err != nil {
 		n.Fatal(err)
 	}
-	n.Cleanup(func() { // also when removed before
+	n.Cleanup(func() { // even if removed before
 		if err := ns.Remove(spec); err != nil {
 			n.Error(err)
 		}
@@ -153,7 +153,7 @@ func (n *node) pod() Pod {
 	}
 }
 
-// forget takes the pod's network namespace away, as a reboot does.
+// forget removes the pod's network namespace, as a reboot does.
 func (n *node) forget(p Pod) {
 	n.Helper()
 	if err := ns.Remove(ns.Spec{Dir: filepath.Join(n.dir, "run"), Name: p.ID}); err != nil {
@@ -181,9 +181,9 @@ func (n *node) tryAttach(p Pod, a *Attachment) (done *Attachment, err error) {
 	return done, err
 }
 
-// hung calls f with a short time-out, and with longer ones until the plugin that is
-// to hang in it has got so far: it makes the file hangs then. Before f is called
-// again undo is.
+// hung calls f with a short time-out, and with longer ones until the plugin
+// that hangs in it has got that far: it then makes the file hangs. hung calls
+// undo before it calls f again.
 func (n *node) hung(f func() error, undo func()) error {
 	n.Helper()
 	patient := n.cfg.Timeout
@@ -222,7 +222,7 @@ func (n *node) detach(p Pod, a *Attachment) {
 	}
 }
 
-// recorded is what a restart makes of a.
+// recorded returns a as read after a restart.
 func recorded(t testing.TB, a *Attachment) *Attachment {
 	t.Helper()
 	text, err := json.MarshalIndent(a, "", "  ")
@@ -240,7 +240,7 @@ func recorded(t testing.TB, a *Attachment) *Attachment {
 	return back
 }
 
-// leased are the addresses that host-local holds.
+// leased returns the addresses that host-local holds.
 func (n *node) leased() []string {
 	n.Helper()
 	var all []string
@@ -253,8 +253,9 @@ func (n *node) leased() []string {
 	return all
 }
 
-// footprint is all that plugins have made in the host namespace: interfaces,
-// routes, queueing disciplines and firewall rules, without counters.
+// footprint returns everything that plugins have made in the host namespace:
+// interfaces, routes, queueing disciplines and firewall rules, without
+// counters.
 func (n *node) footprint() string {
 	n.Helper()
 	var out []byte
@@ -290,7 +291,7 @@ func stripCounters(line string) string {
 	return strings.Join(fields, " ")
 }
 
-// hostLocal is address management with the given ranges.
+// hostLocal returns an address management configuration with the given ranges.
 func hostLocal(ranges string) string {
 	return `"ipam": {"type": "host-local", "dataDir": "LEASES", "ranges": [` + ranges + `],
 		"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}`

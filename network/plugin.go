@@ -28,8 +28,8 @@ import (
 
 const (
 	maxOutput = 1 << 20         // of a plugin's standard output; results have a few kilobytes
-	maxTail   = 4 << 10         // kept of what a plugin says in the end
-	waitDelay = 1 * time.Second // for what children of a dead plugin keep open
+	maxTail   = 4 << 10         // kept of the end of a plugin's standard error
+	waitDelay = 1 * time.Second // for output that children of a dead plugin keep open
 )
 
 // runner runs plugins for libcni.
@@ -37,7 +37,7 @@ type runner struct{ version.PluginDecoder }
 
 var _ invoke.Exec = &runner{}
 
-// FindInPath is how libcni asks for a plugin.
+// FindInPath is called by libcni to find a plugin.
 func (*runner) FindInPath(plugin string, dirs []string) (string, error) { return find(plugin, dirs) }
 
 func find(plugin string, dirs []string) (string, error) {
@@ -52,9 +52,10 @@ func find(plugin string, dirs []string) (string, error) {
 }
 
 // ExecPlugin runs a plugin to its end. When ctx is done, or the plugin prints
-// without end, it is killed with all the children that have stayed in its
-// process group. A child that outlives a successful plugin is left alone, and
-// not waited for even if it keeps the plugin's output open.
+// without end, ExecPlugin kills it with all the children that have stayed in
+// its process group. A child that outlives a successful plugin is left alone,
+// and ExecPlugin does not wait for it even if it keeps the plugin's output
+// open.
 func (*runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
 	const longest = time.Second
 	for pauses := backoff.New(10*time.Millisecond, 2*longest); ; {
@@ -67,10 +68,11 @@ func (*runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env []
 	}
 }
 
-// deathSignal is what a plugin gets when crius dies. An ADD must not run on: the
-// next crius will undo what was recorded, and not be overtaken. A DEL must: half
-// of one cannot be repeated by all plugins (bridge reads the addresses whose
-// firewall rules it has to remove from the link that it removes first).
+// deathSignal returns the signal that a plugin gets when crius dies. An ADD
+// must not continue: the next crius will undo what was recorded, and must not
+// be overtaken. A DEL must: not all plugins can repeat half of one (bridge
+// reads the addresses whose firewall rules it must remove from the link that it
+// removes first).
 func deathSignal(env []string) syscall.Signal {
 	if slices.Contains(env, "CNI_COMMAND=DEL") {
 		return 0
@@ -78,7 +80,8 @@ func deathSignal(env []string) syscall.Signal {
 	return unix.SIGKILL
 }
 
-// start starts plugins. Tests, whose nodes are network namespaces of a thread, replace it.
+// start starts plugins. Tests replace it, because their nodes are network
+// namespaces of a thread.
 var start = inherit.Start
 
 func run(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
@@ -97,8 +100,8 @@ func run(ctx context.Context, path string, stdin []byte, env []string) ([]byte, 
 	}
 	cmd.WaitDelay = waitDelay
 
-	// The death signal comes with the end of the thread, which must not end before the
-	// plugin.
+	// The death signal comes with the end of the thread, which must not end
+	// before the plugin.
 	err := start(cmd.Run)
 
 	name := filepath.Base(path)
@@ -125,7 +128,7 @@ func run(ctx context.Context, path string, stdin []byte, env []string) ([]byte, 
 
 var errTalkative = fmt.Errorf("output exceeds %d bytes", maxOutput)
 
-// said is the end of an error message: what the plugin said, if anything.
+// said returns the end of an error message: the plugin's output, if any.
 func said(stderr *capture.Tail) string {
 	if text := stderr.String(); text != "" {
 		return fmt.Sprintf("; output: %q", text)

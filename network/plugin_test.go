@@ -28,7 +28,8 @@ const gives = `cat >/dev/null
 [ $CNI_COMMAND = DEL ] || echo '{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "x"}], "ips": [{"interface": 0, "address": "10.9.0.2/24"}]}'
 `
 
-// alive tells whether the process whose pid is in file, once it is there, runs.
+// alive reports whether the process whose pid is in file is running; it waits
+// for the file.
 func alive(t *testing.T, file string) bool {
 	t.Helper()
 	var text []byte
@@ -137,7 +138,7 @@ func TestHostilePlugins(t *testing.T) {
 			if c.fault != nil && !errors.Is(err, c.fault) {
 				t.Errorf("%v is not %v", err, c.fault)
 			}
-			if took > n.cfg.Timeout/2 { // a child that holds the output would be waited for as long as a plugin
+			if took > n.cfg.Timeout/2 { // a child that holds the output would take as long as a plugin
 				t.Errorf("took %v", took)
 			}
 			switch name {
@@ -155,7 +156,7 @@ func TestHostilePlugins(t *testing.T) {
 	}
 }
 
-// Cancelling the context ends the plugin as the time limit does, but is no
+// Cancelling the context ends the plugin like the time limit, but is not a
 // time-out.
 func TestCancel(t *testing.T) {
 	t.Parallel()
@@ -174,8 +175,8 @@ func TestCancel(t *testing.T) {
 	dies(t, n.dir+"/pid")
 }
 
-// recorderScript logs how it is called, one JSON document a call, and does what
-// the file named "answer" says.
+// recorderScript logs its calls, one JSON document per call, and does what the
+// file "answer" says.
 const recorderScript = `conf=$(cat)
 printf '{"command":"%s","id":"%s","netns":"%s","ifname":"%s","args":"%s","path":"%s","conf":%s}\n' \
 	"$CNI_COMMAND" "$CNI_CONTAINERID" "$CNI_NETNS" "$CNI_IFNAME" "$CNI_ARGS" "$CNI_PATH" "$conf" >>DIR/calls
@@ -200,7 +201,7 @@ func (n *node) answer(script string) {
 	}
 }
 
-// calls are those since the last time.
+// calls returns the calls since the last time.
 func (n *node) calls() []call {
 	n.Helper()
 	text, err := os.ReadFile(filepath.Join(n.dir, "calls"))
@@ -224,8 +225,8 @@ const askingConf = `{"cniVersion": "1.0.0", "name": "fake", "plugins": [{"type":
 	{"portMappings": true, "bandwidth": true, "dns": true, "ipRanges": true, "cgroupPath": true,
 	 "io.kubernetes.cri.pod-annotations": true, "mac": true, "aliases": false}}]}`
 
-// A plugin must not run on when crius has died: the ADD of the old crius would
-// overtake the DEL of the new one.
+// A plugin must not continue after crius has died: the ADD of the old crius
+// would overtake the DEL of the new one.
 func TestPluginDiesWithCrius(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-fake.conflist": fakeConf})
@@ -244,7 +245,7 @@ func TestPluginDiesWithCrius(t *testing.T) {
 	dies(t, n.dir+"/pid")
 }
 
-// attachForever is the crius that is killed.
+// attachForever is the crius process that is killed.
 func attachForever(args []string) {
 	cfg := Options{Config: DefaultConfig()}
 	cfg.ConfDir, cfg.PluginDirs = args[0], args[1:2]
@@ -283,7 +284,8 @@ func TestTextFileBusy(t *testing.T) {
 	}
 }
 
-// An error must stay what the plugin said, for whoever decides by it.
+// An error must contain the plugin's message unchanged, for callers that decide
+// by it.
 func TestPluginErrorIsKept(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-fake.conflist": fakeConf})

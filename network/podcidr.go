@@ -14,24 +14,25 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// rendered is the file that Config.ConfTemplate becomes in Config.ConfDir.
+// rendered is the name of the file in Config.ConfDir that is rendered from
+// Config.ConfTemplate.
 const rendered = "10-crius-net.conflist"
 
-// podRanges is what a configuration template sees.
+// podRanges is the data of a configuration template.
 type podRanges struct {
 	PodCIDR       string   // the first range
-	PodCIDRRanges []string // all of them
+	PodCIDRRanges []string // all ranges
 	Routes        []string // the default route of each address family among them
 }
 
-// SetPodCIDR takes the node's pod address ranges, separated by commas, as the
+// SetPodCIDR sets the node's pod address ranges, separated by commas, as the
 // kubelet announces them by UpdateRuntimeConfig. They are the "ipRanges" of
-// pods planned from now on, and Config.ConfTemplate, if there is one, is
-// rendered with them and replaces 10-crius-net.conflist in Config.ConfDir as a
-// whole. Announcing nothing changes nothing.
+// pods planned from now on. Config.ConfTemplate, if set, is rendered with them
+// and replaces 10-crius-net.conflist in Config.ConfDir atomically. An empty
+// announcement changes nothing.
 //
-// It is fault.Invalid for ranges that are none, and fault.Precondition for a
-// template that does not give a network configuration.
+// It is fault.Invalid for malformed ranges, and fault.Precondition for a
+// template that does not yield a network configuration.
 func (n *Network) SetPodCIDR(cidr string) error {
 	if strings.TrimSpace(cidr) == "" {
 		return nil
@@ -60,7 +61,7 @@ func (n *Network) SetPodCIDR(cidr string) error {
 	return nil
 }
 
-// announced are the pod address ranges as far as they are known.
+// announced returns the pod address ranges, if known.
 func (n *Network) announced() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -113,8 +114,8 @@ func render(file string, ranges podRanges) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// replace puts text into file, all or nothing, also if the machine stops in
-// between. A file that has it already is not touched.
+// replace writes text into file atomically, even if the machine stops in
+// between. It does not touch a file that already contains text.
 func replace(file string, text []byte, perm os.FileMode) (err error) {
 	if old, err := slurp(file); err == nil && bytes.Equal(old, text) {
 		return nil
@@ -123,7 +124,7 @@ func replace(file string, text []byte, perm os.FileMode) (err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	fresh, err := os.CreateTemp(dir, ".crius-*") // not an extension that is read
+	fresh, err := os.CreateTemp(dir, ".crius-*") // with an extension that is not read
 	if err != nil {
 		return err
 	}

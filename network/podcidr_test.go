@@ -50,7 +50,7 @@ func TestSetPodCIDR(t *testing.T) {
 		}
 	}
 
-	// What does not change is not touched, and a mistake changes nothing.
+	// An unchanged file is not touched, and a mistake changes nothing.
 	before, _ := os.Stat(file)
 	for cidr, want := range map[string]error{
 		"fd00::/64,fd01::/64": nil, "": nil, "  ": nil,
@@ -67,7 +67,7 @@ func TestSetPodCIDR(t *testing.T) {
 		t.Errorf("left in %s: %v", cfg.ConfDir, entries)
 	}
 
-	// The kubelet announces it only once: a restart must not forget it.
+	// The kubelet announces it only once: it must survive a restart.
 	if got := New(cfg).announced(); strings.Join(got, " ") != "fd00::/64 fd01::/64" {
 		t.Errorf("after a restart: %q", got)
 	}
@@ -139,8 +139,8 @@ func TestRenderIsAtomic(t *testing.T) {
 	wait.Wait()
 }
 
-// Ranges that are accepted are addresses in their one form: they are written to a
-// file, and read from it after a restart.
+// Accepted ranges are addresses in canonical form: they are written to a file,
+// and read from it after a restart.
 func FuzzPodCIDR(f *testing.F) {
 	for _, cidr := range []string{"10.1.2.3/24, fd00:0::/64", "0.0.0.0/0,::/0", "::ffff:10.0.0.1/120", "10.0.0.0/33", "fe80::1%eth0/64", ",", "\xff/8"} {
 		f.Add(cidr)

@@ -45,7 +45,7 @@ func decimal(text string) (*big.Rat, bool) {
 	return new(big.Rat).SetString(text)
 }
 
-// multiplier is what a suffix stands for.
+// multiplier returns the factor of a suffix.
 func multiplier(suffix string) (*big.Rat, bool) {
 	if suffix == "" {
 		return big.NewRat(1, 1), true
@@ -59,7 +59,7 @@ func multiplier(suffix string) (*big.Rat, bool) {
 	}
 	if suffix[0] == 'e' || suffix[0] == 'E' {
 		power, err := strconv.Atoi(suffix[1:])
-		if err != nil || power < -18 || power > 18 { // before it is a number with a billion digits
+		if err != nil || power < -18 || power > 18 { // before it becomes a number with a billion digits
 			return nil, false
 		}
 		return ten(power), true

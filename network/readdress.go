@@ -13,10 +13,10 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 )
 
-// readdress puts the addresses that ADD has given to the pod's interface back on
-// it. A sandbox with a kernel of its own (gVisor, virtual machines) takes them
-// away, and the plugins find out by them what there is to undo: without them
-// bridge leaves its masquerading rules behind.
+// readdress puts the addresses that ADD has given to the pod's interface back
+// on it. A sandbox with its own kernel (gVisor, virtual machines) removes them,
+// and the plugins need them to find what to undo: without them bridge leaves
+// its masquerading rules behind.
 func (a *Attachment) readdress(netNS string) error {
 	if netNS == "" || len(a.Result) == 0 {
 		return nil
@@ -46,7 +46,8 @@ func (a *Attachment) readdress(netNS string) error {
 }
 
 // addAddress gives an interface of the calling thread's network namespace an
-// address. That it has it, and that there is no such interface, is no error.
+// address. It is not an error if the interface already has it or does not
+// exist.
 func addAddress(name string, address net.IPNet) error {
 	socket, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -75,7 +76,7 @@ func addAddress(name string, address net.IPNet) error {
 	message = binary.NativeEndian.AppendUint32(message, uint32(unix.SizeofNlMsghdr+len(body)))
 	message = binary.NativeEndian.AppendUint16(message, unix.RTM_NEWADDR)
 	message = binary.NativeEndian.AppendUint16(message, unix.NLM_F_REQUEST|unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
-	message = append(message, make([]byte, 8)...) // number and sender: there is one message
+	message = append(message, make([]byte, 8)...) // sequence number and sender: there is only one message
 	if err := unix.Sendto(socket, append(message, body...), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return fmt.Errorf("assign address to %s: %w", name, err)
 	}

@@ -12,22 +12,22 @@ import (
 // statusLimit is how long the CNI verb STATUS may take.
 var statusLimit = 10 * time.Second
 
-// Ready tells whether a pod could be attached now. If not, the error is
+// Ready reports whether a pod could be attached now. If not, the error is
 // fault.Unavailable and says what is missing where: there is no usable
 // configuration, a plugin is not installed, or a plugin says so itself (the CNI
 // verb STATUS, for configurations of version 1.1.0 and later).
 //
-// A network that was ready stays so for Config.ReadyGrace: a network add-on
-// that is restarted or updated takes its configuration or its agent away for a
-// moment, and the pods of a node that is not ready are taken out of all services.
+// A network that was ready stays so for Config.ReadyGrace: a restart or update
+// of a network add-on removes its configuration or its agent for a moment, and
+// the pods of a node that is not ready are removed from all services.
 //
-// It is called every few seconds, so this is also when the firewall's rules for host
-// ports are looked after: whoever wiped them, they come back.
+// The server calls Ready every few seconds, so it also checks the firewall's
+// rules for host ports: whatever deleted them, they come back.
 func (n *Network) Ready(ctx context.Context) error {
 	n.ports.Check(ctx)
 	err := n.ready(ctx)
 	if ctx.Err() != nil {
-		return err // which may be the caller's impatience
+		return err // which may be that the caller stopped waiting
 	}
 	return n.withGrace(ctx, err)
 }
@@ -48,14 +48,15 @@ func (n *Network) ready(ctx context.Context) error {
 	return nil
 }
 
-// health is what Ready has found and said last.
+// health is what Ready has found and returned last.
 type health struct {
-	ready bool      // what was said
-	err   error     // what was found; nil before the first time, too
-	since time.Time // when err began
+	ready bool      // what was returned
+	err   error     // what was found; also nil before the first time
+	since time.Time // when err first occurred
 }
 
-// withGrace notes what was found of the network, and says what to say of it.
+// withGrace records the present state of the network, and returns the error to
+// report.
 func (n *Network) withGrace(ctx context.Context, err error) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

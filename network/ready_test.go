@@ -9,8 +9,8 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// A network that was ready stays so for the grace period, each time anew; one that has
-// never been, or is not within that time, is not.
+// A network that was ready stays so for the grace period, each time again; one
+// that has never been ready, or not within that time, is not.
 func TestReadyGrace(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -28,7 +28,7 @@ func TestReadyGrace(t *testing.T) {
 		step(0, broken, broken) // it has never been ready
 		step(time.Second, broken, broken)
 		step(time.Second, nil, nil)
-		step(time.Hour, broken, nil) // nobody has asked for an hour
+		step(time.Hour, broken, nil) // no call for an hour
 		step(59*time.Second, broken, nil)
 		step(time.Second, broken, broken)
 		step(time.Second, broken, broken)
@@ -43,8 +43,8 @@ func TestReadyGrace(t *testing.T) {
 	})
 }
 
-// The grace is for whatever a restarted add-on takes away: its configuration, its
-// plugin, its agent.
+// The grace period covers whatever a restarted add-on removes: its
+// configuration, its plugin, its agent.
 func TestReadyWhileAddOnRestarts(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-fake.conflist": statusConf})

@@ -15,7 +15,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// What plugins are told, at ADD and, the very same, at DEL.
+// What plugins get at ADD, and exactly the same at DEL.
 func TestArguments(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-fake.conflist": askingConf})

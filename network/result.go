@@ -10,10 +10,10 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 )
 
-// addresses are the IPs that result gives to the pod's interface, the primary
-// one first. Those of the host's end, or of another interface in the pod, are
-// not the pod's. Plugins that do not say whose an address is mean the pod's.
-// There may be none: a network of layer 2 alone has no addresses to give.
+// addresses returns the IPs that result gives to the pod's interface, the
+// primary one first. Those of the host's end, or of another interface in the
+// pod, are not the pod's. If a plugin does not name the interface of an address
+// it is the pod's.
 func addresses(result types.Result, ifName, primary string) ([]string, error) {
 	r, err := current.NewResultFromResult(result)
 	if err != nil {
@@ -49,9 +49,9 @@ func addresses(result types.Result, ifName, primary string) ([]string, error) {
 	return texts, nil
 }
 
-// encode is result in the version of the configuration, which is the one that
-// its plugins will understand at DEL. One that they could not read there, such as
-// an address without its IP, is an error: the pod could never be removed.
+// encode returns result in the version of the configuration, which its plugins
+// will understand at DEL. A result that they could not read there, such as an
+// address without its IP, is an error: the pod could never be removed.
 func encode(result types.Result, cniVersion string) (json.RawMessage, error) {
 	converted, err := result.GetAsVersion(cniVersion)
 	if err != nil {

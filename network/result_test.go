@@ -62,8 +62,8 @@ func FuzzAddresses(f *testing.F) {
 	})
 }
 
-// A result that is recorded in the version of its configuration gives the pod the
-// same addresses when it is read again.
+// A result that is recorded in the version of its configuration yields the same
+// addresses when it is read again.
 func FuzzResultVersions(f *testing.F) {
 	for i := range version.All.SupportedVersions() {
 		f.Add([]byte(`{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "x"}], "ips": [{"interface": 0, "address": "10.0.0.2/8"}]}`), uint8(i))

@@ -14,27 +14,28 @@ import (
 )
 
 // Sockets counts the sockets in a network namespace. A protocol that the kernel
-// does not have, or was not asked for, is nil.
+// lacks, or that was not requested, is nil.
 type Sockets struct {
 	TCP, TCP6 *TCPStates
 	UDP, UDP6 *UDP
 }
 
-// TCPStates counts TCP sockets by their state, whose number in the kernel is
-// the index (include/net/tcp_states.h): 1 is established, 10 is listening.
+// TCPStates counts TCP sockets by state; the index is the state's number in the
+// kernel (include/net/tcp_states.h): 1 is established, 10 is listening.
 type TCPStates [12]uint64
 
 // UDP counts UDP sockets, the bytes in their queues, and the packets that were dropped
 // because these were full.
 type UDP struct{ Sockets, RxQueued, TxQueued, Dropped uint64 }
 
-// maxSockets is how many sockets of a protocol are counted in a namespace: the
-// kernel takes a microsecond for each, and more for its own table.
+// maxSockets is the maximum of sockets of a protocol that are counted in a
+// namespace: the kernel takes a microsecond for each, and more for its own
+// table.
 const maxSockets = 100_000
 
-// CountSockets counts those in each of the network namespaces that are pinned at paths,
-// as Usage does. It is expensive: the kernel goes through the table of all namespaces'
-// sockets each time.
+// CountSockets counts the sockets in each of the network namespaces that are
+// pinned at paths, as Usage does. It is expensive: the kernel walks the table
+// of all namespaces' sockets each time.
 func CountSockets(paths []string, tcp, udp bool) ([]*Sockets, error) {
 	all := make([]*Sockets, len(paths))
 	if len(paths) == 0 || !tcp && !udp {
@@ -109,7 +110,7 @@ func (u *UDP) add(words [][]byte) error {
 }
 
 // eachSocket calls visit with the words of each line of a table in /proc/net,
-// whose first line is a heading. It reports whether there is such a table.
+// whose first line is a heading. It reports whether the table exists.
 func eachSocket(protocol string, visit func(words [][]byte) error) (ok bool, err error) {
 	f, err := os.Open("/proc/thread-self/net/" + protocol)
 	if errors.Is(err, os.ErrNotExist) {

@@ -38,7 +38,7 @@ func TestScanSockets(t *testing.T) {
 	}
 }
 
-// Real sockets in a namespace of their own.
+// Real sockets in a separate namespace.
 func TestCountSockets(t *testing.T) {
 	t.Parallel()
 	spec := ns.Spec{Dir: t.TempDir(), Name: "sockets", Net: true}

@@ -13,20 +13,20 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 )
 
-// Interface is what went through a network interface since it was made.
+// Interface is the traffic of a network interface since it was made.
 type Interface struct {
 	Name                                    string
 	RxBytes, RxPackets, RxErrors, RxDropped uint64
 	TxBytes, TxPackets, TxErrors, TxDropped uint64
 }
 
-// Usage reads the counters of all interfaces but the loopback in each of the
+// Usage reads the counters of all interfaces except the loopback in each of the
 // network namespaces that are pinned at paths: the result has their order, with
-// nil where a namespace is gone or could not be read. The error is of the
+// nil for a namespace that is gone or could not be read. The error is about the
 // latter.
 //
-// It goes from one namespace to the next on one thread, and needs no lock of the
-// kernel's that changes to interfaces hold (docs/decisions/0006-stats.md).
+// It visits the namespaces on one thread, and needs no kernel lock that changes
+// to interfaces hold (docs/decisions/0006-stats.md).
 func Usage(paths []string) ([][]Interface, error) {
 	if len(paths) == 0 {
 		return nil, nil
@@ -49,7 +49,7 @@ func Usage(paths []string) ([][]Interface, error) {
 	return all, errors.Join(errs...)
 }
 
-// readInto is as much of a file as there is room for, but no part of a line.
+// readInto reads as much of a file as fits, without a partial line at the end.
 func readInto(buffer []byte, file string) (text []byte, err error) {
 	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -75,8 +75,8 @@ func readInto(buffer []byte, file string) (text []byte, err error) {
 // four of which are bytes, packets, errors and drops.
 const columns = 16
 
-// maxInterfaces bounds what is told of one pod: with CAP_NET_ADMIN it can make
-// any number, and all pods' must fit in one message.
+// maxInterfaces bounds what is reported for one pod: with CAP_NET_ADMIN it can
+// make any number, and all pods' must fit in one message.
 const maxInterfaces = 64
 
 // interfaces reads /proc/net/dev, which begins with two lines of headings.

@@ -75,7 +75,7 @@ func TestUsage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// No IPv6: its neighbour discovery would come in between.
+	// No IPv6: its neighbour discovery would interfere.
 	run(b, "echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6")
 	run(a, "echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6; ip link add eth0 type veth peer name eth0 netns "+b)
 	run(a, "ip addr add 10.0.0.1/24 dev eth0; ip link set eth0 up; ip link add other type bridge; ip neigh add 10.0.0.9 lladdr 02:00:00:00:00:09 dev eth0")
@@ -83,7 +83,7 @@ func TestUsage(t *testing.T) {
 	send := func() {
 		t.Helper()
 		if err := ns.Do(a, func() error {
-			conn, err := net.Dial("udp", "10.0.0.9:9") // nobody, who answers nothing
+			conn, err := net.Dial("udp", "10.0.0.9:9") // an address at which nothing answers
 			if err != nil {
 				return err
 			}

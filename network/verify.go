@@ -26,21 +26,21 @@ import (
 type Attached struct {
 	Pod
 	*Attachment
-	// OwnStack: the runtime has a network stack of its own and removes the addresses
+	// OwnStack: the runtime has its own network stack and removes the addresses
 	// from the interface.
 	OwnStack bool
 }
 
-// Damage is a way in which a pod's network is not what its record says.
+// Damage is a difference between a pod's network and its record.
 type Damage struct {
 	Text string
-	Dead bool // nothing but another pod will mend it
+	Dead bool // only a new pod will fix it
 }
 
-// Verify compares what is in the pods' network namespaces, and which of their addresses
-// the IPAM plugin holds for them, with the records, and returns what is wrong by pod.
-// Of IPAM plugins only host-local can be asked. A network that cannot be checked does
-// not count as dead.
+// Verify compares the contents of the pods' network namespaces, and the
+// addresses that the IPAM plugin holds for them, with the records, and returns
+// what is wrong by pod. Of the IPAM plugins only host-local can be checked. A
+// network that cannot be checked does not count as dead.
 func (n *Network) Verify(pods []Attached) map[string][]Damage {
 	found := map[string][]Damage{}
 	paths := make([]string, len(pods))
@@ -64,14 +64,14 @@ func (n *Network) Verify(pods []Attached) map[string][]Damage {
 	return found
 }
 
-// unseen says that a pod's network could not be looked at, which tells nothing of
-// it.
+// unseen says that a pod's network could not be checked, which says nothing
+// about it.
 func unseen(err error) Damage {
 	return Damage{"its network cannot be checked: " + err.Error(), false}
 }
 
-// namespaceGone tells of an error of ns.Each that there is no such namespace any
-// more, and with it no interface and no address.
+// namespaceGone reports whether an error of ns.Each means that the namespace
+// does not exist any more, and with it no interface and no address.
 func namespaceGone(err error) bool {
 	return errors.Is(err, fault.NotFound) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH)
 }
@@ -79,7 +79,7 @@ func namespaceGone(err error) bool {
 // inside is called in the pod's network namespace.
 func (p Attached) inside() []Damage {
 	if len(p.IPs) == 0 {
-		return nil // nothing is known of how the network works
+		return nil // how the network works is unknown
 	}
 	link, err := linkIndex(p.Interface)
 	if errors.Is(err, errNoLink) {
@@ -104,7 +104,8 @@ func (p Attached) inside() []Damage {
 	return damage
 }
 
-// unleased are the pod's addresses that the IPAM plugin may give to another.
+// unleased returns the pod's addresses that the IPAM plugin may assign to
+// another pod.
 func (p Attached) unleased() []Damage {
 	list, err := p.list()
 	if err != nil {
@@ -133,12 +134,13 @@ type Lease struct {
 	conf                   json.RawMessage
 }
 
-// leasePlugin is the IPAM plugin whose books are open: a file for each address.
+// leasePlugin is the IPAM plugin whose records can be read: a file for each
+// address.
 const leasePlugin = "host-local"
 
-// Leases lists the addresses that host-local holds for any container, in the configured
-// network and in those of attachments. Opaque are the IPAM plugins of these networks
-// that do not let anybody list their leases.
+// Leases lists the addresses that host-local holds for any container, in the
+// configured network and in those of attachments. opaque are the IPAM plugins
+// of these networks whose leases cannot be listed.
 func (n *Network) Leases(attachments []*Attachment) (leases []Lease, opaque []string, err error) {
 	var lists []*libcni.NetworkConfigList
 	if chosen, err := n.choose(); err == nil {
@@ -169,7 +171,8 @@ func (n *Network) Leases(attachments []*Attachment) (leases []Lease, opaque []st
 	return leases, opaque, err
 }
 
-// leasesIn are those of a directory of host-local's; none if there is no directory.
+// leasesIn returns the leases in a directory of host-local; none if the
+// directory is missing.
 func leasesIn(dir string, list *libcni.NetworkConfigList) (leases []Lease, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -179,7 +182,7 @@ func leasesIn(dir string, list *libcni.NetworkConfigList) (leases []Lease, err e
 		lease := Lease{File: filepath.Join(dir, entry.Name()), Network: list.Name, Address: leaseAddress(entry.Name()), conf: list.Bytes}
 		info, statErr := entry.Info()
 		if lease.Address == "" || statErr != nil || !info.Mode().IsRegular() {
-			continue // its lock, and what it gave last
+			continue // its lock, and its last reserved address
 		}
 		var readErr error
 		if lease.Owner, lease.Interface, readErr = readLease(lease.File); readErr == nil {
@@ -190,7 +193,7 @@ func leasesIn(dir string, list *libcni.NetworkConfigList) (leases []Lease, err e
 	return leases, err
 }
 
-// leaseDirs are the directories of host-local's files for the network.
+// leaseDirs returns the directories of host-local's files for the network.
 func leaseDirs(list *libcni.NetworkConfigList) []string {
 	var dirs []string
 	for _, plugin := range list.Plugins {
@@ -210,8 +213,8 @@ func leaseDirs(list *libcni.NetworkConfigList) []string {
 	return dirs
 }
 
-// leaseAddress is the address that a file of host-local is for; empty if it is for
-// none. host-local has written "_" for ":" where a file system wants that.
+// leaseAddress returns the address of a file of host-local; empty for other
+// files. host-local writes "_" for ":" if a file system requires that.
 func leaseAddress(file string) string {
 	address := strings.ReplaceAll(file, "_", ":")
 	if net.ParseIP(address) == nil {
@@ -232,9 +235,9 @@ func readLease(file string) (owner, link string, err error) {
 	return strings.TrimSpace(owner), strings.TrimSpace(link), nil
 }
 
-// Release releases the address, and what else the plugins of its network hold for the
-// container, with the CNI verb DEL. p is what is left of it: its id, a cache directory,
-// perhaps a network namespace.
+// Release releases the address, and what else the plugins of its network hold
+// for the container, with the CNI verb DEL. p is what is left of the pod: its
+// id, a cache directory, perhaps a network namespace.
 func (n *Network) Release(ctx context.Context, p Pod, l Lease) error {
 	args, err := p.arguments()
 	if err != nil {
@@ -253,18 +256,19 @@ func (n *Network) Release(ctx context.Context, p Pod, l Lease) error {
 	return nil
 }
 
-// ErrHidden is why Idle cannot tell: a pod's runtime has taken its addresses off
-// the interface, and nobody else knows which those are.
+// ErrHidden means that Idle cannot tell: a pod's runtime has taken its
+// addresses off the interface, and only that runtime knows them.
 var ErrHidden = errors.New("a pod's interface has no address: the runtime may have moved the address into the sandbox")
 
 // ownNetwork is the network namespace of this process, which is the node's.
 const ownNetwork = "/proc/self/ns/net"
 
-// Idle returns those of addresses that no interface has, in this process's network namespace
-// or in one that is pinned at one of paths: each runtime pins those of its pods. What processes
-// of containers make does not count: they could claim any address for as long as they like. If
-// a namespace cannot be checked, or hides its addresses (ErrHidden) and is not in known, that
-// is the error: any address may then be in use.
+// Idle returns those of addresses that no interface has, in this process's
+// network namespace or in one that is pinned at one of paths: each runtime pins
+// those of its pods. Namespaces that processes of containers make do not count:
+// they could claim any address for as long as they like. If a namespace cannot
+// be checked, or hides its addresses (ErrHidden) and is not in known, Idle
+// returns an error: any address may then be in use.
 func Idle(addresses, paths, known []string) ([]string, error) {
 	ours := map[uint64]bool{}
 	for _, path := range append([]string{ownNetwork}, known...) {
@@ -296,7 +300,7 @@ func Idle(addresses, paths, known []string) ([]string, error) {
 		return err
 	})
 	for i, err := range failed {
-		if !namespaceGone(err) { // what has gone has no address
+		if !namespaceGone(err) { // a namespace that is gone has no address
 			return nil, fmt.Errorf("look for addresses in use in %s: %w", where[i], err)
 		}
 	}
@@ -309,11 +313,11 @@ func Idle(addresses, paths, known []string) ([]string, error) {
 	return idle, nil
 }
 
-// Load notes the host ports of the attached pods that live, by their ids, and
-// leaves the firewall as it is: for VerifyHostPorts without a Restore.
+// Load records the host ports of live, the attached pods by id, and leaves the
+// firewall unchanged: for VerifyHostPorts without a Restore.
 func (n *Network) Load(live map[string]*Attachment) { n.ports.Load(exposedPods(live)) }
 
-// VerifyHostPorts says in what way the firewall's rules for host ports are not
+// VerifyHostPorts returns how the firewall's rules for host ports differ from
 // those of the pods.
 func (n *Network) VerifyHostPorts(ctx context.Context) ([]string, error) { return n.ports.Verify(ctx) }
 

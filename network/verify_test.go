@@ -19,7 +19,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// wrong is what Verify says of a pod, and whether one of it cannot be mended.
+// wrong returns what Verify reports about a pod, and whether any of it cannot
+// be fixed.
 func (n *node) wrong(p Pod, a *Attachment) (text string, dead bool) {
 	n.Helper()
 	for _, d := range n.Verify([]Attached{{Pod: p, Attachment: a}})[p.ID] {
@@ -29,7 +30,8 @@ func (n *node) wrong(p Pod, a *Attachment) (text string, dead bool) {
 	return text, dead
 }
 
-// What the record of an attached pod says is so, or Verify finds it out.
+// Verify finds every difference between the record of an attached pod and the
+// node.
 func TestVerify(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-pods.conflist": bridgeConf(range4 + "," + range6)})
@@ -55,7 +57,7 @@ func TestVerify(t *testing.T) {
 			t.Errorf("%s: dead %t, %q, want %q", name, dead, text, c.want)
 		}
 		n.detach(p, a)
-		os.Remove(filepath.Join(n.leases, "pods", a.IPs[0])) // another's
+		os.Remove(filepath.Join(n.leases, "pods", a.IPs[0])) // another pod's
 	}
 	p := n.pod()
 	a := n.attach(p)
@@ -66,8 +68,7 @@ func TestVerify(t *testing.T) {
 	n.detach(p, a)
 }
 
-// A lease whose container nobody knows is given back by the plugins, and no
-// other with it.
+// The plugins release a lease with an unknown container, and no other.
 func TestRelease(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-pods.conflist": bridgeConf(range4)})
@@ -78,7 +79,7 @@ func TestRelease(t *testing.T) {
 	if err := os.WriteFile(file, []byte(stray.ID+"\r\neth0"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	n.conf("10-pods.conflist", strings.ReplaceAll(bridgeConf(range4), "host-local", "foreign-ipam")) // the record knows better
+	n.conf("10-pods.conflist", strings.ReplaceAll(bridgeConf(range4), "host-local", "foreign-ipam")) // the record takes precedence
 	leases, opaque, err := n.Leases([]*Attachment{a, a})
 	if err != nil || len(leases) != 2 || !slices.Equal(opaque, []string{"foreign-ipam"}) {
 		t.Fatalf("%+v, %q, %v", leases, opaque, err)
@@ -109,8 +110,8 @@ func TestRelease(t *testing.T) {
 	n.detach(p, a)
 }
 
-// What cannot be checked is not taken for gone: no pod is called dead for
-// it, and no address idle.
+// What cannot be checked does not count as gone: no pod is reported as dead for
+// it, and no address as idle.
 func TestVerifyThatCannotCheckReportsNoDamage(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-pods.conflist": bridgeConf(range4)})
@@ -135,7 +136,7 @@ func TestVerifyThatCannotCheckReportsNoDamage(t *testing.T) {
 	n.detach(p, a)
 }
 
-// A runtime with a stack of its own takes the addresses off the interface: while
+// A runtime with its own stack takes the addresses off the interface: while
 // there is such a pod no address is known to be idle.
 func TestAddressesOffTheInterfaceAreNotIdle(t *testing.T) {
 	t.Parallel()
@@ -147,15 +148,15 @@ func TestAddressesOffTheInterfaceAreNotIdle(t *testing.T) {
 	if idle, err := Idle(a.IPs, pins, nil); !errors.Is(err, ErrHidden) || len(idle) > 0 {
 		t.Errorf("idle: %q, %v", idle, err)
 	}
-	// Of a pod of ours they are on record.
+	// For one of our pods they are on record.
 	if idle, err := Idle([]string{"10.7.200.200"}, pins, pins); err != nil && strings.Contains(err.Error(), p.NetNS) {
 		t.Errorf("idle: %q, %v", idle, err)
 	}
 	n.detach(p, a)
 }
 
-// A process of a pod may make a network namespace of its own: one whose link has no address
-// kept all leases of orphans for as long as it lived.
+// A process of a pod may make a network namespace: one whose link had no
+// address kept all leases of orphans for as long as it lived.
 func TestNetworksOfContainersHideNothing(t *testing.T) {
 	t.Parallel()
 	cmd := exec.Command("sh", "-c", "ip link add bare type bridge && ip link set bare up && ip address add 10.7.200.201/32 dev lo && echo made && exec sleep 600")
@@ -180,8 +181,8 @@ func TestNetworksOfContainersHideNothing(t *testing.T) {
 	}
 }
 
-// A pod may have any number of addresses and links. Not all are looked at, and the pod's own
-// is found among them, even if it comes last.
+// A pod may have any number of addresses and links. Not all are read, and the
+// pod's own is found, even if it comes last.
 func TestManyAddressesAreNotAllRead(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-pods.conflist": bridgeConf(range4)})
@@ -208,7 +209,7 @@ func TestManyAddressesAreNotAllRead(t *testing.T) {
 	if idle, err := Idle([]string{own, "10.7.200.203"}, []string{p.NetNS}, nil); err != nil || !slices.Equal(idle, []string{"10.7.200.203"}) {
 		t.Errorf("idle: %q, %v", idle, err)
 	}
-	n.run(p.NetNS, "ip addr flush dev eth0; ip addr add "+own+"/16 dev eth0") // the plugin takes back what it finds
+	n.run(p.NetNS, "ip addr flush dev eth0; ip addr add "+own+"/16 dev eth0") // the plugin releases what it finds
 	n.detach(p, a)
 }
 
@@ -250,7 +251,7 @@ func TestVerifyHostPorts(t *testing.T) {
 	} {
 		n.run(n.host.Net, c.script)
 		expect(c.script, c.want)
-		n.restart() // a program that only looks
+		n.restart() // a program that only inspects
 		n.Load(live)
 		expect(c.script+", from the records", c.want)
 		n.recover(live)

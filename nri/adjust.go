@@ -13,8 +13,8 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// adjust applies the adjustment of a new container to its spec: marked entries are
-// removed, others replace the entry with the same name or path.
+// adjust applies the adjustment of a new container to its spec: marked entries
+// are removed, others replace the entry with the same name or path.
 func (p *Plugins) adjust(s *specs.Spec, a *api.ContainerAdjustment) error {
 	if a == nil {
 		return nil
@@ -43,8 +43,8 @@ func (p *Plugins) adjust(s *specs.Spec, a *api.ContainerAdjustment) error {
 	return adjustLinux(s.Linux, a.GetLinux())
 }
 
-// adjustClasses puts a new container into the classes that plugins name, or takes it out of
-// those that its annotations name.
+// adjustClasses puts a new container into the classes that plugins name, or
+// removes it from those that its annotations name.
 func (p *Plugins) adjustClasses(l *specs.Linux, r *api.LinuxResources) (err error) {
 	if class := r.GetBlockioClass(); class != nil {
 		if l.Resources == nil {
@@ -266,8 +266,8 @@ func adjustRDT(l *specs.Linux, r *api.LinuxRdt) {
 	}
 }
 
-// updated is overlaid for a container that exists. It stays in its classes, since runtimes
-// do not move containers.
+// updated is overlaid for an existing container. It stays in its classes,
+// because runtimes do not move containers.
 func updated(limits *Resources, changes *api.LinuxResources) (*Resources, error) {
 	for what, class := range map[string]*api.OptionalString{"block I/O": changes.GetBlockioClass(), "RDT": changes.GetRdtClass()} {
 		if class != nil {
@@ -277,7 +277,8 @@ func updated(limits *Resources, changes *api.LinuxResources) (*Resources, error)
 	return overlaid(limits, changes), nil
 }
 
-// overlaid sets limits to the values that changes has, and returns only those values.
+// overlaid sets limits to the values that changes has, and returns only those
+// values.
 func overlaid(limits *Resources, changes *api.LinuxResources) *Resources {
 	if changes == nil {
 		return nil
@@ -291,7 +292,7 @@ func overlaid(limits *Resources, changes *api.LinuxResources) *Resources {
 	return set
 }
 
-// overlay sets to to the values that changes has, but for classes.
+// overlay sets to to the values that changes has, except for classes.
 func overlay(to *specs.LinuxResources, changes *api.LinuxResources) {
 	if changes == nil {
 		return
@@ -331,9 +332,10 @@ func overlayCPU(to **specs.LinuxCPU, from *specs.LinuxCPU) {
 	(*to).Mems = cmp.Or(from.Mems, (*to).Mems)
 }
 
-// overlayMemory keeps the limit of memory and swap equal to the limit of memory if it
-// was: the container must not swap, and the kernel rejects a lower sum. An answer
-// repeats the requested sum even if the plugin changed the limit of memory only.
+// overlayMemory keeps the limit of memory and swap equal to the memory limit if
+// it was equal: the container must not swap, and the kernel rejects a lower
+// sum. An answer repeats the requested sum even if the plugin changed only the
+// memory limit.
 func overlayMemory(to **specs.LinuxMemory, from *specs.LinuxMemory) {
 	if *from == (specs.LinuxMemory{}) {
 		return

@@ -150,17 +150,17 @@ func TestAdjustResources(t *testing.T) {
 	}
 }
 
-// Limits of memory and of its sum with swap, before, as set and after.
+// Limits of memory and of its sum with swap: before, as set and after.
 func TestMemoryAndSwapStayTogether(t *testing.T) {
 	t.Parallel()
 	type limits struct{ memory, sum int64 }
 	for _, c := range []struct{ before, set, after limits }{
-		{limits{64, 64}, limits{65, 64}, limits{65, 65}}, // answered to an update that asked for 64
+		{limits{64, 64}, limits{65, 64}, limits{65, 65}}, // the answer to an update that requested 64
 		{limits{64, 64}, limits{32, 64}, limits{32, 32}},
 		{limits{64, 64}, limits{32, 0}, limits{32, 32}},
 		{limits{64, 128}, limits{96, 128}, limits{96, 128}},
 		{limits{64, 64}, limits{32, 48}, limits{32, 48}},
-		{limits{64, 0}, limits{96, 0}, limits{96, 0}}, // no accounting of swap
+		{limits{64, 0}, limits{96, 0}, limits{96, 0}}, // no swap accounting
 	} {
 		pointer := func(limit int64) *int64 {
 			if limit == 0 {
@@ -197,7 +197,7 @@ func TestClasses(t *testing.T) {
 	t.Parallel()
 	weight := uint16(900)
 	adjusted := func(r *api.LinuxResources, rdt *api.LinuxRdt) (*specs.Linux, error) {
-		s := &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{ // as annotations made it
+		s := &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{ // as set by annotations
 			Resources: &specs.LinuxResources{BlockIO: &specs.LinuxBlockIO{Weight: &weight}},
 			IntelRdt:  &specs.LinuxIntelRdt{ClosID: "silver"},
 		}}
@@ -228,7 +228,7 @@ func TestClasses(t *testing.T) {
 	}
 }
 
-// Whatever a plugin answers, it is refused or makes a spec that can be written.
+// Any answer of a plugin is refused or makes a spec that can be written.
 func TestAdjustNonsense(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))

@@ -6,7 +6,7 @@ import (
 	validator "github.com/containerd/nri/plugins/default-validator"
 )
 
-// Config says which plugins there may be, and what they may do.
+// Config says which plugins are allowed, and what they may do.
 type Config struct {
 	Enable              bool          `toml:"enable" apply:"restart" help:"whether NRI plugins can observe and modify pods and containers"`
 	Socket              string        `toml:"socket" apply:"restart" form:"path" help:"socket that plugins connect to; accessible to root only"`
@@ -18,7 +18,7 @@ type Config struct {
 	Validator           Validator     `toml:"validator" help:"Changes that plugins must not make, and plugins that are required."`
 }
 
-// Validator refuses containers by what plugins have changed of them.
+// Validator refuses containers because of what plugins have changed.
 type Validator struct {
 	Enable              bool     `toml:"enable" apply:"restart" help:"whether the rules of this table are in force"`
 	RejectHooks         bool     `toml:"reject_oci_hook_adjustment" apply:"restart" help:"refuse containers whose OCI hooks a plugin has changed"`
@@ -31,7 +31,8 @@ type Validator struct {
 	TolerateMissingWith string   `toml:"tolerate_missing_plugins_annotation" apply:"restart" help:"annotation by which a pod tolerates missing required plugins; empty: none"`
 }
 
-// DefaultConfig is what an empty configuration file means: as CRI-O and containerd.
+// DefaultConfig returns what an empty configuration file means, as in CRI-O and
+// containerd.
 func DefaultConfig() Config {
 	return Config{
 		Enable:              true,
@@ -44,7 +45,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// library is how the library calls the same.
+// library converts v to the library's type.
 func (v Validator) library() *validator.DefaultValidatorConfig {
 	return &validator.DefaultValidatorConfig{
 		Enable:                                v.Enable,

@@ -17,8 +17,8 @@ type creation struct {
 	plugins      *Plugins
 	release      func()
 	synchronized uint64        // synchronizations before it
-	timer        *time.Timer   // releases; nil: the hold lasts
-	lapsed       chan struct{} // closed when the timer has released
+	timer        *time.Timer   // releases the hold; nil: the hold lasts
+	lapsed       chan struct{} // closed when the timer has released the hold
 }
 
 // creation takes over a hold, and releases it after CreationTime.
@@ -31,8 +31,9 @@ func (p *Plugins) creation(release func()) *creation {
 	return c
 }
 
-// confirm makes the hold last until end. It is fault.Unavailable if the hold has lapsed and
-// a plugin has synchronized since: that plugin was neither told of the container nor asked.
+// confirm makes the hold last until end. It is fault.Unavailable if the hold
+// has lapsed and a plugin has synchronized since: that plugin knows nothing of
+// the container.
 func (c *creation) confirm() error {
 	timer := c.timer
 	c.timer = nil

@@ -14,8 +14,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// creating asks the plugins about a container that the runtime takes longer to create than
-// new plugins wait.
+// creating asks the plugins about a container whose creation takes the runtime
+// longer than new plugins wait.
 func creating(t *testing.T, p *Plugins) (*Container, *ContainerEvents) {
 	t.Helper()
 	p.CreationTime = time.Millisecond
@@ -27,8 +27,9 @@ func creating(t *testing.T, p *Plugins) (*Container, *ContainerEvents) {
 	return c, events
 }
 
-// A creation that hangs delays neither a plugin nor the verbs of other pods. The container,
-// which the plugin was not asked about, is refused when the runtime has created it at last.
+// A hung creation delays neither a plugin nor the verbs of other pods. Its
+// container, about which the plugin was not asked, is refused when the runtime
+// has created it at last.
 func TestHungCreationIsRefusedAfterSynchronization(t *testing.T) {
 	t.Parallel()
 	p, cfg := start(t, &fakeNode{}, nil)
@@ -46,7 +47,7 @@ func TestHungCreationIsRefusedAfterSynchronization(t *testing.T) {
 	connect(t, p, cfg, "20", &nriplugin.Plugin{}) // nothing is held
 }
 
-// A hung creation that fails releases what it holds, whether that has lapsed or not.
+// A hung creation that fails releases its hold, whether that has lapsed or not.
 func TestHungCreationThatFails(t *testing.T) {
 	t.Parallel()
 	p, cfg := start(t, &fakeNode{}, nil)
@@ -56,9 +57,10 @@ func TestHungCreationThatFails(t *testing.T) {
 	connect(t, p, cfg, "10", &nriplugin.Plugin{})
 }
 
-// A slow creation succeeds unless a plugin has connected meanwhile, which one that fails to
-// synchronize has not. From its confirmation on new plugins wait for it again, and so know
-// it. The test is not parallel: it looks for the library's goroutine that waits.
+// A slow creation succeeds unless a plugin has connected meanwhile; a plugin
+// that fails to synchronize does not count. After the confirmation new plugins
+// wait for the creation again, and so know the container. The test is not
+// parallel: it looks for the library's waiting goroutine.
 func TestSlowCreationSucceeds(t *testing.T) {
 	node := &fakeNode{}
 	p, cfg := start(t, node, nil)

@@ -10,10 +10,10 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Spec is what an OCI runtime makes a container of.
+// Spec is an OCI runtime spec.
 type Spec = specs.Spec
 
-// Namespace is one that the containers of a pod share.
+// Namespace is a namespace that the containers of a pod share.
 type Namespace = specs.LinuxNamespace
 
 // Pod is a pod as plugins see it.
@@ -21,7 +21,7 @@ type Pod struct {
 	ID         string
 	Handler    string
 	Config     *cri.PodSandboxConfig
-	PID        int      // of the infra container; 0: there is none
+	PID        int      // of the infra container; 0: none
 	IPs        []string // the primary one first
 	Namespaces []Namespace
 	Overhead   *Resources // nil: none
@@ -100,7 +100,7 @@ func (c *Container) message() *api.Container {
 	return m
 }
 
-// describeSpec fills in what the container runs with.
+// describeSpec fills in the container's process and resources.
 func describeSpec(m *api.Container, s *Spec) {
 	m.Linux = &api.LinuxContainer{}
 	if s == nil {
@@ -161,7 +161,7 @@ func seccompProfile(sc *cri.LinuxContainerSecurityContext) *api.SecurityProfile 
 	}
 }
 
-// nanoseconds since 1970; 0: not happened yet.
+// nanoseconds returns nanoseconds since 1970; 0: not happened yet.
 func nanoseconds(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
@@ -169,7 +169,8 @@ func nanoseconds(t time.Time) int64 {
 	return t.UnixNano()
 }
 
-// digest of an image that the store names by hexadecimal digits alone.
+// digest returns the digest of an image that the store names by hexadecimal
+// digits alone.
 func digest(id string) string {
 	if id == "" || strings.Contains(id, ":") {
 		return id

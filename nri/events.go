@@ -54,8 +54,9 @@ func (p *Plugins) RemovePod(ctx context.Context, pod func() *Pod) {
 	})
 }
 
-// notifyOfPod tells plugins what has happened. That is told once, and so to all of them
-// within the time that each has, even if the caller leaves meanwhile.
+// notifyOfPod notifies plugins of an event. An event is sent only once, and
+// therefore to all plugins within their time limits, even if the caller stops
+// waiting.
 func (p *Plugins) notifyOfPod(ctx context.Context, what string, pod func() *Pod, send func(context.Context, *api.PodSandbox) error) {
 	ctx = context.WithoutCancel(ctx)
 	release, connected := p.hold()
@@ -199,7 +200,8 @@ type PodEvents struct {
 	stopped bool   // the stop has been sent
 }
 
-// Run is Plugins.RunPod. The caller calls Shown when readers can see the pod, or Undone.
+// Run calls Plugins.RunPod. The caller calls Shown once readers can see the
+// pod, or Undone.
 func (e *PodEvents) Run(ctx context.Context) (err error) {
 	e.release, err = e.Plugins.RunPod(ctx, e.Describe)
 	return err
@@ -237,12 +239,13 @@ type ContainerEvents struct {
 
 	mu      sync.Mutex // keeps the events in order; held while one is sent
 	pending bool       // a verb has sent the first of two events
-	exited  bool       // the stop is to be sent, after the second one
+	exited  bool       // the stop must be sent, after the second one
 	stopped bool       // the stop has been sent
 }
 
-// Create is Plugins.CreateContainer, as the first of two events. The caller calls Confirm
-// when the runtime has created the container, and Created when readers can see it, or Undone.
+// Create calls Plugins.CreateContainer, as the first of two events. The caller
+// calls Confirm when the runtime has created the container, and Created when
+// readers can see it, or Undone.
 func (e *ContainerEvents) Create(ctx context.Context, container func() *Container) (set *Resources, err error) {
 	e.Begin()
 	set, release, err := e.Plugins.CreateContainer(ctx, container)
@@ -250,8 +253,9 @@ func (e *ContainerEvents) Create(ctx context.Context, container func() *Containe
 	return set, err
 }
 
-// Confirm is fault.Unavailable if the creation took longer than Plugins.CreationTime and a
-// plugin connected meanwhile, which does not know of the container. It must not run then.
+// Confirm is fault.Unavailable if the creation took longer than
+// Plugins.CreationTime and a plugin that does not know the container connected
+// meanwhile. The container must not run then.
 func (e *ContainerEvents) Confirm() error { return e.creation.confirm() }
 
 // Created ends Create.
@@ -299,7 +303,7 @@ func (e *ContainerEvents) Stopped(ctx context.Context) {
 	e.sendStop(ctx)
 }
 
-// sendStop wants the lock held.
+// sendStop requires the lock.
 func (e *ContainerEvents) sendStop(ctx context.Context) {
 	if e.exited && !e.pending && !e.stopped {
 		e.stopped = true

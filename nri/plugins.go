@@ -22,13 +22,13 @@ import (
 	"github.com/crius-run/crius/internal/panics"
 )
 
-// Resources are limits: those that are not set keep their value.
+// Resources are limits: unset ones keep their value.
 type Resources = specs.LinuxResources
 
-// BlockIO is what containers of a class of block I/O get.
+// BlockIO is the settings of a class of block I/O.
 type BlockIO = specs.LinuxBlockIO
 
-// RDT is what containers of a class of Intel RDT get.
+// RDT is the settings of a class of Intel RDT.
 type RDT = specs.LinuxIntelRdt
 
 // Node is the runtime that plugins observe and change. Pods and Containers must not
@@ -43,7 +43,7 @@ type Node interface {
 	UpdateContainer(ctx context.Context, id string, change Change) error
 	// InjectDevices adds the CDI devices with these names to a spec.
 	InjectDevices(s *Spec, names []string) error
-	// BlockIOClass and RDTClass return what containers of a class get; nil: nothing.
+	// BlockIOClass and RDTClass return the settings of a class; nil: none.
 	BlockIOClass(class string) (*BlockIO, error)
 	RDTClass(class string) (*RDT, error)
 }
@@ -51,11 +51,11 @@ type Node interface {
 // Change changes limits in place and returns the ones that plugins set.
 type Change func(*Resources) (*Resources, error)
 
-// Plugins are the NRI plugins of a node. All methods but Start work on nil, which is
-// a node without plugins.
+// Plugins are the NRI plugins of a node. All methods except Start work on nil,
+// which is a node without plugins.
 type Plugins struct {
-	// CreationTime is how long the creation of a container delays new plugins at most,
-	// 20 s. It may be changed before the first creation.
+	// CreationTime is how long the creation of a container delays new plugins at
+	// most, by default 20 s. It may be changed before the first creation.
 	CreationTime time.Duration
 
 	cfg          Config
@@ -128,7 +128,7 @@ func (p *Plugins) startLibrary() (err error) {
 	return showSocket(p.cfg.Socket)
 }
 
-// startPlugins has the library start what is in the plugin directory.
+// startPlugins has the library start the programs in the plugin directory.
 func (p *Plugins) startPlugins() error { return inherit.Start(p.library.Start) }
 
 // Close stops listening, kills the plugins that Start started, and waits until ctx ends
@@ -139,7 +139,7 @@ func (p *Plugins) Close(ctx context.Context) error {
 	}
 	p.library.Stop()
 	if p.listens {
-		_ = os.Remove(p.cfg.Socket) // the library knows it by another name
+		_ = os.Remove(p.cfg.Socket) // the library knows it under another name
 	}
 	done := make(chan struct{})
 	go func() { p.updates.Wait(); close(done) }()
@@ -151,8 +151,8 @@ func (p *Plugins) Close(ctx context.Context) error {
 	}
 }
 
-// synchronize sends all pods and containers to a new plugin. The library calls it
-// with the lock that hold takes for reading.
+// synchronize sends all pods and containers to a new plugin. The library calls
+// it with the lock that hold takes for reading.
 func (p *Plugins) synchronize(ctx context.Context, send adaptation.SyncCB) error {
 	err := panics.Do(ctx, "synchronize NRI plugin", func() error { return p.sendAll(ctx, send) })
 	if err == nil {
@@ -182,9 +182,9 @@ func (p *Plugins) sendAll(ctx context.Context, send adaptation.SyncCB) error {
 	return nil
 }
 
-// noneInstalled tells whether the first synchronization is for nobody: the library asks for
-// one when it starts, whether it has started plugins or not. To describe a thousand
-// containers takes as long as to recover them.
+// noneInstalled reports whether the first synchronization has no receiver: the
+// library requests one when it starts, whether it has started plugins or not.
+// Describing a thousand containers takes as long as recovering them.
 func (p *Plugins) noneInstalled() bool {
 	entries, err := os.ReadDir(p.cfg.PluginDir)
 	return len(entries) == 0 && (err == nil || errors.Is(err, fs.ErrNotExist))
@@ -230,9 +230,10 @@ func (p *Plugins) updateContainer(ctx context.Context, u *api.ContainerUpdate) e
 	return err
 }
 
-// hold delays the synchronization of new plugins until release. connected reports
-// whether a plugin is to receive an event now. Holds do not nest: while a new plugin
-// waits for the first one, a second one waits for the plugin.
+// hold delays the synchronization of new plugins until release. connected
+// reports whether any plugin must receive an event now. Holds do not nest:
+// while a new plugin waits for the first one, a second one waits for the
+// plugin.
 func (p *Plugins) hold() (release func(), connected bool) {
 	if p == nil {
 		return func() {}, false
@@ -241,8 +242,9 @@ func (p *Plugins) hold() (release func(), connected bool) {
 	return block.Unblock, p.active.Load() > 0
 }
 
-// ask sends the event of a creation. After a panic, which has no release for the caller,
-// nothing is held: one pod must not keep all plugins from connecting, and then all verbs.
+// ask sends the event of a creation. After a panic, when the caller gets no
+// release, nothing is held: one pod must not keep all plugins from connecting,
+// and then block all verbs.
 func (p *Plugins) ask(send func() error) (release func(), err error) {
 	release, connected := p.hold()
 	if !connected {

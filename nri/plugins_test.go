@@ -25,7 +25,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// TestMain is the plugin of TestPluginOfTheDirectory, when the server starts it.
+// TestMain is the plugin of TestPluginOfTheDirectory, when the server starts
+// it.
 func TestMain(m *testing.M) {
 	if os.Getenv(api.PluginNameEnvVar) == "" {
 		os.Exit(m.Run())
@@ -215,9 +216,9 @@ func TestPluginReceivesEventsInOrder(t *testing.T) {
 	}
 }
 
-// What has happened is told once, so it is told although the caller leaves: StopContainer's
-// may do so when the container has just died, and a pod that ends calls off the creation
-// of a container that has just been made.
+// An event is sent only once, so it is sent even if the caller leaves: that of
+// StopContainer may leave when the container has just died, and a pod that ends
+// cancels the creation of a container that has just been made.
 func TestPluginIsToldWhenTheCallerHasLeft(t *testing.T) {
 	t.Parallel()
 	p, cfg := start(t, &fakeNode{}, nil)
@@ -233,7 +234,7 @@ func TestPluginIsToldWhenTheCallerHasLeft(t *testing.T) {
 	leave()
 	events.Created(left)
 	events.Stopped(left)
-	events.Stopped(t.Context()) // for who watches the container it has been told
+	events.Stopped(t.Context()) // the watcher of the container gets this one
 	podEvents.Stopped(left)
 	want := []string{"CreateContainer", "PostCreateContainer", "StopContainer", "StopPodSandbox"}
 	if got := plugin.Names(""); !slices.Equal(got, want) {
@@ -241,8 +242,9 @@ func TestPluginIsToldWhenTheCallerHasLeft(t *testing.T) {
 	}
 }
 
-// A plugin that connects between the event of a creation and its listing waits for the
-// listing. The test is not parallel: it looks for the library's goroutine that waits.
+// A plugin that connects between the event of a creation and the container's
+// listing waits for the listing. The test is not parallel: it looks for the
+// library's waiting goroutine.
 func TestSynchronizationWaitsForCreation(t *testing.T) {
 	node := &fakeNode{}
 	p, cfg := start(t, node, nil)
@@ -278,8 +280,9 @@ func connectDuringCreation(t *testing.T, node *fakeNode, cfg Config) *nriplugin.
 	return plugin
 }
 
-// A plugin that comes while pods and containers are made hears of each: of those
-// before with all there is, of the others by their events. This is raced.
+// A plugin that connects while pods and containers are made receives each of
+// them: earlier ones in the synchronization, others by their events. Run it
+// with -race.
 func TestLatePluginMissesNothing(t *testing.T) {
 	t.Parallel()
 	node := &fakeNode{}
@@ -424,8 +427,9 @@ func TestPluginAdjustsAndUpdatesOthers(t *testing.T) {
 	}
 }
 
-// The library applies adjustments to its request, too. The container's own request, which
-// is on record and is compared with that of a retry, stays as it is.
+// The library applies adjustments to its request, too. The container's own
+// request, which is on record and is compared with that of a retry, stays
+// unchanged.
 func TestAdjustmentLeavesTheRequestAlone(t *testing.T) {
 	t.Parallel()
 	p, cfg := start(t, &fakeNode{}, nil)
@@ -552,8 +556,8 @@ func TestSocketOfAnotherRuntimeIsLeftAlone(t *testing.T) {
 	connect(t, p, cfg, "10", &nriplugin.Plugin{})
 }
 
-// Plugins change what every container gets: nobody but root may be one, whatever the
-// umask and the mode of the socket's directory are.
+// Plugins change what every container gets: only root may be one, whatever the
+// umask and the mode of the socket's directory.
 func TestSocketIsPrivate(t *testing.T) {
 	t.Parallel()
 	p, cfg := start(t, &fakeNode{}, func(cfg *Config) {
@@ -575,7 +579,7 @@ func TestSocketIsPrivate(t *testing.T) {
 	}
 }
 
-// A socket of a path that the configuration takes can be listened on.
+// A socket of the longest valid path works.
 func TestSocketOfTheLongestPath(t *testing.T) {
 	t.Parallel()
 	const longest = 107 // sun_path without NUL: unix(7)
@@ -592,7 +596,7 @@ func TestSocketOfTheLongestPath(t *testing.T) {
 	}
 }
 
-// Where others may write beside the socket, they cannot keep plugins from connecting.
+// Users who may write beside the socket cannot keep plugins from connecting.
 func TestSocketCannotBePreempted(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "nri.sock")
@@ -617,7 +621,8 @@ func TestSocketCannotBePreempted(t *testing.T) {
 	}
 }
 
-// A panic in a creation neither keeps plugins from connecting nor later verbs waiting.
+// A panic in a creation neither keeps plugins from connecting nor blocks later
+// verbs.
 func TestPanicReleasesHold(t *testing.T) {
 	t.Parallel()
 	p, cfg := start(t, &fakeNode{}, nil)
@@ -632,7 +637,7 @@ func TestPanicReleasesHold(t *testing.T) {
 	connect(t, p, cfg, "20", &nriplugin.Plugin{})
 }
 
-// What plugins call themselves, and their errors, take a bounded amount of memory.
+// The names and errors of plugins take a bounded amount of memory.
 func TestStatesAreBounded(t *testing.T) {
 	t.Parallel()
 	p := &Plugins{}
@@ -704,8 +709,8 @@ func TestPluginOfTheDirectory(t *testing.T) {
 	}
 }
 
-// A start without plugins does not describe all pods and containers to nobody. The first
-// plugin that connects is told of them.
+// A start without plugins does not describe all pods and containers for no
+// receiver. The first plugin that connects receives them.
 func TestStartWithoutPlugins(t *testing.T) {
 	t.Parallel()
 	node := &fakeNode{}

@@ -8,21 +8,24 @@ import (
 	"path/filepath"
 )
 
-// MaxSocketDir is how long the path of the socket's directory may be: the library
-// listens in a directory beside the socket at first, and a socket's path has 107 bytes.
+// MaxSocketDir is the maximum length of the path of the socket's directory: the
+// library first listens in a directory beside the socket, and a socket's path
+// has 107 bytes.
 const MaxSocketDir = 107 - len("/.abcde/s")
 
-// hiddenSocket is where the library listens at first: it leaves the mode of its socket
-// to the umask, and the directory of the socket may be open to everybody. The path is
-// as long as with the default name, nri.sock, whatever the socket's name is.
+// hiddenSocket returns where the library first listens: it leaves the mode of
+// its socket to the umask, and the directory of the socket may be open to all
+// users. The path is as long as with the default name, nri.sock, whatever the
+// socket's name is.
 func hiddenSocket(socket string) string {
 	sum := sha256.Sum256([]byte(filepath.Base(socket)))
 	name := base32.HexEncoding.EncodeToString(sum[:])[:len("abcde")]
 	return filepath.Join(filepath.Dir(socket), "."+name, "s")
 }
 
-// hideSocket makes the directory in which the library is to listen. Where others may
-// write beside the socket, they may make it again as soon as it is removed.
+// hideSocket makes the directory in which the library listens first. If other
+// users may write beside the socket, they may make it again as soon as it is
+// removed.
 func hideSocket(socket string) (err error) {
 	const attempts = 1000
 	hidden := filepath.Dir(hiddenSocket(socket))
@@ -40,7 +43,8 @@ func hideSocket(socket string) (err error) {
 	return err
 }
 
-// showSocket moves the socket to where plugins look for it, once it is root's alone.
+// showSocket moves the socket to where plugins look for it, once only root can
+// access it.
 func showSocket(socket string) error {
 	hidden := hiddenSocket(socket)
 	err := os.Chmod(hidden, 0o600)

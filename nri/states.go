@@ -10,7 +10,7 @@ import (
 	"github.com/containerd/nri/pkg/adaptation"
 )
 
-// State is what the server knows of a plugin.
+// State is what the server knows about a plugin.
 type State struct {
 	Name      string        `json:"name"` // index-name
 	Requests  uint64        `json:"requests"`
@@ -20,14 +20,14 @@ type State struct {
 	Slowest   time.Duration `json:"slowest"` // answer, in nanoseconds
 }
 
-// Report is what the server knows of its plugins.
+// Report is what the server knows about its plugins.
 type Report struct {
 	Connected int     `json:"connected"`
 	Error     string  `json:"error,omitempty"` // why none can connect
-	Plugins   []State `json:"plugins"`         // all since the server was started that were asked anything, by name
+	Plugins   []State `json:"plugins"`         // all plugins that were asked anything since the server's start, by name
 }
 
-// Report tells of the plugins.
+// Report returns the state of the plugins.
 func (p *Plugins) Report() Report {
 	if p == nil {
 		return Report{}
@@ -42,7 +42,7 @@ func (p *Plugins) Report() Report {
 	return r
 }
 
-// Bounds of what is kept: plugins choose their names and errors.
+// Bounds on what is kept: plugins choose their names and errors.
 const (
 	maxStates = 100
 	maxText   = 1 << 10 // bytes of a name, and of an error
@@ -56,7 +56,7 @@ type states struct {
 	startError string
 }
 
-// cannotStart notes why there are no plugins.
+// cannotStart records why there are no plugins.
 func (s *states) cannotStart(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -82,7 +82,7 @@ func (s *states) change(name string, f func(*State)) {
 	f(state)
 }
 
-// metrics is told by the library what becomes of its requests.
+// metrics receives the outcome of requests from the library.
 type metrics struct{ p *Plugins }
 
 func (m metrics) RecordPluginInvocation(plugin, operation string, err error) {

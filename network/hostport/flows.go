@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel translates the packets of a flow as it did the first one, for as
-// long as it remembers the flow. A UDP client that goes on sending from one
-// port keeps it remembered for ever: on and on its packets go to a pod that is
-// dead, or to no pod since there was none when it began. So do those of SCTP,
-// which repeats its INIT. TCP starts new flows by itself.
+// The kernel translates the packets of a flow like the first one, for as long
+// as it remembers the flow. A UDP client that keeps sending from one port keeps
+// the flow alive for ever: its packets continue to go to a dead pod, or to no
+// pod if there was none when it began. The same holds for SCTP, which repeats
+// its INIT. TCP starts new flows by itself.
 
 // Attributes of conntrack's netlink messages that x/sys does not have
 // (linux/netfilter/nfnetlink_conntrack.h).
@@ -40,18 +40,17 @@ const (
 	ctFilterDstPort   = 1 << 5
 )
 
-// flow is one that the kernel remembers.
+// flow is a flow in the kernel's table.
 type flow struct {
-	to   end // where its first packet was addressed
-	from end // where its answers come from
+	to   end // destination of its first packet
+	from end // source of its answers
 	id   []attribute
 }
 
-// cutFlows makes the kernel forget the flows of UDP and SCTP to the host ports
-// of pods that do not lead where they should now: those that began before a
-// mapping was there, and those to closed ends. Flows of others, to other ports
-// or to other addresses than this node's, stay. It is best effort: the mappings
-// are right for every new flow.
+// cutFlows deletes the kernel's UDP and SCTP flows to the host ports of pods
+// that do not lead where they should now: those older than the mapping, and
+// those to closed ends. Other flows, to other ports or to addresses of other
+// nodes, stay. It is best effort: the mappings are right for every new flow.
 func (t *Table) cutFlows(ctx context.Context, pods []Pod, closed map[end]bool) {
 	for _, f := range families {
 		ports := flowPorts(pods, f)
@@ -64,8 +63,7 @@ func (t *Table) cutFlows(ctx context.Context, pods []Pod, closed map[end]bool) {
 	}
 }
 
-// flowPorts are the host ports of pods whose flows the kernel has to be told to
-// forget.
+// flowPorts returns the host ports of pods whose flows must be deleted.
 func flowPorts(pods []Pod, f family) map[port]bool {
 	ports := map[port]bool{}
 	for _, p := range pods {
@@ -87,8 +85,9 @@ type port struct {
 	number   uint16
 }
 
-// stale decides about a flow. A flow to a host port that leads somewhere has to
-// go there; any other is none of ours unless it goes to a closed end.
+// stale reports whether a flow must be deleted. A flow to a mapped host port
+// must lead to the mapping's target; any other flow is ours only if it goes to
+// a closed end.
 func stale(leads func(end) (end, bool), closed map[end]bool, own func(netip.Addr) bool) func(flow) bool {
 	return func(f flow) bool {
 		if want, ok := leads(f.to); ok {
@@ -98,14 +97,14 @@ func stale(leads func(end) (end, bool), closed map[end]bool, own func(netip.Addr
 	}
 }
 
-// ownAddress tells the addresses of this node.
+// ownAddress returns a function that reports whether an address is this node's.
 func ownAddress(list func() ([]netip.Addr, error)) func(netip.Addr) bool {
-	own, _ := list() // without them fewer flows are known to be ours
+	own, _ := list() // without the list fewer flows are known to be ours
 	return func(a netip.Addr) bool { return a.IsLoopback() || slices.Contains(own, a) }
 }
 
-// cut forgets the stale flows of a family to ports. The kernel walks through its whole
-// table of flows to tell them, so it is asked once for all of them.
+// cut deletes the stale flows of a family to ports. The kernel walks through
+// its whole table of flows to list them, so cut asks once for all ports.
 func cut(f family, ports map[port]bool, stale func(flow) bool) error {
 	var found []flow
 	err := netfilter(unix.NFNL_SUBSYS_CTNETLINK, ctGet, unix.NLM_F_DUMP, f, selection(ports)...).ask(func(message []byte) {
@@ -125,9 +124,8 @@ func cut(f family, ports map[port]bool, stale func(flow) bool) error {
 	return nil
 }
 
-// selection has the kernel leave out what is not asked for, as far as it can be
-// told: a node may have a million flows. Kernels before Linux 5.8 pass over it
-// and tell all.
+// selection makes the kernel filter its answer as far as it can: a node may
+// have a million flows. Kernels before Linux 5.8 ignore it and list all.
 func selection(ports map[port]bool) []attribute {
 	var first port
 	sameProtocol, samePort := true, true
@@ -153,7 +151,7 @@ func selection(ports map[port]bool) []attribute {
 	}
 }
 
-// parseFlow reads a message of conntrack.
+// parseFlow parses a conntrack message.
 func parseFlow(message []byte) (flow, bool) {
 	if len(message) < nfHeader {
 		return flow{}, false

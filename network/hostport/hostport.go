@@ -1,19 +1,20 @@
-// Package hostport forwards ports of the node to pods by nftables rules of its own.
+// Package hostport forwards ports of the node to pods by its own nftables
+// rules.
 //
-// The rules are derived from the mappings and the targets of the pods that the caller
-// has on record, and never from what is in the kernel. They live in the tables "ip
-// crius-hostports" and "ip6 crius-hostports", which belong to this package as a whole.
-// The chains are the same for any number of pods; a pod adds and removes elements of
-// maps, in one transaction of its own. When in doubt about the kernel's state the
-// tables are filled anew, in one transaction, too: no packet ever meets half of it, and
-// connections that there are go on.
+// The rules are derived from the mappings and the targets of the pods that the
+// caller has on record, and never from what is in the kernel. They are in the
+// tables "ip crius-hostports" and "ip6 crius-hostports", which belong to this
+// package as a whole. The chains are the same for any number of pods; a pod
+// adds and removes elements of maps, in one transaction. When the kernel's
+// state is in doubt the tables are filled again, also in one transaction: no
+// packet ever sees half of it, and existing connections continue.
 //
-// No socket is held on a host port. A mapping goes before a process of the host
-// that listens on the same port, as it does with CNI's portmap plugin.
+// No socket is held on a host port. A mapping takes precedence over a process
+// of the host that listens on the same port, as with CNI's portmap plugin.
 //
-// [::1] is not forwarded: the kernel accepts no packet for it from outside the loopback
-// interface and has no route_localnet for IPv6. So clients are refused at once and try
-// 127.0.0.1.
+// [::1] is not forwarded: the kernel accepts no packet for it from outside the
+// loopback interface and has no route_localnet for IPv6. So clients are refused
+// at once and try 127.0.0.1.
 package hostport
 
 import (
@@ -45,7 +46,7 @@ type Target struct {
 	Link string     `json:"link"`
 }
 
-// Pod is what the rules of a pod are derived from.
+// Pod is the input for the rules of a pod.
 type Pod struct {
 	ID       string
 	Mappings []Mapping
@@ -54,18 +55,18 @@ type Pod struct {
 
 // Table is the node's host ports.
 type Table struct {
-	// mu is held over a transaction: the kernel does one at a time anyhow.
+	// mu is held during a transaction: the kernel does only one at a time.
 	mu      sync.Mutex
 	pods    map[string]Pod
 	have    map[element]bool  // what the kernel has, unless unsure
-	node    []netip.Addr      // addresses of the node that have is for
-	handles map[family]uint64 // of our tables; they change when somebody replaces them
+	node    []netip.Addr      // addresses of the node to which have applies
+	handles map[family]uint64 // of our tables; they change when another program replaces them
 	unsure  bool
-	told    string // the last complaint of Check
+	told    string // the last problem logged by Check
 }
 
-// New returns a table that knows of no pod. The kernel is not touched before
-// Restore or Open.
+// New returns a table without pods. It does not touch the kernel before Restore
+// or Open.
 func New() *Table { return &Table{pods: map[string]Pod{}} }
 
 // Claim reserves host ports for a pod, which keeps them until Close. A port
@@ -135,7 +136,7 @@ func (t *Table) Close(ctx context.Context, p Pod) error {
 	t.dropLocalnet(ctx, append(known.localLinks(), p.localLinks()...))
 	if err := t.apply(ctx); err != nil {
 		if claimed {
-			t.pods[p.ID] = Pod{ID: p.ID, Mappings: p.Mappings} // nobody else's yet
+			t.pods[p.ID] = Pod{ID: p.ID, Mappings: p.Mappings} // not free for other pods yet
 		}
 		return err
 	}
@@ -145,8 +146,8 @@ func (t *Table) Close(ctx context.Context, p Pod) error {
 }
 
 // Restore makes the kernel's rules those of pods, whatever they were: at the
-// start of a server, from the records of the pods that live. After an error
-// Check, Open and Close try again.
+// start of a server, from the records of the live pods. After an error Check,
+// Open and Close try again.
 func (t *Table) Restore(ctx context.Context, pods []Pod) error {
 	ctx, cancel := limited(ctx)
 	defer cancel()
@@ -159,12 +160,12 @@ func (t *Table) Restore(ctx context.Context, pods []Pod) error {
 	return t.rebuild(ctx)
 }
 
-// limited bounds a change and all its attempts: others wait for it.
+// limited bounds a change with all its attempts, because others wait for it.
 func limited(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, timeLimit, fmt.Errorf("updating the nftables rules took longer than %s: %w", timeLimit, fault.Timeout))
 }
 
-// checkLimit bounds what Check does: who calls it waits for other answers.
+// checkLimit bounds what Check does, because its caller has more to check.
 const checkLimit = 2 * time.Second
 
 // Check checks that our tables still exist ("nft flush ruleset" deletes them) and
@@ -198,7 +199,7 @@ func (t *Table) Check(ctx context.Context) {
 	}
 }
 
-// altered says in what way our tables are not those that we made.
+// altered returns how our tables differ from those that we made.
 func (t *Table) altered() string {
 	if len(t.handles) == 0 {
 		return ""
@@ -212,7 +213,7 @@ func (t *Table) altered() string {
 	return ""
 }
 
-// moved tells whether the node has other addresses than the rules know.
+// moved reports whether the node has other addresses than the rules know.
 func (t *Table) moved() bool {
 	if len(t.have) == 0 {
 		return false
@@ -228,7 +229,7 @@ func sameAddresses(a, b []netip.Addr) bool {
 	return slices.Equal(a, b)
 }
 
-// want is what the kernel should have, on a node with these addresses.
+// want returns what the kernel should have, on a node with these addresses.
 func (t *Table) want() (all map[element]bool, node []netip.Addr, err error) {
 	if len(t.pods) == 0 {
 		return nil, nil, nil
@@ -239,7 +240,7 @@ func (t *Table) want() (all map[element]bool, node []netip.Addr, err error) {
 	return elements(t.pods, node), node, nil
 }
 
-// apply brings the kernel from what it has to what the pods want.
+// apply brings the kernel from its present state to that of the pods.
 func (t *Table) apply(ctx context.Context) error {
 	want, node, err := t.want()
 	if err != nil {
@@ -258,7 +259,7 @@ func (t *Table) apply(ctx context.Context) error {
 			t.unsure = true
 			return err
 		}
-		// Somebody has been at the table, perhaps.
+		// Another program may have changed the table.
 		slog.DebugContext(ctx, "host port change failed, rebuilding the nftables tables", "err", err)
 		return t.rebuild(ctx)
 	}
@@ -283,7 +284,7 @@ func (t *Table) rebuild(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return err
 			}
-			// Tables of another version, perhaps.
+			// The tables may be from another version.
 			if again := run(ctx, replace(there, want)); again != nil {
 				return again
 			}
@@ -304,7 +305,7 @@ func (t *Table) rebuild(ctx context.Context) error {
 }
 
 // dropLocalnet ends the translation of 127.0.0.1 on links that no pod needs any
-// more, before the rule that guards them goes.
+// more, before the rule that guards them is removed.
 func (t *Table) dropLocalnet(ctx context.Context, links []string) {
 	for _, p := range t.pods {
 		needed := p.localLinks()
@@ -313,7 +314,7 @@ func (t *Table) dropLocalnet(ctx context.Context, links []string) {
 	setLocalnet(ctx, links, false)
 }
 
-// String is the mapping's host side, as in 0.0.0.0:80/tcp.
+// String returns the mapping's host side, as in 0.0.0.0:80/tcp.
 func (m Mapping) String() string {
 	if !m.HostIP.IsValid() {
 		return fmt.Sprintf("%d/%s", m.HostPort, m.Protocol)
@@ -321,8 +322,8 @@ func (m Mapping) String() string {
 	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(m.HostIP, m.HostPort), m.Protocol)
 }
 
-// hostPort is what only one pod can have. A mapping of one address beside one
-// of all addresses is another: the former goes first.
+// hostPort is what only one pod can have. A mapping of one address and one of
+// all addresses do not conflict: the former takes precedence.
 type hostPort struct {
 	protocol string
 	address  netip.AddrPort
@@ -336,7 +337,7 @@ func (m Mapping) ports() []hostPort {
 	return ports
 }
 
-// hosts are the host addresses of a mapping; the unspecified address of a
+// hosts returns the host addresses of a mapping; the unspecified address of a
 // family stands for all of it.
 func (m Mapping) hosts() []netip.Addr {
 	if m.HostIP.IsValid() {
@@ -345,7 +346,8 @@ func (m Mapping) hosts() []netip.Addr {
 	return []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 }
 
-// Validate says what is wrong with the mappings of one pod; it is fault.Invalid.
+// Validate returns what is wrong with the mappings of one pod; it is
+// fault.Invalid.
 func Validate(mappings []Mapping) error {
 	ends := map[hostPort]uint16{}
 	for _, m := range mappings {

@@ -9,11 +9,10 @@ import (
 	"path/filepath"
 )
 
-// setLocalnet lets packets from and to 127.0.0.0/8 over links, or not: a
-// connection to 127.0.0.1 that leads to a pod needs it. The rules that guard
-// the node against others who use it are there as long as a pod has the link.
-// Without it all other addresses still lead to the pod, so that it fails is no
-// error.
+// setLocalnet enables or disables packets from and to 127.0.0.0/8 over links: a
+// connection to 127.0.0.1 that leads to a pod needs them. The rules that
+// protect the node against misuse exist as long as a pod has the link. Without
+// it all other addresses still lead to the pod, so a failure is only logged.
 func setLocalnet(ctx context.Context, links []string, on bool) {
 	value := "0"
 	if on {

@@ -17,9 +17,9 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// The few questions that are put to the kernel directly: is our table still
-// there, by which link does a pod live, which flows go to a port. They are of
-// a kind that can be asked every few seconds or that nft has no answer to.
+// The few requests that go directly to the kernel: whether our table still
+// exists, by which link the node reaches a pod, which flows go to a port. They
+// are too frequent for nft, or nft has no answer to them.
 
 // answerTime bounds the wait for the kernel, which answers at once.
 const answerTime = 10 * time.Second
@@ -30,7 +30,7 @@ type attribute struct {
 	data []byte
 }
 
-// pack lays attributes out as the kernel wants them.
+// pack encodes attributes for the kernel.
 func pack(list ...attribute) []byte {
 	var out []byte
 	for _, a := range list {
@@ -42,7 +42,7 @@ func pack(list ...attribute) []byte {
 	return out
 }
 
-// unpack is the reverse of pack. What is cut short is left out.
+// unpack is the reverse of pack. It leaves out truncated attributes.
 func unpack(data []byte) map[uint16][]byte {
 	found := map[uint16][]byte{}
 	for len(data) >= unix.SizeofNlAttr {
@@ -57,7 +57,7 @@ func unpack(data []byte) map[uint16][]byte {
 	return found
 }
 
-// nested is an attribute made of others.
+// nested returns an attribute that contains others.
 func nested(kind uint16, list ...attribute) attribute {
 	return attribute{kind | unix.NLA_F_NESTED, pack(list...)}
 }
@@ -71,8 +71,8 @@ type request struct {
 	body     []attribute
 }
 
-// ask sends a request and gives each message of the answer, without its netlink
-// header, to see. Errors of the kernel come as a unix.Errno.
+// ask sends a request and passes each message of the answer, without its
+// netlink header, to see. Errors of the kernel are returned as a unix.Errno.
 func (r request) ask(see func(message []byte)) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, r.protocol)
 	if err != nil {
@@ -116,7 +116,7 @@ func (r request) ask(see func(message []byte)) error {
 	}
 }
 
-// last tells whether m ends the answer, and how.
+// last reports whether m ends the answer, and with which error.
 func (r request) last(m syscall.NetlinkMessage) (bool, error) {
 	if m.Header.Type != unix.NLMSG_ERROR && m.Header.Type != unix.NLMSG_DONE {
 		return false, nil
@@ -146,7 +146,7 @@ func (f family) number() byte {
 	return unix.AF_INET
 }
 
-// tableHandles are the handles of those of our tables that there are.
+// tableHandles returns the handles of our existing tables.
 func tableHandles() (map[family]uint64, error) {
 	handles := map[family]uint64{}
 	for _, f := range families {
@@ -159,8 +159,8 @@ func tableHandles() (map[family]uint64, error) {
 		switch {
 		case err == nil, errors.Is(err, unix.ENOENT):
 		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EOPNOTSUPP):
-			// A kernel without nf_tables, or without the family, has no tables;
-			// nft says so in words if one is to be made.
+			// A kernel without nf_tables, or without the family, has no tables; nft
+			// reports that if one must be made.
 		default:
 			return nil, fmt.Errorf("look for nftables table %s %s: %w", f, tableName, err)
 		}
@@ -168,14 +168,14 @@ func tableHandles() (map[family]uint64, error) {
 	return handles, nil
 }
 
-// serviceLink is where kube-proxy, in its IPVS mode, puts the addresses of all
-// Services. They are the cluster's and not the node's: a host port that took
-// them would take the port of every Service.
+// serviceLink is the interface to which kube-proxy, in its IPVS mode, adds the
+// addresses of all Services. They are the cluster's and not the node's: a host
+// port that included them would take the port of every Service.
 const serviceLink = "kube-ipvs0"
 
-// nodeAddresses are the addresses at which others find this node, and those at
-// which it finds itself. Those that hold on one link only are left out: every
-// link of a pod has one.
+// nodeAddresses returns the addresses at which this node is reachable, from
+// others and from itself. It leaves out link-local ones: every link of a pod
+// has one.
 func nodeAddresses() ([]netip.Addr, error) {
 	services := -1
 	if link, err := net.InterfaceByName(serviceLink); err == nil {
@@ -187,7 +187,7 @@ func nodeAddresses() ([]netip.Addr, error) {
 			return
 		}
 		attributes := unpack(message[unix.SizeofIfAddrmsg:])
-		own := attributes[unix.IFA_LOCAL] // not that of the other end, where there is one
+		own := attributes[unix.IFA_LOCAL] // not the peer's, if there is a peer
 		if own == nil {
 			own = attributes[unix.IFA_ADDRESS]
 		}
@@ -198,11 +198,11 @@ func nodeAddresses() ([]netip.Addr, error) {
 	return all, err
 }
 
-// plainLink is a name of an interface that means nothing else to nft.
+// plainLink matches an interface name without special meaning to nft.
 var plainLink = regexp.MustCompile(`^[A-Za-z0-9_.@-]{1,15}$`)
 
-// LinkTo is the name of the interface by which this node reaches ip. If there
-// is none the error is fault.Precondition.
+// LinkTo returns the name of the interface by which this node reaches ip. If
+// there is none the error is fault.Precondition.
 func LinkTo(ip netip.Addr) (string, error) {
 	header := make([]byte, unix.SizeofRtMsg)
 	header[0], header[1] = familyOf(ip).number(), byte(ip.BitLen())

@@ -20,10 +20,10 @@ import (
 const (
 	timeLimit = 30 * time.Second
 	waitDelay = time.Second
-	maxSaid   = 2 << 10 // bytes of its complaint that go into an error
+	maxSaid   = 2 << 10 // bytes of its error output in an error
 )
 
-// Installed makes sure that there is an nft program. The error is
+// Installed checks that there is an nft program. The error is
 // fault.Unavailable.
 func Installed() error {
 	if _, err := exec.LookPath("nft"); err != nil {
@@ -38,7 +38,7 @@ func run(ctx context.Context, script string) error {
 	return err
 }
 
-// listing is the table of a family, with numbers for all that has one.
+// listing returns the table of a family, with numeric output.
 func listing(ctx context.Context, f family) (string, error) {
 	return nft(ctx, "", "-nn", "list", "table", string(f), tableName)
 }
@@ -59,8 +59,8 @@ func nft(ctx context.Context, stdin string, args ...string) (string, error) {
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	cmd.WaitDelay = waitDelay
 
-	// The death signal comes with the end of the thread, which others must
-	// therefore not take to throw it away.
+	// The death signal comes with the end of the thread, so no other goroutine
+	// may use and end the thread.
 	runtime.LockOSThread()
 	err := cmd.Run()
 	runtime.UnlockOSThread()

@@ -35,17 +35,19 @@ func unspecified(f family) netip.Addr {
 	return netip.IPv4Unspecified()
 }
 
-// chains are the rules, which are the same for any number of pods. Two tables
-// and not one of the family inet: its NAT wants Linux 5.2, theirs 4.18 (where
-// NAT of nftables and of iptables-legacy can be in force at the same time).
+// chains are the rules, which are the same for any number of pods. There are
+// two tables instead of one of the family inet: NAT there needs Linux 5.2, in
+// ip and ip6 only 4.18 (where NAT of nftables and of iptables-legacy can be
+// active at the same time).
 //
-// Translated is only what is addressed to the node itself. Otherwise a pod with
-// a host_ip of another node would catch the node's and the pods' traffic to it. That is
-// a set and not the routing table's type local, which every Service has on a
-// node whose kube-proxy uses IPVS (see nodeAddresses).
+// Only packets addressed to the node itself are translated. Otherwise a pod
+// with a foreign host_ip would receive the node's and the pods' traffic to it.
+// The addresses are in a set instead of using the routing table's type local,
+// because with kube-proxy's IPVS every Service has that type (see
+// nodeAddresses).
 //
-// The priorities are one before those of the others, so that it does not depend
-// on the order of restarts who is asked first.
+// The priorities are one before those of other programs, so that precedence
+// does not depend on the order of restarts.
 const chains = `	chain translate {
 		meta l4proto . th dport . iifname @near meta mark set meta mark | 0x2000
 		dnat to FAMILY daddr . meta l4proto . th dport map @addresses
@@ -72,11 +74,11 @@ const chains = `	chain translate {
 //	addresses  mappings of one address of the node
 //	ports      mappings of all addresses
 //	node       the node's own addresses
-//	near       what comes in by the pod's own link: the pod itself, and its
-//	           neighbours on a bridge. They would get the answer past the
-//	           node, from an address that they did not ask; so the node asks
-//	           in its own name. The mark that says so is the one of the portmap
-//	           plugin, and is set on nothing else.
+//	near       packets from the pod's own link: from the pod itself, and from
+//	           its neighbours on a bridge. The answer would bypass the node
+//	           and come from an address that they did not contact; so the node
+//	           masquerades these packets. The mark for that is the portmap
+//	           plugin's, and is set on nothing else.
 const sets = `	map addresses { type ADDR . inet_proto . inet_service : ADDR . inet_service; }
 	map ports { type inet_proto . inet_service : ADDR . inet_service; }
 	set node { type ADDR; }
@@ -85,9 +87,9 @@ const sets = `	map addresses { type ADDR . inet_proto . inet_service : ADDR . in
 
 // localhost and guard are what IPv4 needs for connections from 127.0.0.1. Their
 // packets leave by a link with route_localnet, under an address of the node.
-// With route_localnet that link would also let its neighbours in to what
-// listens on 127.0.0.1 (CVE-2020-8558), so that is dropped before any
-// translation: a packet from outside never rightly has such an address.
+// With route_localnet that link would also let its neighbours reach services on
+// 127.0.0.1 (CVE-2020-8558), so guard drops such packets before any
+// translation: a packet from outside never legitimately has such an address.
 const (
 	loopback  = "meta l4proto { 6, 17, 132 } ip daddr 127.0.0.0/8 jump translate"
 	localhost = "oifname @links ip saddr 127.0.0.0/8 masquerade"
@@ -100,7 +102,7 @@ const (
 `
 )
 
-// skeleton is a table without elements.
+// skeleton returns a table without elements.
 func skeleton(f family) string {
 	words := strings.NewReplacer("FAMILY", "ip", "ADDR", "ipv4_addr", "LOOPBACK", loopback, "LOCALHOST", localhost)
 	text := sets + guard + chains
@@ -126,13 +128,14 @@ func (e element) String() string {
 	return fmt.Sprintf("element %s %s %s { %s }\n", e.family, tableName, e.set, text)
 }
 
-// protocols are the numbers of IANA: a node may lack the file with the names.
+// protocols are the numbers assigned by IANA: a node may lack the file with the
+// names.
 var protocols = map[string]uint8{"tcp": 6, "udp": 17, "sctp": 132}
 
-// elements are all that the pods need on a node with these addresses. Mappings
-// of a family that a pod has no address of have none. Should two pods have one
-// port on record, it leads to the first by id: one bad pair must not cost all
-// others theirs.
+// elements returns everything that the pods need on a node with these
+// addresses. Mappings of a family in which a pod has no address yield none. If
+// two pods have one port on record, it leads to the first by id: one bad pair
+// must not cost all others theirs.
 func elements(pods map[string]Pod, node []netip.Addr) map[element]bool {
 	all := elementSet{map[element]bool{}, map[element]bool{}}
 	for _, id := range slices.Sorted(maps.Keys(pods)) {
@@ -186,7 +189,7 @@ func (m Mapping) elements(all elementSet, host netip.Addr, target Target) {
 	}
 }
 
-// localLinks are the links over which 127.0.0.1 leads to the pod.
+// localLinks returns the links over which 127.0.0.1 leads to the pod.
 func (p Pod) localLinks() []string {
 	local := slices.ContainsFunc(p.Mappings, func(m Mapping) bool {
 		return slices.ContainsFunc(m.hosts(), func(a netip.Addr) bool {
@@ -202,7 +205,7 @@ func (p Pod) localLinks() []string {
 	return links
 }
 
-// ends are where the mappings of pods lead.
+// ends returns the targets of the mappings of pods.
 func ends(pods []Pod) map[end]bool {
 	all := map[end]bool{}
 	for _, p := range pods {
@@ -221,8 +224,8 @@ type end struct {
 	netip.AddrPort
 }
 
-// leads is where the pods' mappings lead what is addressed to a host address
-// and port.
+// leads returns a function that returns the target of what is addressed to a
+// host address and port, by the pods' mappings.
 func leads(pods map[string]Pod) func(to end) (end, bool) {
 	all := map[end]end{}
 	for _, p := range pods {
@@ -246,7 +249,7 @@ func leads(pods map[string]Pod) func(to end) (end, bool) {
 	}
 }
 
-// familiesOf are the families that elements are of.
+// familiesOf returns the families of elements.
 func familiesOf(all map[element]bool) []family {
 	var present []family
 	for _, f := range families {
@@ -260,12 +263,12 @@ func familiesOf(all map[element]bool) []family {
 	return present
 }
 
-// delta is the script that makes want of have.
+// delta returns the script that turns have into want.
 func delta(have, want map[element]bool) string {
 	return lines("delete ", have, want) + lines("add ", want, have)
 }
 
-// lines are the elements that are in all but not in those without.
+// lines returns the elements of all that are not in without.
 func lines(verb string, all, without map[element]bool) string {
 	var out []string
 	for e := range all {
@@ -277,10 +280,10 @@ func lines(verb string, all, without map[element]bool) string {
 	return strings.Join(out, "")
 }
 
-// refill is the script that makes our tables consist of want and keeps the
-// tables, chains, sets and maps that there are: with new ones a packet can meet
-// the old chain when it is not in force any more, having passed the new one
-// when it was not yet. A family without an element needs no table.
+// refill returns the script that replaces all elements of our tables with want
+// and keeps the existing tables, chains, sets and maps: with new ones a packet
+// could pass the new chain before it is in force, and reach the old one after
+// its end. A family without an element needs no table.
 func refill(there []family, want map[element]bool) string {
 	var script strings.Builder
 	needed := familiesOf(want)
@@ -305,8 +308,7 @@ func refill(there []family, want map[element]bool) string {
 	return script.String()
 }
 
-// replace is the script that makes new tables in the place of those that there
-// are.
+// replace returns the script that replaces the existing tables with new ones.
 func replace(there []family, want map[element]bool) string {
 	var script strings.Builder
 	for _, f := range there {

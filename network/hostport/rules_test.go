@@ -37,7 +37,7 @@ func equal(t *testing.T, what, got, want string) {
 	}
 }
 
-// A pod is a handful of elements, and coming or going touches no others.
+// A pod is a handful of elements; adding or removing it touches no others.
 func TestDelta(t *testing.T) {
 	t.Parallel()
 	node := []netip.Addr{ip("192.0.2.1")}
@@ -61,7 +61,7 @@ element ip crius-hostports ports { 17 . 53 : 10.7.0.6 . 53 }
 	equal(t, "its end", delta(both, one), strings.ReplaceAll(second, "element ip", "delete element ip"))
 	equal(t, "no change", delta(both, both), "")
 
-	third := web // on the same link, and in the place of a part of the first
+	third := web // on the same link, and replacing a part of the first
 	third.ID, third.Mappings = "third", []Mapping{{8080, 81, "tcp", netip.Addr{}}}
 	third.Targets = []Target{{ip("10.7.0.7"), "cni0"}}
 	moved := delta(elements(table(web), nil), elements(table(third), nil))
@@ -75,7 +75,7 @@ element ip crius-hostports ports { 17 . 53 : 10.7.0.6 . 53 }
 	}
 }
 
-// Two pods with one port are not to be; but if they are on record, the others
+// Two pods with one port must not exist; but if they are on record, the others
 // still get theirs.
 func TestElementsOfAClash(t *testing.T) {
 	t.Parallel()
@@ -240,7 +240,7 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// What the kernel says is read within its bounds.
+// The kernel's message is parsed within its bounds.
 func FuzzUnpack(f *testing.F) {
 	f.Add(pack(nested(ctTupleOrig, nested(ctTupleIP, attribute{ctIP4Src, []byte{10, 0, 0, 1}}, attribute{ctIP4Dst, []byte{10, 0, 0, 2}}),
 		nested(ctTupleProto, attribute{ctProtoNum, []byte{17}}, attribute{ctProtoSrcPort, []byte{0, 7}}, attribute{ctProtoDstPort, []byte{0, 53}}))))
@@ -268,8 +268,8 @@ func TestParseTuple(t *testing.T) {
 	}
 }
 
-// A listing in which nft has changed anything differs from what the pods want, and
-// one with exactly their elements does not, however the names of links are made.
+// A changed listing differs from what the pods want, and one with exactly their
+// elements does not, whatever the names of links.
 func FuzzListing(f *testing.F) {
 	for _, link := range []string{"cni0", "veth1,2", "a{}b", `q"`, "}", "x : y", "#"} {
 		f.Add(skeleton(ip4), link, uint16(8080))
@@ -295,7 +295,7 @@ func FuzzListing(f *testing.F) {
 	})
 }
 
-// listed is what nft prints of our table with these elements of IPv4.
+// listed returns nft's output for our table with these elements of IPv4.
 func listed(all map[element]bool) string {
 	sets := map[string][]string{}
 	for e := range all {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Load notes the pods as Restore does, and leaves the kernel alone: for who
-// wants to Verify without having made the rules.
+// Load records the pods like Restore, and leaves the kernel alone: for a caller
+// that wants to Verify without having made the rules.
 func (t *Table) Load(pods []Pod) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -19,8 +19,8 @@ func (t *Table) Load(pods []Pod) {
 	t.unsure = true
 }
 
-// Verify says in what way the rules in the kernel are not those that the pods
-// want, a line each; none if they are.
+// Verify returns how the rules in the kernel differ from those of the pods, one
+// line each; none if they agree.
 func (t *Table) Verify(ctx context.Context) ([]string, error) {
 	ctx, cancel := limited(ctx)
 	defer cancel()
@@ -32,7 +32,7 @@ func (t *Table) Verify(ctx context.Context) ([]string, error) {
 	}
 	want := t.have
 	if t.unsure {
-		// Addresses of the node that came meanwhile are Check's business.
+		// Check handles new addresses of the node.
 		if want, _, err = t.want(); err != nil {
 			return nil, err
 		}
@@ -58,7 +58,7 @@ func (t *Table) Verify(ctx context.Context) ([]string, error) {
 }
 
 // differences compares the listing of a table with what it should be. With
-// anyNode it does not matter which addresses the node has.
+// anyNode the node's addresses do not matter.
 func differences(f family, listed string, want map[element]bool, anyNode bool) []string {
 	have := parseTable(f, listed)
 	var wrong []string
@@ -83,13 +83,13 @@ func differences(f family, listed string, want map[element]bool, anyNode bool) [
 	return wrong
 }
 
-// content is what a listing has.
+// content is the content of a listing.
 type content struct {
 	rules    map[string]int // by chain
 	elements map[element]bool
 }
 
-// parseTable reads what "nft -nn list table" prints, or skeleton.
+// parseTable parses the output of "nft -nn list table", or skeleton.
 func parseTable(f family, text string) content {
 	found := content{map[string]int{}, map[element]bool{}}
 	kind, name, inElements := "", "", false
@@ -125,7 +125,7 @@ func parseTable(f family, text string) content {
 			continue
 		}
 		rest, ends := strings.CutSuffix(line, "}")
-		for item := range strings.SplitSeq(strings.TrimSuffix(rest, ","), ", ") { // a link's name may have a comma
+		for item := range strings.SplitSeq(strings.TrimSuffix(rest, ","), ", ") { // a link's name may contain a comma
 			if item = strings.TrimSpace(item); item != "" {
 				key, value, _ := strings.Cut(item, " : ")
 				found.elements[element{f, name, key, value}] = true
