@@ -18,7 +18,7 @@ const MiB = 1 << 20
 // A Knob is one limit under its names in both versions of cgroups.
 type Knob struct{ Controller, V1, V2 string }
 
-// The limits that CRI knows.
+// The limits in CRI.
 var (
 	MemoryLimit = Knob{"memory", "memory.limit_in_bytes", "memory.max"}
 	SwapLimit   = Knob{"memory", "memory.memsw.limit_in_bytes", "memory.swap.max"}
@@ -30,7 +30,8 @@ var (
 	HugePages   = Knob{"hugetlb", "hugetlb.2MB.limit_in_bytes", "hugetlb.2MB.max"}
 )
 
-// Processes are those whose cgroup bears the container's id.
+// Processes returns the processes whose cgroup has the container's id in its
+// name.
 func (c *Container) Processes(t *testing.T) []int {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cgroup")
@@ -66,14 +67,14 @@ func Procfs(t *testing.T, pids []int, file string) string {
 	dir := fmt.Sprintf("/proc/%d/", pids[0])
 	// A runtime's start may return before its init has become the program.
 	wait.For(t, "the runtime's init to become the container's program", func() bool {
-		name := Read(t, dir+"comm") // its exe is no help: runtimes run copies of themselves without a name
+		name := Read(t, dir+"comm") // its exe does not help: runtimes run copies of themselves without a name
 		return !strings.HasPrefix(name, "runc") && !strings.HasPrefix(name, "crun")
 	})
 	return strings.TrimSpace(Read(t, dir+file))
 }
 
-// CgroupDir is the directory, as the node sees it, of the container's cgroup
-// in the hierarchy that has the controller.
+// CgroupDir returns the directory on the node of the container's cgroup in the
+// hierarchy that has the controller.
 func (c *Container) CgroupDir(t *testing.T, controller string) (dir string, v2 bool) {
 	t.Helper()
 	unified := ""
@@ -89,7 +90,7 @@ func (c *Container) CgroupDir(t *testing.T, controller string) (dir string, v2 b
 	return filepath.Join("/sys/fs/cgroup", unified), true
 }
 
-// Kernel reads a limit where the kernel keeps it.
+// Kernel reads a limit from the kernel's file.
 func (c *Container) Kernel(t *testing.T, k Knob) string {
 	t.Helper()
 	dir, v2 := c.CgroupDir(t, k.Controller)

@@ -12,7 +12,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// Each runs a test once per handler, as subtests that run side by side.
+// Each runs a test once per handler, as parallel subtests.
 func Each(t *testing.T, test func(t *testing.T, handler string)) {
 	t.Helper()
 	for _, h := range Handlers {
@@ -23,8 +23,8 @@ func Each(t *testing.T, test func(t *testing.T, handler string)) {
 	}
 }
 
-// Receive waits for a value on a channel, or for its end. What names what
-// shall happen, as in [wait.For]: "the first stop to return".
+// Receive waits for a value on a channel, or for its end. what names the
+// awaited event, as in [wait.For]: "the first stop to return".
 func Receive[T any](t *testing.T, what string, c <-chan T) (v T) {
 	t.Helper()
 	wait.For(t, what, func() bool {
@@ -45,7 +45,7 @@ func WantCode(t *testing.T, err error, code codes.Code, words ...string) {
 	WantOneOf(t, err, []codes.Code{code}, words...)
 }
 
-// WantOneOf is WantCode where CRI leaves the choice of the code.
+// WantOneOf is WantCode for cases in which CRI leaves open the code.
 func WantOneOf(t *testing.T, err error, allowed []codes.Code, words ...string) {
 	t.Helper()
 	got := status.Code(err)
@@ -72,7 +72,7 @@ func Equal[T comparable](t *testing.T, what string, got, want T) {
 	}
 }
 
-// Read is the content of a file.
+// Read returns the content of a file.
 func Read(t *testing.T, file string) string {
 	t.Helper()
 	data, err := os.ReadFile(file)

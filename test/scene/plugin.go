@@ -9,7 +9,7 @@ import (
 	"github.com/crius-run/crius/test/kit/nriplugin"
 )
 
-// Plugin connects an NRI plugin, and returns when the node tells it of all there is.
+// Plugin connects an NRI plugin, and returns once the node has synchronized it.
 func (w *World) Plugin(t *testing.T, index string, p *nriplugin.Plugin) *nriplugin.Plugin {
 	t.Helper()
 	if err := p.Connect(t.Context(), w.Path("nri.sock"), index, "p"+index); err != nil {

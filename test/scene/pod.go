@@ -18,7 +18,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// Pod is a pod that runs, and what it was asked to be.
+// Pod is a running pod, with its requested configuration.
 type Pod struct {
 	World   *World
 	ID      string
@@ -27,7 +27,7 @@ type Pod struct {
 	made    []string // ids of the pod and of its containers
 }
 
-// Container is a container of a pod, and what it was asked to be.
+// Container is a container of a pod, with its requested configuration.
 type Container struct {
 	Pod    *Pod
 	ID     string
@@ -35,13 +35,13 @@ type Container struct {
 }
 
 type (
-	// PodChange is what a case changes in the request for a plain pod.
+	// PodChange changes the request for a plain pod.
 	PodChange = func(*cri.PodSandboxConfig)
 	// ContainerChange is the same for a plain container.
 	ContainerChange = func(*cri.ContainerConfig)
 )
 
-// PodConfig is a pod named after the test.
+// PodConfig returns the configuration of a pod named after the test.
 func (w *World) PodConfig(t *testing.T, change ...PodChange) *cri.PodSandboxConfig {
 	name := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
@@ -53,7 +53,7 @@ func (w *World) PodConfig(t *testing.T, change ...PodChange) *cri.PodSandboxConf
 	return kubelet.Pod(strings.Trim(name[:min(len(name), 60)], "-"), change...)
 }
 
-// Pod makes a pod that is gone without a trace when the test has ended.
+// Pod makes a pod that is removed without a trace when the test ends.
 func (w *World) Pod(t *testing.T, handler string, change ...PodChange) *Pod {
 	t.Helper()
 	p, err := w.TryPod(t, handler, change...)
@@ -74,7 +74,7 @@ func (w *World) TryPod(t *testing.T, handler string, change ...PodChange) (*Pod,
 	return w.Adopt(t, handler, resp.PodSandboxId, config), nil
 }
 
-// Adopt takes over a pod that the test has made in its own way.
+// Adopt takes over a pod that the test has made itself.
 func (w *World) Adopt(t *testing.T, handler, id string, config *cri.PodSandboxConfig) *Pod {
 	t.Helper()
 	p := &Pod{World: w, ID: id, Handler: handler, Config: config, made: []string{id}}
@@ -82,7 +82,7 @@ func (w *World) Adopt(t *testing.T, handler, id string, config *cri.PodSandboxCo
 	return p
 }
 
-// vanish removes the pod, of which nothing may be left at the node's end.
+// vanish removes the pod; nothing of it may be left at the node's end.
 func (p *Pod) vanish(t *testing.T) {
 	t.Helper()
 	ctx := context.Background()
@@ -99,8 +99,8 @@ func (p *Pod) vanish(t *testing.T) {
 	p.World.Gone(t, p.made...)
 }
 
-// Traces is everything on the node that bears the id of the pod or of one of
-// its containers.
+// Traces returns everything on the node that has the id of the pod or of one of
+// its containers in its name.
 func (p *Pod) Traces(t *testing.T) []string {
 	t.Helper()
 	now, err := p.World.Inventory()
@@ -110,8 +110,8 @@ func (p *Pod) Traces(t *testing.T) []string {
 	return now.About(p.made...)
 }
 
-// Untouched checks that f leaves nothing new that bears the pod's id, as a
-// refused request must.
+// Untouched checks that f leaves nothing new with the pod's id, as required of
+// a refused request.
 func (p *Pod) Untouched(t *testing.T, f func()) {
 	t.Helper()
 	before := p.Traces(t)
@@ -119,7 +119,7 @@ func (p *Pod) Untouched(t *testing.T, f func()) {
 	p.NothingBut(t, before)
 }
 
-// NothingBut checks that the pod has no traces but these.
+// NothingBut checks that the pod has no traces except these.
 func (p *Pod) NothingBut(t *testing.T, before []string) {
 	t.Helper()
 	var left []string
@@ -131,7 +131,7 @@ func (p *Pod) NothingBut(t *testing.T, before []string) {
 	}
 }
 
-// Status is PodSandboxStatus.
+// Status calls PodSandboxStatus.
 func (p *Pod) Status(t *testing.T) *cri.PodSandboxStatus {
 	t.Helper()
 	resp, err := p.World.Runtime().PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: p.ID})
@@ -141,7 +141,7 @@ func (p *Pod) Status(t *testing.T) *cri.PodSandboxStatus {
 	return resp.Status
 }
 
-// Stop is StopPodSandbox.
+// Stop calls StopPodSandbox.
 func (p *Pod) Stop(t *testing.T) {
 	t.Helper()
 	if _, err := p.World.Runtime().StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: p.ID}); err != nil {
@@ -149,7 +149,7 @@ func (p *Pod) Stop(t *testing.T) {
 	}
 }
 
-// Remove is RemovePodSandbox.
+// Remove calls RemovePodSandbox.
 func (p *Pod) Remove(t *testing.T) {
 	t.Helper()
 	if _, err := p.World.Runtime().RemovePodSandbox(t.Context(), &cri.RemovePodSandboxRequest{PodSandboxId: p.ID}); err != nil {
@@ -157,11 +157,11 @@ func (p *Pod) Remove(t *testing.T) {
 	}
 }
 
-// Steps is the command line of a probe: words, with ";" between steps.
+// Steps returns the command line of a probe: words, with ";" between steps.
 func Steps(line string) []string { return strings.Fields(line) }
 
-// Try is CreateContainer as it is; line is what the probe shall do, and the
-// container has a name that no other container of the pod has.
+// Try calls CreateContainer and returns its error; line is what the probe does,
+// and the container has a name that no other container of the pod has.
 func (p *Pod) Try(ctx context.Context, line string, change ...ContainerChange) (*Container, error) {
 	config := kubelet.Container(fmt.Sprintf("c%d", len(p.made)), images.Probe, Steps(line), change...)
 	resp, err := p.World.Runtime().CreateContainer(ctx, &cri.CreateContainerRequest{
@@ -173,7 +173,7 @@ func (p *Pod) Try(ctx context.Context, line string, change ...ContainerChange) (
 	return p.Adopt(resp.ContainerId, config), nil
 }
 
-// Adopt takes over a container that the test has made in its own way.
+// Adopt takes over a container that the test has made itself.
 func (p *Pod) Adopt(id string, config *cri.ContainerConfig) *Container {
 	p.made = append(p.made, id)
 	return &Container{Pod: p, ID: id, Config: config}
@@ -197,8 +197,8 @@ func (p *Pod) Start(t *testing.T, line string, change ...ContainerChange) *Conta
 	return c
 }
 
-// Finish runs a container to its end and returns what it wrote to stdout; it
-// must end with code 0.
+// Finish runs a container to its end and returns what it wrote to stdout; its
+// exit code must be 0.
 func (p *Pod) Finish(t *testing.T, line string, change ...ContainerChange) string {
 	t.Helper()
 	c := p.Start(t, line, change...)
@@ -218,7 +218,7 @@ func (p *Pod) Facts(t *testing.T, change ...ContainerChange) *facts.Facts {
 	return f
 }
 
-// Start is StartContainer.
+// Start calls StartContainer.
 func (c *Container) Start(t *testing.T) {
 	t.Helper()
 	if err := c.TryStart(t.Context()); err != nil {
@@ -226,13 +226,13 @@ func (c *Container) Start(t *testing.T) {
 	}
 }
 
-// TryStart is StartContainer as it is.
+// TryStart calls StartContainer and returns its error.
 func (c *Container) TryStart(ctx context.Context) error {
 	_, err := c.Pod.World.Runtime().StartContainer(ctx, &cri.StartContainerRequest{ContainerId: c.ID})
 	return err
 }
 
-// Stop is StopContainer with a grace period in seconds.
+// Stop calls StopContainer with a grace period in seconds.
 func (c *Container) Stop(t *testing.T, grace int64) {
 	t.Helper()
 	if _, err := c.Pod.World.Runtime().StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: c.ID, Timeout: grace}); err != nil {
@@ -240,7 +240,7 @@ func (c *Container) Stop(t *testing.T, grace int64) {
 	}
 }
 
-// Remove is RemoveContainer.
+// Remove calls RemoveContainer.
 func (c *Container) Remove(t *testing.T) {
 	t.Helper()
 	if _, err := c.Pod.World.Runtime().RemoveContainer(t.Context(), &cri.RemoveContainerRequest{ContainerId: c.ID}); err != nil {
@@ -248,7 +248,7 @@ func (c *Container) Remove(t *testing.T) {
 	}
 }
 
-// Status is ContainerStatus.
+// Status calls ContainerStatus.
 func (c *Container) Status(t *testing.T) *cri.ContainerStatus {
 	t.Helper()
 	resp, err := c.Pod.World.Runtime().ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: c.ID})
@@ -274,14 +274,14 @@ func (c *Container) Says(t *testing.T, text string) {
 	}
 }
 
-// Log is the container's log file.
+// Log returns the records in the container's log file.
 func (c *Container) Log(t *testing.T) []kubelet.LogRecord {
 	t.Helper()
 	return ReadLog(t, filepath.Join(c.Pod.Config.LogDirectory, c.Config.LogPath))
 }
 
-// ReadLog reads a log to which a container may write meanwhile: of a record that
-// reaches over the end of a page the kernel shows the beginning first.
+// ReadLog reads a log while a container may be writing it: if a record crosses
+// the end of a page, a reader may see only its beginning at first.
 func ReadLog(t *testing.T, file string) (records []kubelet.LogRecord) {
 	t.Helper()
 	var err error
@@ -292,19 +292,19 @@ func ReadLog(t *testing.T, file string) (records []kubelet.LogRecord) {
 	return records
 }
 
-// Output is what the container wrote to stdout so far.
+// Output returns what the container has written to stdout so far.
 func (c *Container) Output(t *testing.T) string {
 	t.Helper()
 	return kubelet.Text(c.Log(t), "stdout")
 }
 
-// Errors is what the container wrote to stderr so far.
+// Errors returns what the container has written to stderr so far.
 func (c *Container) Errors(t *testing.T) string {
 	t.Helper()
 	return kubelet.Text(c.Log(t), "stderr")
 }
 
-// Exec runs a probe inside, which must end with code 0, and returns its output.
+// Exec runs a probe inside, whose exit code must be 0, and returns its output.
 func (c *Container) Exec(t *testing.T, line string) string {
 	t.Helper()
 	resp := c.ExecResult(t, append([]string{"/probe"}, Steps(line)...)...)
@@ -314,8 +314,8 @@ func (c *Container) Exec(t *testing.T, line string) string {
 	return string(resp.Stdout)
 }
 
-// Last runs a probe inside by which the container ends, and which may be killed
-// with it before it has an exit code of its own.
+// Last runs a probe inside that ends the container, and that may be killed with
+// it before it has its own exit code.
 func (c *Container) Last(t *testing.T, line string) {
 	t.Helper()
 	_, _ = c.Pod.World.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{
@@ -323,7 +323,7 @@ func (c *Container) Last(t *testing.T, line string) {
 	})
 }
 
-// Refuses runs a probe inside that must fail and say the words.
+// Refuses runs a probe inside that must fail with words in its output.
 func (c *Container) Refuses(t *testing.T, line string, words string) {
 	t.Helper()
 	resp := c.ExecResult(t, append([]string{"/probe"}, Steps(line)...)...)
@@ -332,7 +332,7 @@ func (c *Container) Refuses(t *testing.T, line string, words string) {
 	}
 }
 
-// ExecResult is ExecSync of a command.
+// ExecResult calls ExecSync for a command.
 func (c *Container) ExecResult(t *testing.T, cmd ...string) *cri.ExecSyncResponse {
 	t.Helper()
 	resp, err := c.Pod.World.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: cmd, Timeout: LimitSeconds})

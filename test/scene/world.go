@@ -1,6 +1,6 @@
-// Package scene has the words in which tests of a running crius are written: a
-// world runs pods, a pod runs containers, a container is waited for, read and
-// asked. What a step needs and does not get ends the test; what a pod leaves
+// Package scene is the kit for tests of a running crius: a World runs pods, a
+// Pod runs containers, and tests wait for containers, read their output and
+// query them. A missing prerequisite ends the test; anything that a pod leaves
 // behind fails it.
 //
 //	w := scene.Private(t, node.Options{})
@@ -33,23 +33,24 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// LimitSeconds is the time limit of a request that is not meant to reach it, in
-// seconds as CRI wants it: of a command, or of a container that ends when asked.
+// LimitSeconds is the time limit, in seconds as in CRI, for requests that are
+// expected to end earlier: of a command, or of a container that ends when
+// asked.
 const LimitSeconds = int64(wait.Limit / time.Second)
 
-// Handlers are the runtimes that every promise holds for.
+// Handlers are the runtimes with which every test runs.
 var Handlers = []string{"runc", "crun"}
 
 // World is a node whose registry has the probe's image.
 type World struct {
 	*node.Node
-	Empty *inventory.Snapshot // what it has without any pod; see Settle
+	Empty *inventory.Snapshot // what it contains without any pod; see Settle
 
 	mu   sync.Mutex
 	gone map[string]string // see Gone
 }
 
-// New is a node that runs and has the probe's image. Close it.
+// New starts a node that has the probe's image. The caller must close it.
 func New(ctx context.Context, o node.Options) (*World, error) {
 	o.Race = race.Enabled
 	n, err := node.New(ctx, o)
@@ -78,13 +79,13 @@ func (w *World) open(ctx context.Context) error {
 	return nil
 }
 
-// Commons is a world that the tests of a package share: its zero value makes
-// it when it is first asked for. The tests must not restart or reconfigure it,
-// and find only their own pods in its lists.
+// Commons is a World that the tests of a package share: the zero value makes it
+// on first use. The tests must not restart or reconfigure it, and find only
+// their own pods in its lists.
 type Commons struct {
-	// Prepare, if any, says what the node is made of.
+	// Prepare, if not nil, returns the options of the node.
 	Prepare func(context.Context) (node.Options, error)
-	// Also are handlers that it has beside those that every node has.
+	// Also are additional handlers, beside those of every node.
 	Also []string
 
 	once  sync.Once
@@ -92,7 +93,7 @@ type Commons struct {
 	err   error
 }
 
-// World is the shared world; a test that cannot have it fails.
+// World returns the shared World; without one the test fails.
 func (c *Commons) World(t *testing.T) *World {
 	t.Helper()
 	c.once.Do(func() {
@@ -119,8 +120,8 @@ func (c *Commons) open(ctx context.Context) (err error) {
 	return c.world.Settle(ctx, append(c.Also, Handlers...)...)
 }
 
-// Run is what a TestMain does: it runs the tests, closes the worlds that were
-// asked for and returns the exit code.
+// Run is the body of a TestMain: it runs the tests, closes the Worlds that were
+// used and returns the exit code.
 func Run(m *testing.M, all ...*Commons) int {
 	if _, err := claim.Sweep(); err != nil {
 		fmt.Fprintln(os.Stderr, "sweep:", err)
@@ -143,7 +144,7 @@ func Run(m *testing.M, all ...*Commons) int {
 func (w *World) farewell() (err error) {
 	defer func() { err = errors.Join(err, w.Close()) }()
 	if w.Empty == nil {
-		return nil // it was never fit for use, and its tests have said so
+		return nil // it never became usable, and its tests have failed for that
 	}
 	if err := errors.Join(w.leftBehind(), w.Clean(context.Background(), w.Empty, wait.Limit)); err != nil {
 		return err
@@ -157,7 +158,7 @@ func (w *World) farewell() (err error) {
 	return nil
 }
 
-// Private is a node of the test's own, running.
+// Private starts a node of the test's own.
 func Private(t *testing.T, o node.Options) *World {
 	t.Helper()
 	w, err := New(t.Context(), o)
@@ -183,8 +184,8 @@ func Private(t *testing.T, o node.Options) *World {
 	return w
 }
 
-// Spotless is a private node that knows what it has without any pod, for tests
-// that check that nothing is left at the end.
+// Spotless is a private node that records what it contains without any pod, for
+// tests that check that nothing is left at the end.
 func Spotless(t *testing.T, o node.Options) *World {
 	t.Helper()
 	w := Private(t, o)
@@ -194,8 +195,8 @@ func Spotless(t *testing.T, o node.Options) *World {
 	return w
 }
 
-// Settle runs one container per handler and only then takes stock, so that
-// directories that are made at first use do not look like leaks.
+// Settle runs one container per handler before it takes stock, so that
+// directories made at first use do not look like leaks.
 func (w *World) Settle(ctx context.Context, handlers ...string) error {
 	for _, h := range handlers {
 		if err := w.warmUp(ctx, h); err != nil {
@@ -205,8 +206,8 @@ func (w *World) Settle(ctx context.Context, handlers ...string) error {
 	return w.TakeStock(ctx)
 }
 
-// TakeStock is for a node without pods: what it has now is what it has without
-// any. No process is among it, though one may still be on its way out.
+// TakeStock records what a node contains that has no pods. It does not record
+// processes, because one may still be exiting.
 func (w *World) TakeStock(ctx context.Context) (err error) {
 	if w.Empty, err = w.Stock(ctx); err == nil {
 		w.Empty.Drop(w.Empty.About("process: ")...)
@@ -214,13 +215,13 @@ func (w *World) TakeStock(ctx context.Context) (err error) {
 	return err
 }
 
-// Bare checks that the node has nothing but what Settle found.
+// Bare checks that the node contains only what Settle found.
 func (w *World) Bare(t *testing.T) {
 	t.Helper()
 	w.Restored(t, w.Empty)
 }
 
-// Restored checks that the node has again what it had before, and nothing else.
+// Restored checks that the node contains exactly what it had before.
 func (w *World) Restored(t *testing.T, before *inventory.Snapshot) {
 	t.Helper()
 	if err := w.Clean(context.Background(), before, wait.Limit); err != nil {
@@ -228,9 +229,9 @@ func (w *World) Restored(t *testing.T, before *inventory.Snapshot) {
 	}
 }
 
-// Gone tells of a pod and its containers that the test has removed them: when
-// the node ends, nothing on it may bear one of these ids. An inventory for each
-// pod would cost more than the pod.
+// Gone records that the test has removed a pod and its containers: when the
+// node ends, nothing on it may have one of these ids in its name. An inventory
+// for each pod would cost more than the pod.
 func (w *World) Gone(t *testing.T, ids ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -242,7 +243,7 @@ func (w *World) Gone(t *testing.T, ids ...string) {
 	}
 }
 
-// leftBehind waits until nothing bears an id that is gone. Its error names what
+// leftBehind waits until nothing has an id that is gone. Its error names what
 // does, and the tests.
 func (w *World) leftBehind() error {
 	w.mu.Lock()
@@ -300,7 +301,7 @@ func (w *World) warmUp(ctx context.Context, handler string) error {
 // returns the reference; the image is removed at the test's end.
 func (w *World) Image(t *testing.T, change func(*imagespec.ImageConfig), files ...image.File) string {
 	t.Helper()
-	unique := func(c *imagespec.ImageConfig) { // or it might be another test's image, too
+	unique := func(c *imagespec.ImageConfig) { // otherwise it might be another test's image, too
 		c.Labels = map[string]string{"test": t.Name()}
 		if change != nil {
 			change(c)
@@ -313,7 +314,7 @@ func (w *World) Image(t *testing.T, change func(*imagespec.ImageConfig), files .
 	return w.PushAndPull(t, built)
 }
 
-// PushAndPull is Image for one that the test has built.
+// PushAndPull is Image for an image that the test has built.
 func (w *World) PushAndPull(t *testing.T, built *image.Artifact) string {
 	t.Helper()
 	repo := "variant/" + built.Digest().Encoded()[:12]
@@ -336,7 +337,7 @@ func (w *World) Pull(t *testing.T, ref string) (id string) {
 	return resp.ImageRef
 }
 
-// Dir is a directory of the test's own below the node's.
+// Dir returns a directory of the test's own below the node's.
 func (w *World) Dir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(w.Path("tmp"), "t")

@@ -1,5 +1,5 @@
-// Package browser is a real browser without a window, Chromium's, for tests of what
-// people see. It is spoken to by the DevTools protocol through pipes.
+// Package browser runs a real headless browser, Chromium's, for tests of what
+// users see. It controls the browser by the DevTools protocol through pipes.
 package browser
 
 import (
@@ -14,10 +14,10 @@ import (
 	"time"
 )
 
-// Program is in Debian's package of the same name.
+// Program is in the Debian package of the same name.
 const Program = "chromium-headless-shell"
 
-// Tab is a page of a browser of its own.
+// Tab is a page in its own browser.
 type Tab struct {
 	t       testing.TB
 	to      *os.File
@@ -25,14 +25,14 @@ type Tab struct {
 	id      int
 	session string
 
-	// Requests are the URLs that the page has asked for, blocked or not.
+	// Requests are the URLs that the page has requested, blocked or not.
 	Requests []string
-	// Complaints are what the browser has written to its console, such as about what a
+	// Complaints are the messages on the browser's console, such as about what a
 	// policy forbids.
 	Complaints []string
 }
 
-// message is one of the protocol in either direction.
+// message is a message of the protocol in either direction.
 type message struct {
 	ID      int             `json:"id,omitempty"`
 	Session string          `json:"sessionId,omitempty"`
@@ -44,7 +44,7 @@ type message struct {
 	} `json:"error,omitempty"`
 }
 
-// Open starts a browser with an empty page until the test ends.
+// Open starts a browser with an empty page, which ends with the test.
 func Open(t testing.TB) *Tab {
 	t.Helper()
 	input, to, err := os.Pipe()
@@ -58,7 +58,7 @@ func Open(t testing.TB) *Tab {
 	must(t, errors.Join(input.Close(), output.Close(), from.SetReadDeadline(time.Now().Add(5*time.Minute))))
 	tab := &Tab{t: t, to: to, from: bufio.NewReader(from)}
 	t.Cleanup(func() {
-		must(t, errors.Join(to.Close(), from.Close())) // at which it ends, and takes its children along
+		must(t, errors.Join(to.Close(), from.Close())) // which ends the browser with its children
 		hangs := time.AfterFunc(time.Minute, func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
 		_ = cmd.Wait()
 		hangs.Stop()
@@ -73,8 +73,9 @@ func Open(t testing.TB) *Tab {
 	return tab
 }
 
-// Show has the page at url on a screen of this width in pixels, with the reader's choice
-// of colours: light or dark. It waits until all is loaded.
+// Show loads the page at url on a screen of this width in pixels, with the
+// reader's choice of colours: light or dark. It waits until everything is
+// loaded.
 func (tab *Tab) Show(url string, width int, colours string) {
 	tab.t.Helper()
 	tab.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}, nil)
@@ -122,7 +123,7 @@ func (tab *Tab) call(method string, params, result any) {
 	}
 }
 
-// next is what the browser says next. It notes what a test may ask for.
+// next returns the browser's next message. It records what a test may ask for.
 func (tab *Tab) next() message {
 	tab.t.Helper()
 	text, err := tab.from.ReadBytes(0)

@@ -1,10 +1,10 @@
-// Package claim gives a test run names of its own for what outlives a process:
-// cgroups and a short directory. Whatever bears such a name can be removed by a
-// later run, should the owner be killed before it could do so itself.
+// Package claim gives a test run its own names for what outlives a process:
+// cgroups and a short directory. A later run can remove everything with such a
+// name if the owner was killed before it could do so itself.
 //
 // A claim lasts as long as its owner holds a lock on a file beside the
-// directory. Locks are seen through PID and mount namespaces and end with the
-// process, however it ends; a pid or a time stamp would be neither.
+// directory. Locks are visible across PID and mount namespaces and end with the
+// process in any case; neither is true of a pid or a time stamp.
 package claim
 
 import (
@@ -18,14 +18,14 @@ import (
 	"github.com/crius-run/crius/internal/flock"
 )
 
-// parent holds the directories. A node's sockets lie below them, and the path of
-// a socket ends at 107 bytes.
+// parent holds the directories. A node's sockets are below them, and the path
+// of a socket has at most 107 bytes.
 var parent = "/tmp"
 
-// Claim is a name that nobody else on this machine has.
+// Claim is a name that nothing else on this machine has.
 type Claim struct {
 	ID  string // such as crabc234
-	Dir string // the caller may make it
+	Dir string // not made yet: the caller may make it
 
 	lock *os.File
 }
@@ -41,7 +41,7 @@ func New() (*Claim, error) {
 	}
 }
 
-// errTaken says that somebody else has a claim, or that it is gone.
+// errTaken means that another process has a claim, or that it is gone.
 var errTaken = errors.New("claim is taken")
 
 // take locks the claim of a directory.
@@ -63,16 +63,16 @@ func take(dir string, flags int) (*Claim, error) {
 
 const lockSuffix = ".lock"
 
-// isAt tells whether a file still has its name: the last owner of a claim removes
-// the file before it lets go of the lock.
+// isAt reports whether a file still has its name: the last owner of a claim
+// removes the file before it releases the lock.
 func isAt(file *os.File, path string) bool {
 	now, err := os.Stat(path)
 	mine, mineErr := file.Stat()
 	return err == nil && mineErr == nil && os.SameFile(now, mine)
 }
 
-// Release removes everything that bears the name, and gives the name back. If
-// something cannot be removed the name stays, for [Sweep] to try again.
+// Release removes everything with the name, and releases the name. If something
+// cannot be removed the name stays, so that [Sweep] can try again.
 func (c *Claim) Release() error {
 	defer c.lock.Close()
 	if err := c.scrub(); err != nil {
@@ -81,7 +81,7 @@ func (c *Claim) Release() error {
 	return os.Remove(c.Dir + lockSuffix)
 }
 
-// Sweep releases the claims of owners that have ended and reports their names.
+// Sweep releases the claims of owners that have ended and returns their names.
 func Sweep() (ids []string, err error) {
 	locks, err := filepath.Glob(filepath.Join(parent, "cr??????"+lockSuffix))
 	if err != nil {

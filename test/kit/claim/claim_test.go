@@ -14,7 +14,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// occupied is a claim with a process in a cgroup of its own and a mount.
+// occupied is a claim with a process in its own cgroup and a mount.
 func occupied(t *testing.T) *Claim {
 	t.Helper()
 	c, err := New()
@@ -30,7 +30,7 @@ func occupied(t *testing.T) *Claim {
 		t.Fatal(err)
 	}
 	cmd := exec.Command("sh", "-c", `trap "" TERM; : >"$0"; read -r line`, filepath.Join(c.Dir, "ready"))
-	if _, err := cmd.StdinPipe(); err != nil { // of which nothing comes: it waits without a child
+	if _, err := cmd.StdinPipe(); err != nil { // no input comes: it waits without a child
 		t.Fatal(err)
 	}
 	if err := cmd.Start(); err != nil {
@@ -50,7 +50,7 @@ func occupied(t *testing.T) *Claim {
 	return c
 }
 
-// left lists what bears the claim's name.
+// left lists everything with the claim's name.
 func left(t *testing.T, c *Claim) []string {
 	t.Helper()
 	snapshot, err := inventory.Take(inventory.Scope{Dir: c.Dir, Roots: []string{c.Dir}, Cgroup: "/" + c.ID})

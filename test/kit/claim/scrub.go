@@ -16,8 +16,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// scrub removes everything that bears the name but network namespaces, which end
-// with the last process and mount, whatever state it is in.
+// scrub removes everything with the name except network namespaces, which end
+// with their last process and mount, in any state.
 func (c *Claim) scrub() error {
 	if err := c.EndProcesses(); err != nil {
 		return err
@@ -47,7 +47,7 @@ func (c *Claim) EndProcesses() error {
 	return nil
 }
 
-// thaw lets frozen processes see their SIGKILL.
+// thaw lets frozen processes receive their SIGKILL.
 func thaw(id string) {
 	for _, dir := range inventory.Cgroups("/" + id) {
 		state := filepath.Join(dir, "freezer.state")
@@ -74,8 +74,8 @@ func (c *Claim) Unmount() error {
 	return nil
 }
 
-// RemoveCgroups removes the claim's cgroups, which must be empty. A process that
-// is ending keeps its own for a moment after it is said to be in none.
+// RemoveCgroups removes the claim's cgroups, which must be empty. A process
+// that is ending keeps its cgroup for a moment after the cgroup lists none.
 func (c *Claim) RemoveCgroups() error {
 	var errs []error
 	for _, dir := range slices.Backward(inventory.Cgroups("/" + c.ID)) {

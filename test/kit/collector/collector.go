@@ -1,5 +1,5 @@
-// Package collector takes traces as an OpenTelemetry collector does, and shows
-// them to a test.
+// Package collector is an OpenTelemetry collector that shows received traces to
+// a test.
 package collector
 
 import (
@@ -13,15 +13,15 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Span is one that was taken, ids in hexadecimal.
+// Span is a received span, ids in hexadecimal.
 type Span struct {
 	Name, Trace, ID, Parent string
 	Failed                  bool
-	Attributes              map[string]string // those that are text
+	Attributes              map[string]string // string attributes only
 	Resource                map[string]string
 }
 
-// Collector holds what it has taken.
+// Collector holds the received spans.
 type Collector struct {
 	service.UnimplementedTraceServiceServer
 	server *grpc.Server
@@ -30,7 +30,7 @@ type Collector struct {
 	spans []Span
 }
 
-// Serve takes traces on l until Close.
+// Serve receives traces on l until Close.
 func Serve(l net.Listener, options ...grpc.ServerOption) *Collector {
 	c := &Collector{server: grpc.NewServer(options...)}
 	service.RegisterTraceServiceServer(c.server, c)
@@ -38,17 +38,17 @@ func Serve(l net.Listener, options ...grpc.ServerOption) *Collector {
 	return c
 }
 
-// Close takes no more.
+// Close stops receiving.
 func (c *Collector) Close() { c.server.Stop() }
 
-// Spans are all that have been taken.
+// Spans returns all received spans.
 func (c *Collector) Spans() []Span {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return append([]Span(nil), c.spans...)
 }
 
-// Export is OTLP's.
+// Export implements OTLP's service.
 func (c *Collector) Export(_ context.Context, req *service.ExportTraceServiceRequest) (*service.ExportTraceServiceResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

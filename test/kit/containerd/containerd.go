@@ -1,4 +1,5 @@
-// Package containerd runs containerd on a node of package node, in the place of crius.
+// Package containerd runs containerd on a node of package node, in place of
+// crius.
 package containerd
 
 import (
@@ -21,20 +22,20 @@ import (
 	"github.com/crius-run/crius/test/kit/tools"
 )
 
-// Metrics is where a containerd tells them, in its node's network.
+// Metrics is the address of containerd's metrics, in its node's network.
 const Metrics = "127.0.0.1:1338"
 
-// startLimit is how long it may take until it answers. Beside 1000 containers
-// it needs more than a minute on a busy machine.
+// startLimit is how long containerd may take to answer. With 1000 containers it
+// needs more than a minute on a busy machine.
 const startLimit = 5 * time.Minute
 
-// A Kind is a containerd that crius is compared with.
+// A Kind is a containerd with which crius is compared.
 type Kind struct {
 	Program func(ctx context.Context) (string, error) // its path
 	config  string                                    // a template of its containerd.toml
 }
 
-// Kinds are all of them: a current one, which is built once, and Debian's.
+// Kinds are a current containerd, which is built once, and Debian's.
 var Kinds = map[string]Kind{
 	"current": {tools.Containerd, currentTOML},
 	"debian":  {func(context.Context) (string, error) { return exec.LookPath("containerd") }, debianTOML},
@@ -82,7 +83,7 @@ runtime_type = "io.containerd.runc.v2"
 BinaryName = "crun"
 `
 
-// currentHosts is the hosts.toml of every registry: there is the node's, and no other.
+// currentHosts is the hosts.toml of every registry: only the node's exists.
 const currentHosts = `server = "http://` + node.RegistryAddress + `"
 
 [host."http://` + node.RegistryAddress + `"]
@@ -123,8 +124,8 @@ BinaryName = "crun"
 endpoint = ["http://` + node.RegistryAddress + `"]
 `
 
-// Containerd is one on a node of its own, on which crius does not run. Only one goroutine
-// may start and end it.
+// Containerd is a containerd on its own node, on which crius does not run. Only
+// one goroutine may start and end it.
 type Containerd struct {
 	*node.Node
 	Pause *image.Artifact // what the node's registry serves as PauseImage
@@ -132,19 +133,20 @@ type Containerd struct {
 	path  string
 	shims shims
 	conn  *grpc.ClientConn
-	cmd   *exec.Cmd // nil while it does not run
+	cmd   *exec.Cmd // nil while it is not running
 }
 
-// PauseImage is what keeps a pod of containerd's, in the place of the one that
-// needs the internet, and as small.
+// PauseImage keeps a containerd pod running, in place of the default one, which
+// needs the internet. It is as small.
 const PauseImage = node.RegistryHost + "/pause:latest"
 
 const pauseSource = `#include <unistd.h>
 int main(void) { for (;;) pause(); }
 `
 
-// New makes a node with a containerd, whose network, CNI configuration and registry are
-// those that crius has in another one, but does not start it. The options are the node's.
+// New makes a node with a containerd, whose network, CNI configuration and
+// registry are like those of a node with crius, but does not start it. The
+// options are the node's.
 func New(ctx context.Context, kind Kind, o node.Options) (_ *Containerd, err error) {
 	program, err := kind.Program(ctx)
 	if err != nil {
@@ -180,13 +182,13 @@ func New(ctx context.Context, kind Kind, o node.Options) (_ *Containerd, err err
 	return c, nil
 }
 
-// Socket is where it serves CRI.
+// Socket returns the path at which it serves CRI.
 func (c *Containerd) Socket() string { return c.Path("ctd.sock") }
 
-// Conn is a connection to it, which survives a restart.
+// Conn returns a connection to it, which survives a restart.
 func (c *Containerd) Conn() *grpc.ClientConn { return c.conn }
 
-// Close ends it and its node, and removes what it leaves outside of that.
+// Close ends it and its node, and removes what it leaves elsewhere.
 func (c *Containerd) Close() error {
 	errs := []error{c.Stop()}
 	if c.conn != nil {
@@ -195,8 +197,9 @@ func (c *Containerd) Close() error {
 	return errors.Join(append(errs, c.Node.Close(), c.shims.remove(), forgetResults(cniResults, c.Dir))...)
 }
 
-// PauseProgram is what the pause image runs. It is built when it is not there yet: the machine
-// of `make node-bench` gets it from the one on which that is run, and has no compiler.
+// PauseProgram returns the program of the pause image, and builds it if it is
+// missing: the machine of `make node-bench` gets it from the host, and has no
+// compiler.
 func PauseProgram(ctx context.Context) (path string, err error) {
 	repo, err := tools.Repository()
 	if err != nil {
@@ -233,12 +236,12 @@ func buildPause(ctx context.Context) (*image.Artifact, error) {
 	return img.Build()
 }
 
-// cniResults is where the plugins' results are kept that containerd has asked for,
-// wherever it has its state.
+// cniResults is where CNI keeps the results of plugins for containerd, wherever
+// containerd has its state.
 const cniResults = "/var/lib/cni/results"
 
-// forgetResults removes those of the pods of a node, which is no more, that
-// containerd could not remove.
+// forgetResults removes the results for pods of a node that is gone, if
+// containerd could not remove them.
 func forgetResults(results, nodeDir string) error {
 	files, err := filepath.Glob(filepath.Join(results, "*"))
 	if err != nil {
@@ -254,7 +257,7 @@ func forgetResults(results, nodeDir string) error {
 	return errors.Join(errs...)
 }
 
-// PID is its process, 0 while it does not run.
+// PID returns its pid, 0 while it is not running.
 func (c *Containerd) PID() int {
 	if c.cmd == nil {
 		return 0
@@ -262,7 +265,7 @@ func (c *Containerd) PID() int {
 	return c.cmd.Process.Pid
 }
 
-// Start runs it and returns when it answers.
+// Start starts it and returns once it answers.
 func (c *Containerd) Start(ctx context.Context) error {
 	log, err := os.OpenFile(c.Path("containerd.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -278,7 +281,7 @@ func (c *Containerd) Start(ctx context.Context) error {
 	c.cmd = cmd
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
-	for { // until its CRI plugin is there
+	for { // until its CRI plugin answers
 		_, err := cri.NewRuntimeServiceClient(c.conn).Status(ctx, &cri.StatusRequest{}, grpc.WaitForReady(true))
 		if err == nil {
 			return nil
@@ -296,7 +299,7 @@ func (c *Containerd) Stop() error { return c.end(syscall.SIGTERM) }
 // Kill ends it with SIGKILL.
 func (c *Containerd) Kill() error { return c.end(syscall.SIGKILL) }
 
-// end is no error if the program ended because it was told to.
+// end ignores the error of a program that ended because of the signal.
 func (c *Containerd) end(how syscall.Signal) error {
 	if c.cmd == nil {
 		return nil

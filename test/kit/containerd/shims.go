@@ -15,24 +15,24 @@ import (
 )
 
 const (
-	// machineSocket is where a containerd listens that is the machine's own.
+	// machineSocket is where the machine's own containerd listens.
 	machineSocket = "/run/containerd/containerd.sock"
-	// shimSockets is where the shims of every containerd of the machine listen,
+	// shimSockets is where the shims of every containerd on the machine listen,
 	// wherever it has its state.
 	shimSockets = "/run/containerd/s"
 )
 
-// shims tells the sockets of a containerd's shims from those that were
-// there before.
+// shims distinguishes the sockets of a containerd's shims from those that
+// existed before.
 type shims struct {
 	dir    string
-	before []string // nil: there was no such directory
+	before []string // nil: the directory did not exist
 	lock   *os.File
 }
 
-// noteShims refuses a machine that has a containerd at work, or another of this
-// package, whose shims come and go meanwhile. The latter is known by a lock on the
-// program.
+// noteShims refuses a machine with a running containerd, or another one of this
+// package, whose shims come and go meanwhile. It recognizes the latter by a
+// lock on the program.
 func noteShims(dir, daemon, program string) (s shims, err error) {
 	if answers(daemon) {
 		return s, fmt.Errorf("a containerd answers at %s: use a machine that does without, or stop it first", daemon)
@@ -49,7 +49,7 @@ func noteShims(dir, daemon, program string) (s shims, err error) {
 	return s, err
 }
 
-// remove removes what dead shims have left. One that still lives is an error.
+// remove removes what dead shims have left. It fails for a live one.
 func (s shims) remove() error {
 	defer s.lock.Close()
 	names, err := namesIn(s.dir)
@@ -76,7 +76,7 @@ func (s shims) remove() error {
 	return errors.Join(errs...)
 }
 
-// namesIn is nil where there is no such directory.
+// namesIn returns nil if the directory does not exist.
 func namesIn(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {

@@ -28,7 +28,7 @@ func listen(t *testing.T, path string) *net.UnixListener {
 	return l
 }
 
-// binary stands for containerd's.
+// binary stands in for containerd's.
 func binary(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "containerd")
@@ -38,7 +38,7 @@ func binary(t *testing.T) string {
 	return file
 }
 
-// The sockets of other shims are not its to remove, live or not.
+// Sockets of other shims stay, live or not.
 func TestOnlyNewShimsAreRemoved(t *testing.T) {
 	dir := t.TempDir()
 	leave(t, filepath.Join(dir, "dead"))

@@ -1,4 +1,4 @@
-// Package criserver serves fakes of CRI to clients under test.
+// Package criserver serves fake CRI services to clients under test.
 package criserver
 
 import (
@@ -11,7 +11,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Serve serves until the end of the test, at the socket that it returns. Images may be
+// Serve serves at the returned socket until the end of the test. images may be
 // nil.
 func Serve(t testing.TB, runtime cri.RuntimeServiceServer, images cri.ImageServiceServer) (socket string) {
 	t.Helper()
@@ -31,8 +31,8 @@ func Serve(t testing.TB, runtime cri.RuntimeServiceServer, images cri.ImageServi
 	return socket
 }
 
-// OnePod has the pod default/web, with the id p1, and in it the container main, with the
-// id c1, of the image i1.
+// OnePod has the pod default/web, with the id p1, and in it the container main,
+// with the id c1, of the image i1.
 type OnePod struct {
 	cri.UnimplementedRuntimeServiceServer
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/crius-run/crius/test/kit/tools"
 )
 
-// The registries of the images that the suite names. They stay in the names,
-// since some specs compare them; see Registries.
+// The registries of the suite's images. They stay in the names, because some
+// specs compare them; see Registries.
 const (
 	e2eImages = "e2e-test-images/"
 	criImages = "k8s-staging-cri-tools/"
@@ -22,9 +22,9 @@ const (
 
 var hosts = []string{"registry.k8s.io", "k8s.gcr.io", "gcr.io"}
 
-// Registries is the text for registries.conf that sends every pull from the
-// public registries to the one at address. There is no way back to the public
-// ones: what is missing fails.
+// Registries returns a registries.conf that redirects every pull from the
+// public registries to the one at address. There is no fallback to the public
+// ones: a missing image fails.
 func Registries(address string) string {
 	var text strings.Builder
 	for _, host := range hosts {
@@ -33,7 +33,7 @@ func Registries(address string) string {
 	return text.String()
 }
 
-// images is what the suite's images are made of.
+// images builds the suite's images.
 type images struct {
 	busybox image.Layer // with the user database and an empty /tmp
 	standin image.File
@@ -41,7 +41,7 @@ type images struct {
 	digest  *image.Artifact            // pulled by its digest
 }
 
-// newImages makes every image that the suite pulls.
+// newImages builds every image that the suite pulls.
 func newImages(p tools.Parts) (*images, error) {
 	i := &images{built: map[string]*image.Artifact{}}
 	var err error
@@ -59,7 +59,7 @@ func newImages(p tools.Parts) (*images, error) {
 	return i, nil
 }
 
-// Push serves all of the suite's images.
+// Push pushes all of the suite's images to r.
 func (s *Suite) Push(r *registry.Registry) {
 	for name, built := range s.images.built {
 		repo, tag, _ := strings.Cut(name, ":")
@@ -68,8 +68,9 @@ func (s *Suite) Push(r *registry.Registry) {
 	r.Push(criImages+"test-image-digest", "", s.images.digest)
 }
 
-// BusyboxLayer is the root file system of a busybox, with every applet as a hard link:
-// specs mask /bin/ls, which by a symbolic link would mask busybox itself.
+// BusyboxLayer returns the root file system of a busybox, with every applet as
+// a hard link: specs mask /bin/ls, which through a symbolic link would mask
+// busybox itself.
 func BusyboxLayer(program string) (image.Layer, error) {
 	applets, err := exec.Command(program, "--list").Output()
 	if err != nil {
@@ -83,7 +84,7 @@ func BusyboxLayer(program string) (image.Layer, error) {
 	for _, applet := range strings.Fields(string(applets)) {
 		if applet != "busybox" {
 			link := image.Hardlink("bin/"+applet, "bin/busybox")
-			link.Mode = 0o755 // what unpacks a link may set it on the file
+			link.Mode = 0o755 // unpacking a link may set it on the file
 			files = append(files, link)
 		}
 	}
@@ -105,7 +106,7 @@ const (
 	predefinedGroup = "default-user:x:1000:\ngroup-defined-in-image:x:50000:default-user\n"
 )
 
-// build makes an image on busybox and keeps it under each of the names.
+// build builds an image on busybox and stores it under each of the names.
 func (i *images) build(config imagespec.ImageConfig, files []image.File, names ...string) error {
 	config.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	if config.Cmd == nil {
@@ -129,8 +130,8 @@ func (i *images) build(config imagespec.ImageConfig, files []image.File, names .
 	return nil
 }
 
-// buildWorkloads makes the images whose containers do something. Those of
-// busybox and pause are indexes of several platforms, as the real ones are.
+// buildWorkloads builds the images whose containers run something. Those of
+// busybox and pause are indexes of several platforms, like the real ones.
 func (i *images) buildWorkloads() error {
 	httpd, nnp := i.standin, i.standin
 	httpd.Name, nnp.Name = "bin/httpd", "nnp"
@@ -158,7 +159,7 @@ func (i *images) buildWorkloads() error {
 	return nil
 }
 
-// index puts an image into an index, behind one for another platform.
+// index puts an image into an index, after one for another platform.
 func (i *images) index(name string) error {
 	other, err := image.Image{Platform: imagespec.Platform{OS: "linux", Architecture: "s390x"}}.Build()
 	if err != nil {
@@ -168,7 +169,7 @@ func (i *images) index(name string) error {
 	return err
 }
 
-// buildUsers makes the images that say which user to run as.
+// buildUsers builds the images that set a user.
 func (i *images) buildUsers() error {
 	for name, user := range map[string]string{
 		"test-image-user-uid":            "1002",
@@ -185,8 +186,8 @@ func (i *images) buildUsers() error {
 	}, criImages+"test-image-predefined-group:latest")
 }
 
-// buildListed makes the images that are only pulled, listed and removed. All
-// differ, but the one with three tags.
+// buildListed builds the images that are only pulled, listed and removed. All
+// differ, except the one with three tags.
 func (i *images) buildListed() error {
 	const byDigest = criImages + "test-image-digest:"
 	for content, tags := range map[string][]string{
@@ -212,5 +213,5 @@ func (i *images) buildListed() error {
 	return nil
 }
 
-// suiteDigest is the digest of test-image-digest that the suite was built with.
+// suiteDigest is the digest of test-image-digest for which the suite was built.
 const suiteDigest = "9700f9a2f5bf2c45f2f605a0bd3bce7cf37420ec9d3ed50ac2758413308766bf"

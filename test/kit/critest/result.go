@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Result is what became of the specs of one run.
+// Result is the outcome of the specs of one run.
 type Result struct {
 	passed          int
 	failed, skipped []outcome
@@ -17,8 +17,8 @@ type Result struct {
 // outcome is a spec with the reason why it did not pass.
 type outcome struct{ spec, reason string }
 
-// add counts a spec. Something else that ran, such as the set-up of the whole
-// suite, counts only if it failed.
+// add counts a spec. Another node, such as the set-up of the whole suite,
+// counts only if it failed.
 func (r *Result) add(spec specReport) {
 	name := strings.Join(append(spec.ContainerHierarchyTexts, spec.LeafNodeText), " ")
 	name = strings.TrimPrefix(strings.TrimSpace(name), "[k8s.io] ")
@@ -41,15 +41,15 @@ func (r *Result) add(spec specReport) {
 	}
 }
 
-// Fail adds a failure that is no spec's, such as something left behind.
+// Fail adds a failure outside of the specs, such as something left behind.
 func (r *Result) Fail(spec, reason string) {
 	r.failed = append(r.failed, outcome{spec, reason})
 }
 
-// Failed tells whether anything failed.
+// Failed reports whether anything failed.
 func (r *Result) Failed() bool { return len(r.failed) > 0 }
 
-// Skipped are the names of the specs that did not run.
+// Skipped returns the names of the specs that did not run.
 func (r *Result) Skipped() []string {
 	var names []string
 	for _, o := range sorted(r.skipped) {
@@ -58,8 +58,8 @@ func (r *Result) Skipped() []string {
 	return names
 }
 
-// Print tells the counts, which skipped specs had which reason, and all about
-// the failed ones. The first line begins with the run's name.
+// Print prints the counts, the reasons of the skipped specs, and all about the
+// failed ones. The first line begins with the run's name.
 func (r *Result) Print(out io.Writer, name string) {
 	fmt.Fprintf(out, "\n%s: %d passed, %d failed, %d skipped\n", name, r.passed, len(r.failed), len(r.skipped))
 	for _, o := range sorted(r.skipped) {
@@ -77,8 +77,8 @@ func (r *Result) Print(out io.Writer, name string) {
 	}
 }
 
-// brief leaves out how gomega prints a Go value after the text of an error,
-// which the suite's log has.
+// brief drops the Go value that gomega prints after the text of an error; the
+// suite's log has it.
 func brief(reason string) string {
 	reason, _, _ = strings.Cut(reason, "\nUnexpected error:\n")
 	return strings.TrimSpace(reason)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// The report is ginkgo's, cut down to what is read.
+// A ginkgo report, reduced to what is read.
 const report = `[{"SpecReports": [
 	{"LeafNodeType": "BeforeSuite", "State": "passed"},
 	{"ContainerHierarchyTexts": ["[k8s.io] Pod"], "LeafNodeType": "It", "LeafNodeText": "runs", "State": "passed"},

@@ -11,19 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// segmentSize is that of the shared memory which the suite makes on the host
+// segmentSize is the size of the shared memory that the suite makes on the host
 // and never removes.
 const segmentSize = "1048576"
 
-// sweeper removes the shared memory that runs of the suite leave on the host, once
-// none is under way: nothing tells whose a segment is.
+// sweeper removes the shared memory that runs of the suite leave on the host,
+// once none is running: the owner of a segment is unknown.
 type sweeper struct {
 	mu     sync.Mutex
 	runs   int          // under way
 	before map[int]bool // the segments of others
 }
 
-// begin notes what is there before the first run.
+// begin records what exists before the first run.
 func (s *sweeper) begin() (err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -36,7 +36,7 @@ func (s *sweeper) begin() (err error) {
 	return err
 }
 
-// end removes what has come since, after the last run.
+// end removes, after the last run, what has been added since.
 func (s *sweeper) end() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,7 +46,7 @@ func (s *sweeper) end() error {
 	return removeSegments(s.before)
 }
 
-// segments are the ids of this host's shared memory segments of that size.
+// segments returns the ids of this host's shared memory segments of that size.
 func segments() (map[int]bool, error) {
 	data, err := os.ReadFile("/proc/sysvipc/shm")
 	if err != nil {
@@ -67,7 +67,7 @@ func segments() (map[int]bool, error) {
 	return ids, nil
 }
 
-// removeSegments removes those that were not there before.
+// removeSegments removes those that did not exist before.
 func removeSegments(before map[int]bool) error {
 	now, err := segments()
 	if err != nil {

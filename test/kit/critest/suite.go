@@ -2,8 +2,8 @@
 // without the internet: every image that the suite names is built here and
 // served by a registry under its public name.
 //
-// Build makes the parts, which takes compilers; New puts them together, which
-// takes nothing, so that it may happen on another machine.
+// Build makes the parts, which needs compilers; New assembles them, which needs
+// nothing, so that it may happen on another machine.
 package critest
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/crius-run/crius/test/kit/tools"
 )
 
-// limit is how long one run of the suite may take; usual are some minutes.
+// limit is how long one run of the suite may take; some minutes are usual.
 const limit = time.Hour
 
 // Suite is critest with its images. It may run several times; copies of it, with
@@ -38,20 +38,20 @@ type Suite struct {
 	sweeper *sweeper
 }
 
-// Target is a server that the suite is run against.
+// Target is a server against which the suite is run.
 type Target struct {
-	Socket  string                   // where it serves CRI
-	NRI     string                   // where it serves NRI
+	Socket  string                   // where the server serves CRI
+	NRI     string                   // where the server serves NRI
 	Handler string                   // the runtime handler of all pods
 	Dir     string                   // an empty directory for the suite's files
-	Tmp     string                   // where it makes those that pods use, such as logs; empty: in Dir
+	Tmp     string                   // directory for files used by pods, such as logs; empty: in Dir
 	Do      func(func() error) error // runs a function in the server's network
 }
 
 // New makes the suite ready to run.
 //
-// On the way it gets the digest of an image that exists: it pulls one by a
-// digest which no image built here can have.
+// It also determines the digest of an image that exists: the suite pulls one by
+// a digest that no image built here can have.
 func New(p tools.Parts) (*Suite, error) {
 	built, err := newImages(p)
 	if err != nil {
@@ -68,9 +68,9 @@ func New(p tools.Parts) (*Suite, error) {
 	return &Suite{Log: io.Discard, program: program, images: built, sweeper: new(sweeper)}, nil
 }
 
-// Run runs the suite once, in the target's network, since it connects to pods
+// Run runs the suite once, in the target's network, because it connects to pods
 // and to ports of the host, and in the target's directory, so that nothing of
-// it stays. A failed spec is no error. The report stays as Dir/report.json.
+// it stays. A failed spec is not an error. The report stays as Dir/report.json.
 func (s *Suite) Run(ctx context.Context, on Target) (*Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -101,7 +101,7 @@ func (s *Suite) Run(ctx context.Context, on Target) (*Result, error) {
 	cmd.Stdout, cmd.Stderr = s.Log, s.Log
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
 	cmd.WaitDelay = 30 * time.Second
-	runErr := on.Do(cmd.Run) // not the report: that counts
+	runErr := on.Do(cmd.Run) // the report decides
 	removeErr := s.sweeper.end()
 	data, err := os.ReadFile(report)
 	if err != nil || removeErr != nil {
@@ -110,7 +110,7 @@ func (s *Suite) Run(ctx context.Context, on Target) (*Result, error) {
 	return Read(data)
 }
 
-// specReport is what is wanted of a spec in ginkgo's report.
+// specReport is the used part of a spec in ginkgo's report.
 type specReport struct {
 	ContainerHierarchyTexts []string
 	LeafNodeType            string
@@ -125,7 +125,7 @@ type specReport struct {
 	}
 }
 
-// Read counts what ginkgo reported.
+// Read counts the results in ginkgo's report.
 func Read(report []byte) (*Result, error) {
 	var reports []struct{ SpecReports []specReport }
 	if err := json.Unmarshal(report, &reports); err != nil {

@@ -56,8 +56,8 @@ func (d *Daemon) ended() bool {
 	}
 }
 
-// Stop ends the program with a signal and waits for it. It may be called again, and of
-// nil.
+// Stop ends the program with a signal and waits for it. It may be called again,
+// and on nil.
 func (d *Daemon) Stop(how syscall.Signal) error {
 	if d == nil {
 		return nil
@@ -72,7 +72,7 @@ func (d *Daemon) Stop(how syscall.Signal) error {
 	return nil
 }
 
-// Tail is the end of the program's log, nothing of nil.
+// Tail returns the end of the program's log; nothing for nil.
 func (d *Daemon) Tail(lines int) string {
 	if d == nil {
 		return ""

@@ -1,9 +1,9 @@
-// Package hangfs mounts a file system that stops answering, as that of a dead
-// file server does: whoever asks it for something sleeps uninterruptibly, in
-// state D, and not even SIGKILL ends him before Release.
+// Package hangfs mounts a file system that stops answering, like that of a dead
+// file server: a process that accesses it sleeps uninterruptibly, in state D,
+// and not even SIGKILL ends it before Release.
 //
-// It is a FUSE server of a few words. Should the process that serves it end,
-// however it does, the kernel releases everybody.
+// It is a small FUSE server. If the process that serves it ends, for whatever
+// reason, the kernel releases all waiting processes.
 package hangfs
 
 import (
@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FS is one mount. Its root is an empty directory; whoever looks up a name in it
-// waits.
+// FS is one mount. Its root is an empty directory; a look-up of any name in it
+// blocks.
 type FS struct {
 	Dir string // where it is mounted
 
@@ -28,7 +28,7 @@ type FS struct {
 	waiting int
 }
 
-// Mount mounts a file system at dir, of which the root can be looked at.
+// Mount mounts a file system at dir, whose root can be looked at.
 func Mount(dir string) (*FS, error) {
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -43,24 +43,24 @@ func Mount(dir string) (*FS, error) {
 	return f, nil
 }
 
-// Hang makes the root, too, keep everybody waiting.
+// Hang makes accesses to the root block, too.
 func (f *FS) Hang() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.dead = true
 }
 
-// Waiting is how many requests wait for ever.
+// Waiting returns how many requests wait for ever.
 func (f *FS) Waiting() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.waiting
 }
 
-// Release lets everybody go, with an error, and unmounts. It may be called
-// again.
+// Release ends all waiting requests, with an error, and unmounts. It may be
+// called again.
 func (f *FS) Release() error {
-	err := f.device.Close() // the kernel aborts what waits
+	err := f.device.Close() // the kernel aborts waiting requests
 	if errors.Is(err, os.ErrClosed) {
 		return nil
 	}
@@ -78,7 +78,7 @@ const (
 	opInterrupt   = 36
 	opBatchForget = 42
 
-	parallelLookups = 1 << 18 // FUSE_PARALLEL_DIROPS: who waits does not hold the directory
+	parallelLookups = 1 << 18 // FUSE_PARALLEL_DIROPS: a waiting process does not hold the directory
 )
 
 func (f *FS) serve() {
@@ -100,18 +100,18 @@ func (f *FS) answer(request []byte) {
 	defer f.mu.Unlock()
 	body, known := answers()[operation]
 	switch {
-	case operation == opForget, operation == opBatchForget, operation == opInterrupt: // nobody waits for an answer
+	case operation == opForget, operation == opBatchForget, operation == opInterrupt: // these need no answer
 	case operation != opInit && (f.dead || !known):
 		f.waiting++
 	default:
 		reply := binary.NativeEndian.AppendUint32(nil, uint32(16+len(body)))
 		reply = binary.NativeEndian.AppendUint32(reply, 0)
 		reply = binary.NativeEndian.AppendUint64(reply, unique)
-		_, _ = f.device.Write(append(reply, body...)) // who asked may be gone
+		_, _ = f.device.Write(append(reply, body...)) // the caller may be gone
 	}
 }
 
-// answers are the bodies of those that are given.
+// answers returns the bodies of the answers.
 func answers() map[uint32][]byte {
 	words := func(n int, at map[int]uint32) []byte {
 		body := make([]byte, 4*n)
@@ -122,7 +122,7 @@ func answers() map[uint32][]byte {
 	}
 	return map[uint32][]byte{
 		opInit: words(16, map[int]uint32{0: 7, 1: 31, 3: parallelLookups, 5: 4096}),
-		// Valid for no time at all, so that each look is a request.
+		// Valid for no time, so that each look-up is a request.
 		opGetattr: words(26, map[int]uint32{4: 1, 19: unix.S_IFDIR | 0o755, 20: 2, 24: 4096}),
 		opStatfs:  words(20, map[int]uint32{10: 4096, 11: 255}),
 		opOpendir: words(4, nil),

@@ -13,8 +13,8 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Encrypt is the image with layers that the owner of a public key (PEM) can decrypt, as
-// skopeo makes it.
+// Encrypt returns the image with layers that the owner of a public key (PEM)
+// can decrypt, like skopeo's.
 func (a *Artifact) Encrypt(publicKey []byte) (*Artifact, error) {
 	crypto, err := config.EncryptWithJwe([][]byte{publicKey})
 	if err != nil {
@@ -50,7 +50,7 @@ func (a *Artifact) Encrypt(publicKey []byte) (*Artifact, error) {
 	return &encrypted, err
 }
 
-// Change changes the manifest.
+// Change returns a with a changed manifest.
 func (a *Artifact) Change(change func(*imagespec.Manifest) error) error {
 	var m imagespec.Manifest
 	err := json.Unmarshal(a.Manifest, &m)

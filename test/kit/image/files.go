@@ -11,10 +11,10 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Files are an OCI artifact as ORAS makes it: content by the name of its file.
+// Files are an OCI artifact in ORAS's form: content by file name.
 type Files map[string]string
 
-// ArtifactType is that of Files.
+// ArtifactType is the type of Files.
 const ArtifactType = "application/vnd.example.model"
 
 // Build makes the manifest.

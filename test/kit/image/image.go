@@ -2,10 +2,10 @@
 // manifest and multi-platform index, as OCI or as Docker schema 2.
 //
 // It is meant for tests and for the demo, so it depends on no testing package,
-// keeps everything in memory and is reproducible: the same input gives the
-// same digests. It does not judge its input. A path may climb out of the
-// layer, a digest may be wrong, a manifest may be nonsense: that is what tests
-// of hostile images need.
+// keeps everything in memory and is reproducible: the same input gives the same
+// digests. It does not check its input. A path may climb out of the layer, a
+// digest may be wrong, a manifest may be nonsense: tests of hostile images need
+// that.
 //
 //	layer, err := image.NewLayer(image.Dir("etc"), image.Text("etc/motd", "hello\n"))
 //	built, err := image.Image{Layers: []image.Layer{layer}}.Build()
@@ -31,8 +31,8 @@ const (
 	DockerLayer    = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 )
 
-// Image is what an image is made from. The zero value builds an image without
-// layers for this machine's platform.
+// Image is the input of an image. The zero value builds an image without layers
+// for this machine's platform.
 type Image struct {
 	Config      imagespec.ImageConfig
 	Layers      []Layer
@@ -42,8 +42,8 @@ type Image struct {
 	Annotations map[string]string  // of the manifest; OCI only
 }
 
-// Artifact is a finished manifest or index with everything it refers to. A
-// test may also fill one by hand to serve bytes that no builder would make.
+// Artifact is a finished manifest or index with everything to which it refers.
+// A test may also fill one by hand to serve bytes that no builder would make.
 type Artifact struct {
 	MediaType string
 	Manifest  []byte
@@ -53,10 +53,10 @@ type Artifact struct {
 	Config    digest.Digest            // of an image; its hex is the image id
 }
 
-// Digest is the manifest's digest.
+// Digest returns the manifest's digest.
 func (a *Artifact) Digest() digest.Digest { return digest.FromBytes(a.Manifest) }
 
-// ID is the image id that a container runtime reports: the config's digest
+// ID returns the image id that a container runtime reports: the config's digest
 // without its algorithm.
 func (a *Artifact) ID() string { return a.Config.Encoded() }
 
@@ -120,8 +120,8 @@ func (i Image) config() imagespec.Image {
 	return config
 }
 
-// Index makes a multi-platform index of images; with Docker's media type when
-// the first image has one.
+// Index makes a multi-platform index of images, with Docker's media type if the
+// first image has one.
 func Index(images ...*Artifact) (*Artifact, error) {
 	index := imagespec.Index{
 		Versioned: specs.Versioned{SchemaVersion: 2},

@@ -22,51 +22,52 @@ type Layer struct {
 	Digest digest.Digest // of Blob
 	DiffID digest.Digest // of the archive inside
 	URLs   []string      // makes it a foreign layer
-	Size   int64         // of a blob that is not in Blob; the registry gets it with PushBlob
+	Size   int64         // of a blob that is not in Blob; PushBlob passes it to the registry
 }
 
 // File is one entry of a layer. Make it with one of the functions below and
-// change what a test needs changed.
+// modify it as needed.
 type File struct {
 	tar.Header
 	Data []byte
 }
 
-// Text is a regular file with mode 0644.
+// Text returns a regular file with mode 0644.
 func Text(name, content string) File { return Regular(name, 0o644, []byte(content)) }
 
-// Regular is a regular file; mode may carry the setuid, setgid and sticky bits
-// as in chmod(2).
+// Regular returns a regular file; mode may include the setuid, setgid and
+// sticky bits as in chmod(2).
 func Regular(name string, mode int64, data []byte) File {
 	return File{Header: tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode}, Data: data}
 }
 
-// Dir is a directory with mode 0755.
+// Dir returns a directory with mode 0755.
 func Dir(name string) File {
 	return File{Header: tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755}}
 }
 
-// Symlink is a symbolic link that holds target as it is.
+// Symlink returns a symbolic link with exactly this target.
 func Symlink(name, target string) File {
 	return File{Header: tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target, Mode: 0o777}}
 }
 
-// Hardlink is a further name of target, an earlier entry of the same layer.
+// Hardlink returns a further name of target, an earlier entry of the same
+// layer.
 func Hardlink(name, target string) File {
 	return File{Header: tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: target, Mode: 0o644}}
 }
 
-// Device is a character device node.
+// Device returns a character device node.
 func Device(name string, major, minor int64) File {
 	return File{Header: tar.Header{Typeflag: tar.TypeChar, Name: name, Mode: 0o666, Devmajor: major, Devminor: minor}}
 }
 
-// Whiteout hides name, which a lower layer brought.
+// Whiteout hides name, which is in a lower layer.
 func Whiteout(name string) File {
 	return Regular(path.Join(path.Dir(name), ".wh."+path.Base(name)), 0, nil)
 }
 
-// Opaque hides all that lower layers brought below the directory name.
+// Opaque hides everything in lower layers below the directory name.
 func Opaque(name string) File {
 	return Regular(path.Join(name, ".wh..wh..opq"), 0, nil)
 }
@@ -83,8 +84,8 @@ func NewLayer(files ...File) (Layer, error) {
 	return RawLayer(archive), err
 }
 
-// NewStoredLayer is NewLayer, but nothing is made smaller: a program of a few
-// megabytes takes a server with the race detector a second to decompress.
+// NewStoredLayer is NewLayer without compression: a server with the race
+// detector takes a second to decompress a program of a few megabytes.
 func NewStoredLayer(files ...File) (Layer, error) {
 	archive, err := pack(files)
 	return compressed(archive, gzip.NoCompression), err

@@ -2,12 +2,12 @@
 // namespaces, cgroups, IP leases, network interfaces, firewall rules, abstract
 // sockets and files.
 //
-// A snapshot is a set of lines, each of which says by itself what was found
-// and where, so that a difference needs no explanation. Everything is read
-// from the kernel and the disk; nothing is asked of the server.
+// A snapshot is a set of lines, each of which says by itself what was found and
+// where, so that a difference needs no explanation. Everything is read from the
+// kernel and the disk; nothing is asked of the server.
 //
-// Left out are the firewall chains that the portmap plugin installs once and
-// never takes away.
+// It leaves out the firewall chains that the portmap plugin installs once and
+// never removes.
 package inventory
 
 import (
@@ -19,9 +19,9 @@ import (
 	"strings"
 )
 
-// Scope says what belongs to a node. An empty field leaves its kind out.
+// Scope says what belongs to a node. An empty field leaves out its kind.
 type Scope struct {
-	Dir     string                   // everything on disk; in command lines, mounts and sockets
+	Dir     string                   // contains everything on disk; appears in command lines, mounts and sockets
 	Roots   []string                 // directories whose files are listed
 	Storage string                   // containers/storage root: its containers are listed, its images are not
 	Leases  string                   // data directory of the host-local plugin
@@ -29,10 +29,10 @@ type Scope struct {
 	NetNS   uint64                   // inode of the network namespace
 	Within  func(func() error) error // runs a function inside that namespace
 	Links   []string                 // interfaces that stay: the bridge plugin never removes its bridge
-	Ignore  []int                    // processes that are none of the node's
+	Ignore  []int                    // processes that are not the node's
 }
 
-// Snapshot is what was there at one moment: "kind: what" lines.
+// Snapshot is the state at one moment: "kind: what" lines.
 type Snapshot struct{ lines map[string]bool }
 
 // Difference is what changed between two snapshots, ascending.
@@ -72,10 +72,10 @@ func (s *Snapshot) Drop(lines ...string) {
 
 func (s *Snapshot) add(kind, what string) { s.lines[kind+": "+what] = true }
 
-// Lines are all lines, ascending.
+// Lines returns all lines, ascending.
 func (s *Snapshot) Lines() []string { return slices.Sorted(maps.Keys(s.lines)) }
 
-// About are the lines that name one of the given ids.
+// About returns the lines that name one of the given ids.
 func (s *Snapshot) About(ids ...string) []string {
 	var out []string
 	for _, line := range s.Lines() {
@@ -91,9 +91,9 @@ func Diff(before, after *Snapshot) Difference {
 	return Difference{Added: Beyond(before.Lines(), after.Lines()), Gone: Beyond(after.Lines(), before.Lines())}
 }
 
-// Beyond are the lines that tell of something of which none of the known ones
-// tells. A process is the same one when it has become another program, as
-// containers do a moment after they have been started.
+// Beyond returns the lines about objects that no known line is about. A process
+// counts as the same after execve, because containers start as the runtime's
+// init.
 func Beyond(known, lines []string) []string {
 	seen := map[string]bool{}
 	for _, line := range known {
@@ -112,15 +112,15 @@ func identity(line string) string {
 	return line
 }
 
-// Empty tells that nothing changed.
+// Empty reports that nothing changed.
 func (d Difference) Empty() bool { return len(d.Added)+len(d.Gone) == 0 }
 
-// String is one change a line, and no more than can be read.
+// String returns one change per line, and no more than a person can read.
 func (d Difference) String() string {
 	return Brief("left over: ", d.Added) + Brief("gone: ", d.Gone)
 }
 
-// Brief writes the first few of the lines of each kind.
+// Brief formats the first few lines of each kind.
 func Brief(prefix string, lines []string) string {
 	const most = 4
 	var out strings.Builder
@@ -176,8 +176,8 @@ func (s *Snapshot) files(scope Scope) {
 	}
 }
 
-// isUnsynced tells the record before one that is not on the disk yet, and which
-// goes by itself (docs/decisions/0012-records.md).
+// isUnsynced recognizes the previous version of a record that is not on disk
+// yet; it is removed by itself (docs/decisions/0012-records.md).
 func isUnsynced(path string) bool {
 	record, is := strings.CutSuffix(path, ".json.last")
 	if !is {
@@ -187,8 +187,8 @@ func isUnsynced(path string) bool {
 	return err == nil
 }
 
-// isMount tells a mount point below root, whose content is another matter: a
-// root file system may be large.
+// isMount reports whether path is a mount point below root, whose content is
+// not listed: a root file system may be large.
 func isMount(path, root string) bool {
 	return path != root && device(path) != device(filepath.Dir(path))
 }

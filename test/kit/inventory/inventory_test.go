@@ -17,7 +17,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// take fails the test where the inventory fails.
+// take takes a snapshot; an error fails the test.
 func take(t *testing.T, s Scope) *Snapshot {
 	t.Helper()
 	out, err := Take(s)
@@ -28,13 +28,13 @@ func take(t *testing.T, s Scope) *Snapshot {
 }
 
 // finds checks that making something adds exactly one line with these words,
-// and that undoing it takes the line away again.
+// and that undoing it removes the line.
 func finds(t *testing.T, s Scope, make func() (undo func()), words ...string) {
 	t.Helper()
 	before := take(t, s)
 	undo := make()
 	var added []string
-	// A process is there before it has its command line.
+	// A process exists before it has its command line.
 	wait.For(t, "the inventory to grow", func() bool {
 		added = Diff(before, take(t, s)).Added
 		return len(added) > 0
@@ -64,7 +64,8 @@ func TestFindsAFile(t *testing.T) {
 	}, "file: ", file)
 }
 
-// Of a record that is synced in a moment the one before is no leftover; alone it is.
+// The previous version of a record that is about to be synced is not a
+// leftover; alone it is.
 func TestFindsTheLastOfARecordThatIsGone(t *testing.T) {
 	dir := t.TempDir()
 	record := filepath.Join(dir, "pod.json")
@@ -141,8 +142,9 @@ func TestFindsACgroupAndTheProcessesInIt(t *testing.T) {
 	}, "process: ", "sleep 100")
 }
 
-// What a runtime has made is its init at first and the container's program a moment
-// later: who took stock in between finds nothing new and misses nothing.
+// A container's process is the runtime's init at first and the container's
+// program a moment later: a snapshot in between finds nothing new and misses
+// nothing.
 func TestAProcessIsTheSameAfterExec(t *testing.T) {
 	dir := t.TempDir()
 	scope := Scope{Dir: dir}

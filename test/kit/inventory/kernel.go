@@ -16,12 +16,12 @@ import (
 
 func device(path string) uint64 {
 	var st syscall.Stat_t
-	_ = syscall.Lstat(path, &st) // zero for what is gone
+	_ = syscall.Lstat(path, &st) // zero if it is gone
 	return st.Dev
 }
 
-// Processes are those that run in one of the scope's cgroups or in its network
-// namespace, or whose command line names its directory.
+// Processes returns the processes in one of the scope's cgroups or in its
+// network namespace, or whose command line names its directory.
 func Processes(s Scope) []int {
 	var out []int
 	entries, _ := os.ReadDir("/proc")
@@ -37,7 +37,7 @@ func Processes(s Scope) []int {
 func (s Scope) holds(pid int) bool {
 	proc := filepath.Join("/proc", strconv.Itoa(pid))
 	if state, parent := stateAndParent(proc); state == "Z" && parent == "1" {
-		return false // ended, and the machine's init is slow to take notice
+		return false // it has ended, and the machine's init is slow to reap it
 	}
 	if s.NetNS != 0 {
 		var st syscall.Stat_t
@@ -59,15 +59,15 @@ func (s Scope) holds(pid int) bool {
 
 func stateAndParent(proc string) (state, parent string) {
 	stat, _ := os.ReadFile(filepath.Join(proc, "stat"))
-	name := strings.LastIndex(string(stat), ")") // it may hold anything
+	name := strings.LastIndex(string(stat), ")") // the name may contain anything
 	if f := strings.Fields(string(stat[name+1:])); len(f) > 1 {
 		return f[0], f[1]
 	}
 	return "", ""
 }
 
-// describe is what a process is, by everything that may tell whose it was, unless
-// it has ended by then.
+// describe returns what identifies a process and its owner; alive is false if
+// it has ended.
 func describe(pid int) (what string, alive bool) {
 	proc := filepath.Join("/proc", strconv.Itoa(pid))
 	cgroups, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
@@ -79,7 +79,8 @@ func describe(pid int) (what string, alive bool) {
 }
 
 // commandLine returns the name and state of a process that has no command line.
-// A process in the middle of execve has none for a moment, which is waited out.
+// A process in the middle of execve has none for a moment, for which
+// commandLine waits.
 func commandLine(proc string) string {
 	var args string
 	wait.Until(context.Background(), func() bool {
@@ -96,8 +97,8 @@ func commandLine(proc string) string {
 	return "[" + strings.TrimSpace(string(name)) + "] " + state
 }
 
-// Cgroups are the directories of the cgroup and everything below it in every
-// hierarchy, parents before children.
+// Cgroups returns the directories of the cgroup and everything below it in
+// every hierarchy, parents before children.
 func Cgroups(cgroup string) []string {
 	if cgroup == "" {
 		return nil
@@ -115,7 +116,7 @@ func Cgroups(cgroup string) []string {
 	return out
 }
 
-// Mounts are those below dir, or made from something below it.
+// Mounts returns the mounts below dir, and those whose source is below it.
 func Mounts(dir string) ([]string, error) {
 	if dir == "" {
 		return nil, nil

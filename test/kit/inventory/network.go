@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// network lists interfaces, firewall rules and abstract sockets of the network
-// namespace in which the calling thread is.
+// network lists interfaces, firewall rules and abstract sockets of the calling
+// thread's network namespace.
 func (s *Snapshot) network(keep []string) error {
 	links, err := net.Interfaces()
 	if err != nil {
@@ -55,7 +55,7 @@ func (s *Snapshot) nftables() error {
 	return nil
 }
 
-// iptablesTable tells the tables of iptables-nft.
+// iptablesTable reports whether a table is iptables-nft's.
 func iptablesTable(table string) bool {
 	f := strings.Fields(table)
 	return len(f) == 3 && (f[1] == "ip" || f[1] == "ip6") &&
@@ -82,8 +82,8 @@ func (s *Snapshot) rules(program string) error {
 	return nil
 }
 
-// furniture tells built-in chains and the chains with their rules that the
-// portmap plugin makes at its first use and then keeps.
+// furniture reports whether a line is about built-in chains, or about chains
+// and rules that the portmap plugin makes at its first use and then keeps.
 func furniture(line string) bool {
 	if strings.HasPrefix(line, ":") {
 		chain := strings.Fields(line)[0][1:]
@@ -106,7 +106,7 @@ var kept = map[string]bool{
 	"CNI-HOSTPORT-DNAT": true, "CNI-HOSTPORT-MASQ": true, "CNI-HOSTPORT-SETMARK": true,
 }
 
-// abstractSockets: anybody in the network namespace may connect to one
+// abstractSockets: any process in the network namespace may connect to one
 // (CVE-2020-15257).
 func (s *Snapshot) abstractSockets() error {
 	data, err := os.ReadFile("/proc/thread-self/net/unix")

@@ -16,7 +16,7 @@ type Load struct {
 	RSSKiB  int
 }
 
-// Total is the number of open file descriptors.
+// Total returns the number of open file descriptors.
 func (l Load) Total() int {
 	n := 0
 	for _, count := range l.FDs {

@@ -1,6 +1,6 @@
-// Package journald is a journald to write to: a socket that speaks its native protocol
-// (systemd.io/JOURNAL_NATIVE_PROTOCOL), strictly, and that can be left full, killed and
-// started again.
+// Package journald is a journald for tests: a socket that speaks its native
+// protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL), strictly, and that can be left
+// full, killed and restarted.
 package journald
 
 import (
@@ -15,8 +15,8 @@ import (
 	"testing"
 )
 
-// Journald listens at Path and keeps nothing: what nobody reads stays in its socket,
-// which then is full.
+// Journald listens at Path and does not read by itself: unread entries stay in
+// its socket until it is full.
 type Journald struct {
 	Path string
 
@@ -27,7 +27,7 @@ type Journald struct {
 // Entry is the fields of an entry by their names.
 type Entry map[string]string
 
-// New starts one until the test ends.
+// New starts a Journald, which ends with the test.
 func New(t testing.TB) *Journald {
 	t.Helper()
 	d := &Journald{Path: filepath.Join(t.TempDir(), "socket"), t: t}
@@ -36,7 +36,7 @@ func New(t testing.TB) *Journald {
 	return d
 }
 
-// Start listens, where no file may be.
+// Start listens at Path, which must not exist.
 func (d *Journald) Start() {
 	d.t.Helper()
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: d.Path, Net: "unixgram"})
@@ -46,10 +46,10 @@ func (d *Journald) Start() {
 	d.conn = conn
 }
 
-// Stop leaves the socket's file, as a journald that was killed does.
+// Stop leaves the socket's file, like a killed journald.
 func (d *Journald) Stop() { d.conn.Close() }
 
-// Read takes what has come until now.
+// Read returns the entries that have arrived until now.
 func (d *Journald) Read() (entries []Entry) {
 	d.t.Helper()
 	raw, err := d.conn.SyscallConn()
@@ -81,7 +81,7 @@ func (d *Journald) Read() (entries []Entry) {
 
 var fieldName = regexp.MustCompile(`^[A-Z][A-Z0-9_]{0,63}$`)
 
-// Parse reads one datagram.
+// Parse parses one datagram.
 func Parse(datagram []byte) (Entry, error) {
 	e := Entry{}
 	for len(datagram) > 0 {
@@ -90,7 +90,7 @@ func Parse(datagram []byte) (Entry, error) {
 			return nil, fmt.Errorf("a field without end: %.80q", line)
 		}
 		name, value, text := bytes.Cut(line, []byte("="))
-		if !text { // the value follows, behind its length
+		if !text { // the value follows, after its length
 			if len(rest) < 8 {
 				return nil, fmt.Errorf("field %q has no length", name)
 			}

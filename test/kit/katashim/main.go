@@ -1,9 +1,10 @@
-// Command katashim is a shim for tests that behaves like Kata's, and has no virtual
-// machine: one shim for all containers of a pod, the pod's own first; its own pid
-// for every task; an abstract socket whose name is its whole answer; a slow boot; a
-// link of its own in the pod's network namespace; a mark in the bundle for who ran
-// out of memory. The containers it lets runc's shim make. Annotations of the pod
-// have it behave badly, see the end of this file.
+// Command katashim is a shim for tests that behaves like Kata's, without a
+// virtual machine: one shim for all containers of a pod, the pod's own first;
+// its own pid for every task; an abstract socket whose name is its whole
+// answer; a slow boot; its own link in the pod's network namespace; a file in
+// the bundle of a container that ran out of memory. It lets runc's shim make
+// the containers. Annotations of the pod make it misbehave, see the end of this
+// file.
 package main
 
 import (
@@ -19,7 +20,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// version names a shim that cannot be taken for runc's.
+// version names a shim that cannot be mistaken for runc's.
 const version = "containerd-shim-fakekata-v2:\n  Version:  1.0\n"
 
 // settings are the flags of every shim.
@@ -56,7 +57,7 @@ func main() {
 	}
 }
 
-// bundle is what a shim wants to know of a container before it makes it.
+// bundle is what a shim needs to know about a container before it makes it.
 type bundle struct{ spec specs.Spec }
 
 func readBundle(dir string) (*bundle, error) {
@@ -68,8 +69,8 @@ func readBundle(dir string) (*bundle, error) {
 	return b, json.Unmarshal(text, &b.spec)
 }
 
-// sandbox is the id of the pod's own container. Both families of annotations have
-// to say the same.
+// sandbox returns the id of the pod's own container. Both families of
+// annotations must agree.
 func (b *bundle) sandbox() (id string, itself bool, err error) {
 	a := b.spec.Annotations
 	id, kind := a["io.kubernetes.cri.sandbox-id"], a["io.kubernetes.cri.container-type"]
@@ -79,12 +80,12 @@ func (b *bundle) sandbox() (id string, itself bool, err error) {
 	return id, kind == "sandbox", nil
 }
 
-// What a pod may ask for, by annotations that the handler has to allow.
+// What a pod may request, by annotations that the handler must allow.
 const (
 	bootAnnotation   = "io.katacontainers.config.hypervisor.boot_time" // a duration
 	deathAnnotation  = "io.katacontainers.config.hypervisor.dies_at"   // a method of the task service, of a container that is not the sandbox
 	answerAnnotation = "io.katacontainers.config.hypervisor.answer"    // json: version 3 of the service
-	hangsAnnotation  = "io.katacontainers.config.hypervisor.hangs"     // kill: acknowledges SIGKILL for a container that is not the sandbox, and does nothing; end: it stops to listen, and lives on
+	hangsAnnotation  = "io.katacontainers.config.hypervisor.hangs"     // kill: acknowledges SIGKILL for a container that is not the sandbox, and does nothing; end: it stops listening, and lives on
 )
 
 func (b *bundle) bootTime() time.Duration {

@@ -28,7 +28,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 )
 
-// machine is what is a virtual machine elsewhere.
+// machine takes the place of a virtual machine.
 type machine struct {
 	settings
 	dir string // the sandbox's bundle
@@ -46,7 +46,8 @@ type member struct {
 	bundle *bundle
 }
 
-// hangs reports whether the pod wants that, of a container that is not the sandbox.
+// hangs reports whether the pod requests a hang at this point, for a container
+// that is not the sandbox.
 func (m *member) hangs(at string) bool {
 	a := m.bundle.spec.Annotations
 	return a[hangsAnnotation] == at && a["io.kubernetes.cri.container-type"] == "container"
@@ -74,10 +75,10 @@ func serve(s settings) error {
 	go func() { _ = server.Serve(context.Background(), listener) }()
 	<-m.ended
 	if b, err := readBundle(dir); err == nil && b.spec.Annotations[hangsAnnotation] == "end" {
-		time.Sleep(time.Second) // as on a machine that is busy
+		time.Sleep(time.Second) // like a busy machine
 		_ = listener.Close()
 		for {
-			time.Sleep(time.Hour) // without a timer the Go runtime would end it
+			time.Sleep(time.Hour) // without a timer the Go runtime would report a deadlock
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -90,8 +91,8 @@ type message interface {
 	proto.Message
 }
 
-// methods are those of the service: each request goes to runc's shim, but for what
-// Kata's does differently.
+// methods returns the service's methods: each request goes to runc's shim, with
+// the differences of Kata's.
 func (m *machine) methods() map[string]ttrpc.Method {
 	pass := func(name string, request func() message, answer func() message) ttrpc.Method {
 		return func(ctx context.Context, unmarshal func(any) error) (any, error) {
@@ -145,7 +146,7 @@ func (m *machine) handle(ctx context.Context, name string, req, resp message) er
 		return nil
 	case "Kill":
 		k := req.(*task.KillRequest)
-		if k.All { // means the container, whatever else it names
+		if k.All { // means the container, whatever else the request names
 			k.ExecID = ""
 		}
 		if k.ExecID == "" && m.created(ctx, id) {
@@ -162,7 +163,7 @@ func (m *machine) handle(ctx context.Context, name string, req, resp message) er
 	return nil
 }
 
-// after gives the answers Kata's look.
+// after makes the answers look like Kata's.
 func (m *machine) after(own *member, resp message) {
 	pid := uint32(os.Getpid())
 	switch r := resp.(type) {
@@ -211,7 +212,8 @@ func (m *machine) created(ctx context.Context, id string) bool {
 	return err == nil && s.Status == tasktypes.Status_CREATED
 }
 
-// create boots the machine for the pod's own container, and wants it for others.
+// create boots the machine for the pod's own container, and requires it for
+// others.
 func (m *machine) create(ctx context.Context, req *task.CreateTaskRequest, resp *task.CreateTaskResponse) error {
 	b, err := readBundle(req.Bundle)
 	if err != nil {
@@ -262,9 +264,9 @@ func (m *machine) create(ctx context.Context, req *task.CreateTaskRequest, resp 
 	return nil
 }
 
-// moveIn puts a container into the machine: what it uses, the sandbox's cgroup
-// uses. The path of its PID namespace, if it has one, is that of this process's own,
-// for it is all tasks' pid, and means the sandbox's.
+// moveIn puts a container into the machine: its usage counts in the sandbox's
+// cgroup. If it joins a PID namespace, the path is that of this process, whose
+// pid all tasks have; it means the sandbox's.
 func (m *machine) moveIn(dir string, b *bundle) error {
 	b.spec.Linux.CgroupsPath = filepath.Join(m.cgroup, filepath.Base(b.spec.Linux.CgroupsPath))
 	for i, n := range b.spec.Linux.Namespaces {
@@ -298,7 +300,7 @@ func (m *machine) shutdown(ctx context.Context, req message) {
 	}
 }
 
-// stats are in the message of cgroup v1, as Kata's are.
+// stats returns the message of cgroup v1, like Kata.
 func (m *machine) stats(own *member, resp *task.StatsResponse) error {
 	at := own.bundle.spec.Linux.CgroupsPath
 	number := func(names ...string) uint64 {
@@ -328,8 +330,7 @@ func (m *machine) stats(own *member, resp *task.StatsResponse) error {
 	return nil
 }
 
-// ranOut reports whether the kernel has killed anybody of the container for want
-// of memory.
+// ranOut reports whether the kernel has OOM-killed a process of the container.
 func ranOut(own *member) bool {
 	for _, name := range []string{"memory.oom_control", "memory.events"} {
 		text, err := cgroup.ReadFile(own.bundle.spec.Linux.CgroupsPath, name)

@@ -16,7 +16,7 @@ import (
 	"github.com/crius-run/crius/conmon/shim"
 )
 
-// socket is the name of the abstract socket of a sandbox.
+// socket returns the name of the abstract socket of a sandbox.
 func (s settings) socket(sandbox string) string {
 	return fmt.Sprintf("fakekata/%x", sha256.Sum256([]byte(s.address+"/"+sandbox)))[:40]
 }
@@ -50,7 +50,7 @@ func start(s settings) error {
 	return nil
 }
 
-// launch leaves a daemon that listens.
+// launch starts a daemon that listens.
 func launch(s settings, name string) error {
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: "@" + name, Net: "unix"})
 	if err != nil {
@@ -74,8 +74,8 @@ func launch(s settings, name string) error {
 	return daemon.Start()
 }
 
-// remove is what is done about a shim that has died: everything that works in this
-// directory is the machine's, and dies.
+// remove cleans up after a dead shim: everything that works in this directory
+// belongs to the machine, and is killed.
 func remove(s settings) error {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -89,7 +89,7 @@ func remove(s settings) error {
 	if err != nil {
 		return err
 	}
-	_, _ = inner(s.id, dir, dir).Delete(background()) // there may be nothing
+	_, _ = inner(s.id, dir, dir).Delete(background()) // there may be nothing to delete
 	if itself {
 		for _, worker := range shim.Workers(dir) {
 			if worker.PID != os.Getpid() {
@@ -109,7 +109,8 @@ func remove(s settings) error {
 	return err
 }
 
-// inner is runc's shim, which makes the containers in place of a guest's agent.
+// inner returns runc's shim, which makes the containers in place of a guest's
+// agent.
 func inner(id, dir, machine string) shim.Program {
 	options, err := shim.Options(true, []string{"Root=" + filepath.Join(machine, "vm")})
 	if err != nil {
@@ -118,7 +119,7 @@ func inner(id, dir, machine string) shim.Program {
 	return shim.Program{Path: "containerd-shim-runc-v2", ID: id, Dir: dir, Server: machine, Publisher: "/bin/true", Options: options}
 }
 
-// link is what Kata adds to the pod's network namespace.
+// link is the interface that Kata adds to the pod's network namespace.
 const link = "tap0_kata"
 
 func addLink(b *bundle) error { return ipLink(b, "add", link, "type", "bridge") }

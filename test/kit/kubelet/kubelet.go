@@ -1,8 +1,8 @@
-// Package kubelet builds CRI requests the way a kubelet does, and reads the
-// log files that a kubelet reads.
+// Package kubelet builds CRI requests as a kubelet does, and reads the log
+// files that a kubelet reads.
 //
 // A request is a plain protobuf message with sensible contents; callers change
-// what their case is about with a function literal:
+// the part that they test with a function literal:
 //
 //	pod := kubelet.Pod("web", func(c *cri.PodSandboxConfig) { c.Hostname = "web" })
 package kubelet
@@ -15,9 +15,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Pod is a pod with a network, IPC and UTS namespace of its own and a PID
-// namespace per container, which is what Kubernetes gives to a plain pod. Its
-// uid is new each time.
+// Pod returns a pod with its own network, IPC and UTS namespaces and a PID
+// namespace per container, like a plain pod of Kubernetes. Its uid is new each
+// time.
 func Pod(name string, change ...func(*cri.PodSandboxConfig)) *cri.PodSandboxConfig {
 	uid := strings.ToLower(rand.Text())
 	c := &cri.PodSandboxConfig{
@@ -56,7 +56,7 @@ func LogsBelow(dir string) func(*cri.PodSandboxConfig) {
 	}
 }
 
-// Container is a container that runs args with the image's entry point and
+// Container returns a container that runs args with the image's entry point and
 // logs to NAME/ATTEMPT.log below its pod's log directory.
 func Container(name, image string, args []string, change ...func(*cri.ContainerConfig)) *cri.ContainerConfig {
 	c := &cri.ContainerConfig{

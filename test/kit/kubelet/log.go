@@ -16,16 +16,15 @@ import (
 type LogRecord struct {
 	Time    time.Time
 	Stream  string // stdout or stderr
-	Partial bool   // tag P: the line goes on in the stream's next record, if there is one
+	Partial bool   // tag P: the line continues in the stream's next record, if there is one
 	Content string // without the newline that ends the record
 }
 
-// ErrUnfinished says that a log ends in the middle of a record: it is still being
-// written, of which a reader may see a part, or something is lost.
+// ErrUnfinished means that a log ends in the middle of a record: it is still
+// being written, so that a reader may see a part, or something is lost.
 var ErrUnfinished = errors.New("no complete record")
 
-// ReadLog parses a log file and refuses anything that is not the format to the
-// letter.
+// ReadLog parses a log file and refuses any deviation from the format.
 func ReadLog(file string) ([]LogRecord, error) {
 	var out []LogRecord
 	err := ScanLog(file, func(r LogRecord) error {
@@ -35,8 +34,8 @@ func ReadLog(file string) ([]LogRecord, error) {
 	return out, err
 }
 
-// ScanLog is ReadLog for a log that may be larger than memory: record gets one
-// after the other, until it returns an error.
+// ScanLog is ReadLog for a log that may be larger than memory: it calls record
+// for one after the other, until record returns an error.
 func ScanLog(file string, record func(LogRecord) error) error {
 	f, err := os.Open(file)
 	if err != nil {

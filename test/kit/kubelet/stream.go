@@ -29,14 +29,14 @@ import (
 )
 
 // Streams opens the sessions behind the URLs that Exec, Attach and PortForward
-// return. Polite sessions are client-go's, as kubectl's are; for the others
-// there are the connections beneath.
+// return. Well-behaved sessions use client-go, like kubectl; others use the
+// connections beneath.
 type Streams struct {
 	// Within runs a function in the network in which the server listens.
 	Within func(func() error) error
 	// WebSocket is the transport; the default is SPDY.
 	WebSocket bool
-	// Protocols are the versions to offer, best first; without any those that
+	// Protocols are the versions to offer, best first; empty: those that
 	// client-go offers.
 	Protocols []string
 	TLS       rest.TLSClientConfig
@@ -45,16 +45,16 @@ type Streams struct {
 // Size is a terminal's, in columns and rows.
 type Size = remotecommand.TerminalSize
 
-// Wants are the streams of a session, as the request for its URL named them.
+// Wants are the streams of a session, as in the request for its URL.
 type Wants struct {
 	Stdin, Stdout, Stderr, TTY bool
-	// Size is the terminal's at the beginning, if it is not zero.
+	// Size is the terminal's initial size, unless it is zero.
 	Size Size
-	// Unread makes a client that takes no output.
+	// Unread makes a client that reads no output.
 	Unread bool
 }
 
-// A Session is an exec or attach that client-go holds with the server.
+// A Session is an exec or attach session of client-go with the server.
 type Session struct {
 	Stdout, Stderr Output
 
@@ -149,7 +149,7 @@ func (s *Session) writer(to *Output, unread bool) io.Writer {
 	return to
 }
 
-// stuck is a writer that takes nothing as long as its session lasts.
+// stuck is a writer that accepts nothing while its session lasts.
 type stuck struct{ ctx context.Context }
 
 func (s stuck) Write([]byte) (int, error) {
@@ -184,7 +184,7 @@ func (s *Session) Send(r io.Reader) error {
 // EndInput closes the session's standard input and leaves the rest open.
 func (s *Session) EndInput() { _ = s.stdin.Close() }
 
-// Resize tells the server of another size; it waits until client-go takes it.
+// Resize tells the server another size; it waits until client-go takes it.
 func (s *Session) Resize(columns, rows uint16) {
 	select {
 	case s.sizes <- Size{Width: columns, Height: rows}:
@@ -192,7 +192,7 @@ func (s *Session) Resize(columns, rows uint16) {
 	}
 }
 
-// Leave ends the session from this side and waits for client-go's end.
+// Leave ends the session from this side and waits until client-go has ended it.
 func (s *Session) Leave() {
 	s.cancel()
 	<-s.done
@@ -201,8 +201,9 @@ func (s *Session) Leave() {
 // Done is closed when the session has ended.
 func (s *Session) Done() <-chan struct{} { return s.done }
 
-// Wait returns how the session ended; a utilexec.CodeExitError tells an exit
-// code other than 0. A session that goes on for longer is an error, too.
+// Wait returns how the session ended; a utilexec.CodeExitError carries an exit
+// code other than 0. A session that lasts longer than patience is an error,
+// too.
 func (s *Session) Wait(patience time.Duration) error {
 	select {
 	case <-s.done:
@@ -212,7 +213,7 @@ func (s *Session) Wait(patience time.Duration) error {
 	}
 }
 
-// Output is what a session has brought so far.
+// Output is the output of a session so far.
 type Output struct {
 	mu   sync.Mutex
 	data bytes.Buffer
@@ -225,14 +226,14 @@ func (o *Output) Write(p []byte) (int, error) {
 	return o.data.Write(p)
 }
 
-// String is all that has been written.
+// String returns everything written so far.
 func (o *Output) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.data.String()
 }
 
-// Tail is the end of what has been written.
+// Tail returns the end of what has been written.
 func (o *Output) Tail(n int) string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -249,7 +250,7 @@ type Line struct {
 	once   sync.Once
 }
 
-// Dial connects to the server of a URL and says nothing yet.
+// Dial connects to the server of a URL and sends nothing yet.
 func (s Streams) Dial(ctx context.Context, address string) (*Line, error) {
 	u, err := url.Parse(address)
 	if err != nil {
@@ -266,7 +267,7 @@ func (s Streams) Dial(ctx context.Context, address string) (*Line, error) {
 	return &Line{TCPConn: conn.(*net.TCPConn), r: conn, closed: make(chan struct{})}, nil
 }
 
-// Freeze makes the client read no more, whatever it is sent.
+// Freeze makes the client stop reading, whatever the server sends.
 func (l *Line) Freeze() { l.frozen.Store(true) }
 
 // Read implements net.Conn.
@@ -290,7 +291,7 @@ func (l *Line) Cut() {
 	_ = l.Close()
 }
 
-// Upgrade asks for another protocol, or for none if it is empty, and returns the
+// Upgrade requests another protocol, or none if it is empty, and returns the
 // server's answer. The line then carries what follows it.
 func (l *Line) Upgrade(address, protocol string, header http.Header) (*http.Response, error) {
 	req, err := http.NewRequest(http.MethodGet, address, nil)
@@ -313,8 +314,8 @@ func (l *Line) Upgrade(address, protocol string, header http.Header) (*http.Resp
 	return resp, err
 }
 
-// SPDY is an upgraded connection without any stream, and the line beneath it.
-// The protocols are offered as versions.
+// SPDY returns an upgraded connection without any stream, and the line beneath
+// it. It offers protocols as versions.
 func (s Streams) SPDY(ctx context.Context, address string, protocols ...string) (httpstream.Connection, *Line, error) {
 	l, err := s.Dial(ctx, address)
 	if err != nil {
@@ -336,8 +337,8 @@ func (s Streams) SPDY(ctx context.Context, address string, protocols ...string) 
 	return conn, l, err
 }
 
-// RawWebSocket is a WebSocket on which the caller speaks for itself. The
-// protocol that was agreed on is its Subprotocol.
+// RawWebSocket returns a WebSocket on which the caller sends its own messages.
+// Its Subprotocol is the negotiated protocol.
 func (s Streams) RawWebSocket(ctx context.Context, address string, protocols ...string) (*websocket.Conn, *Line, error) {
 	u, err := url.Parse(address)
 	if err != nil {
@@ -372,11 +373,11 @@ type Tunnel struct {
 	next int
 }
 
-// A Wire is one connection to a port of the pod. Closing it ends the client's
-// sending half only.
+// A Wire is one connection to a port of the pod. Closing it ends only the
+// client's sending direction.
 type Wire struct {
 	httpstream.Stream
-	Errors httpstream.Stream // what the server says went wrong, until EOF
+	Errors httpstream.Stream // the server's error message, until EOF
 }
 
 // Tunnel opens a port-forward session.
@@ -388,7 +389,7 @@ func (s Streams) Tunnel(ctx context.Context, address string) (*Tunnel, error) {
 	return &Tunnel{Line: line, conn: conn}, nil
 }
 
-// Connect opens a connection to a port, the way kubectl does.
+// Connect opens a connection to a port, as kubectl does.
 func (t *Tunnel) Connect(port int) (*Wire, error) {
 	t.mu.Lock()
 	id := t.next
@@ -425,8 +426,8 @@ func (t *Tunnel) Close() error {
 	return err
 }
 
-// Forward is kubectl port-forward: a listener of its own in the server's
-// network. It returns that listener's port.
+// Forward does what kubectl port-forward does: it listens in the server's
+// network, and returns its port.
 func (s Streams) Forward(ctx context.Context, address string, port int) (local int, ended <-chan error, err error) {
 	u, err := url.Parse(address)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// echoRuntime says back what it is told: a runtime to try the clients on.
+// echoRuntime echoes its input: a runtime for testing the clients.
 type echoRuntime struct{}
 
 func (echoRuntime) ExecInContainer(_ context.Context, _, _, _ string, cmd []string, in io.Reader, out, errs io.WriteCloser, tty bool, sizes <-chan remotecommand.TerminalSize, _ time.Duration) error {
@@ -72,7 +72,7 @@ func TestSessions(t *testing.T) {
 			if err := e.Type("hello"); err != nil {
 				t.Fatal(err)
 			}
-			if s.WebSocket { // which has no way to end the input
+			if s.WebSocket { // where the input cannot be ended
 				for e.Stdout.String() != "hello" || e.Stderr.String() != "a b" {
 					if err := e.Wait(10 * time.Millisecond); err != nil && !strings.Contains(err.Error(), "goes on") {
 						t.Fatal(err)
@@ -136,7 +136,7 @@ func TestTunnel(t *testing.T) {
 		t.Errorf("the echo is %q, %v", got, err)
 	}
 	tunnel.Forget(wire)
-	// The server may reset a stream before the client sees that it was made.
+	// The server may reset a stream before the client sees that it was created.
 	wait.For(t, "a stream to a refused port", func() bool {
 		wire, err = tunnel.Connect(9)
 		return err == nil

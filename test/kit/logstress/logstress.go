@@ -1,9 +1,9 @@
-// Package logstress is container output in which every byte that is lost,
-// doubled, moved or changed on its way into a log shows: numbered lines of any
-// length, of all bytes that there are.
+// Package logstress generates container output in which every byte that is
+// lost, doubled, moved or changed on its way into a log is detected: numbered
+// lines of any length, with all byte values.
 //
 // Program writer, below, writes it inside a container, as fast as it can and to
-// both streams at once. It counts what the kernel has taken from it in a file,
+// both streams at once. It counts the bytes accepted by the kernel in a file,
 // which survives a SIGKILL: those bytes must be in the log.
 package logstress
 
@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// MaxWrite is how much writer writes at once at most.
+	// MaxWrite is the most that writer writes at once.
 	MaxWrite = 64 << 10
 	// longest is the most that a CRI record holds of a line.
 	longest = 16 << 10
@@ -25,7 +25,7 @@ const (
 	ledgerSize = 2 * 8
 )
 
-// filling is every byte but the newline, over and over.
+// filling repeats every byte except the newline.
 var filling = func() []byte {
 	var all []byte
 	for len(all) < MaxWrite {
@@ -41,14 +41,14 @@ var filling = func() []byte {
 const alphabet = 255
 
 // AppendLine appends line i of stream 0 or 1. Most lines are short, some are
-// about as long as a record, and a few take many.
+// about as long as a record, and a few need many records.
 func AppendLine(b []byte, stream, i int) []byte {
 	b = append(strconv.AppendInt(b, int64(i), 10), ':')
 	fill := i * i % 97
 	switch {
 	case i%977 == 976:
 		fill = 200_000 + i%7
-	case i%61 == 60: // with what stands before it, one byte less than a record, a record, one more
+	case i%61 == 60: // with the text before it, one byte less than a record, a record, one more
 		fill = longest - len(strconv.Itoa(i)) - 1 + i/61%3 - 1
 	case i%31 == 30:
 		fill = 5000 + i%3000
@@ -62,7 +62,7 @@ func AppendLine(b []byte, stream, i int) []byte {
 	return append(b, '\n')
 }
 
-// Ledger reads how many bytes of each stream writer has got rid of. The file need
+// Ledger reads how many bytes of each stream writer has written. The file need
 // not exist yet.
 func Ledger(file string) (written [2]int64, err error) {
 	b, err := os.ReadFile(file)
@@ -78,21 +78,21 @@ func Ledger(file string) (written [2]int64, err error) {
 	return written, nil
 }
 
-// Check reads a log record by record, over all of its files. The zero value is
+// Check checks a log record by record, over all of its files. The zero value is
 // at the beginning.
 type Check struct {
 	streams [2]reading
 }
 
-// reading is how far a stream has been read.
+// reading is the position in a stream.
 type reading struct {
-	want  []byte // what comes next
-	line  int    // the first that is not in want
+	want  []byte // the expected next bytes
+	line  int    // the first line that is not in want
 	read  int64
 	ended bool // in the middle of a line, by a partial record
 }
 
-// Record takes the next record and says what is wrong with it.
+// Record takes the next record and returns what is wrong with it.
 func (c *Check) Record(stream string, partial bool, content []byte) error {
 	i := 0
 	if stream == "stderr" {
@@ -127,11 +127,11 @@ func (c *Check) Record(stream string, partial bool, content []byte) error {
 	return nil
 }
 
-// Read is how many bytes of each stream were there.
+// Read returns how many bytes of each stream were found.
 func (c *Check) Read() [2]int64 { return [2]int64{c.streams[0].read, c.streams[1].read} }
 
-// End checks that everything is there which writer was rid of when it ended, and
-// no more than it can have written since it last counted.
+// End checks that everything that writer had counted is there, and no more than
+// it can have written since it last counted.
 func (c *Check) End(written [2]int64) error {
 	for i, name := range []string{"stdout", "stderr"} {
 		r := c.streams[i]

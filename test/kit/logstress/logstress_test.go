@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// records is the logstress's beginning as a log would have it.
+// records returns the beginning of the output as log records.
 func records(lines int) (all [][]byte) {
 	for i := range lines {
 		line := bytes.TrimSuffix(AppendLine(nil, 0, i), []byte("\n"))
@@ -49,7 +49,7 @@ func TestEveryByteValueAndLength(t *testing.T) {
 	}
 }
 
-// What the check is there for: each of these must be noticed.
+// The purpose of the check: each of these must be detected.
 func TestDamageIsNoticed(t *testing.T) {
 	t.Parallel()
 	whole := records(1000)

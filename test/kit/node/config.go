@@ -12,7 +12,7 @@ import (
 // serves.
 const RegistryHost = "registry.test"
 
-// RegistryAddress is where that registry listens, inside the node's network.
+// RegistryAddress is the address of that registry, inside the node's network.
 const RegistryAddress = "127.0.0.1:5000"
 
 // Bridge is the node's CNI bridge; v4 and v6 are the pod subnets.
@@ -54,8 +54,8 @@ registration_timeout = "5m" # plugins are a part of tests, which a busy machine 
 request_timeout = "5m"
 `
 
-// cniConf has no "ipMasq": no test's pod talks to the world, and the rules for it
-// cost more than the rest of a pod.
+// cniConf has no "ipMasq": tests' pods do not use outside networks, and the
+// rules for it cost more than the rest of a pod.
 const cniConf = `{
   "cniVersion": "1.0.0",
   "name": "pods",
@@ -91,8 +91,8 @@ location = "` + RegistryAddress + `"
 insecure = true
 `
 
-// pinDirs are where namespaces are pinned. They are there from the beginning, so
-// that the first pod of a kind does not look as if it left one.
+// pinDirs are where namespaces are pinned. They exist from the beginning, so
+// that the first pod of a kind does not appear to leave one behind.
 var pinDirs = []string{"ns/netns", "ns/ipcns", "ns/utsns", "ns/userns"}
 
 func (n *Node) writeConfig(extra string) error {
@@ -119,8 +119,8 @@ func (n *Node) writeConfig(extra string) error {
 	return nil
 }
 
-// Write puts a file into the node's directory. The text is a template on the
-// node: {{.Path "x"}}, {{.CgroupParent}} and the like.
+// Write puts a file into the node's directory. text is a template executed on
+// the node: {{.Path "x"}}, {{.CgroupParent}} and the like.
 func (n *Node) Write(name, text string) error {
 	t, err := template.New(name).Parse(text)
 	if err != nil {
@@ -136,8 +136,8 @@ func (n *Node) Write(name, text string) error {
 	return os.WriteFile(n.Path(name), []byte(out.String()), 0o644)
 }
 
-// Configure adds a configuration drop-in, which counts from the next Start.
-// Empty text removes it. The text is a template, as in Write.
+// Configure adds a configuration drop-in, in force from the next Start. Empty
+// text removes it. text is a template, as in Write.
 func (n *Node) Configure(name, text string) error {
 	file := filepath.Join("crius.toml.d", name+".toml")
 	if text == "" {

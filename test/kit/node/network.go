@@ -43,8 +43,8 @@ func newNetwork() (*network, error) {
 
 func (n *network) close() error { return n.handle.Close() }
 
-// onOwnThread runs f on a thread that is thrown away afterwards, since f
-// changes its network namespace.
+// onOwnThread runs f on a thread that ends afterwards, because f changes its
+// network namespace.
 func onOwnThread(f func() error) error {
 	result := make(chan error)
 	go func() {
@@ -72,8 +72,7 @@ func loopbackUp() error {
 }
 
 // Do runs f on a thread inside the node's network namespace. A program that f
-// starts and a socket that f opens belong to it; goroutines that f starts
-// don't.
+// starts and a socket that f opens are in it; goroutines that f starts are not.
 func (n *Node) Do(f func() error) error {
 	return onOwnThread(func() error {
 		if err := netns.Set(n.net.handle); err != nil {
@@ -101,8 +100,8 @@ func (n *Node) Dial(ctx context.Context, network, address string) (c net.Conn, e
 	return c, err
 }
 
-// Get fetches a page from the node's network, trying again until ctx ends:
-// the server behind it may still be starting. Address is a host and a port.
+// Get fetches a page from the node's network, and retries until ctx ends: the
+// server behind it may still be starting. address is a host and a port.
 func (n *Node) Get(ctx context.Context, address, path string) (string, error) {
 	client := http.Client{
 		Timeout:   5 * time.Second,
@@ -135,7 +134,7 @@ func get(ctx context.Context, client *http.Client, url string) (string, error) {
 	return string(body), err
 }
 
-// Run executes a program in the node's network and returns what it prints.
+// Run executes a program in the node's network and returns its output.
 func (n *Node) Run(ctx context.Context, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.WaitDelay = time.Second

@@ -1,17 +1,17 @@
-// Package node runs a private crius: a node of a cluster, in miniature.
+// Package node runs a private crius: a cluster node in miniature.
 //
-// Everything a node has lies below one directory with a short name (a unix
+// Everything of a node is below one directory with a short name (a unix
 // socket's path ends at 108 bytes): state, run and image roots, namespaces,
-// logs, configuration, CNI leases. Its network is a namespace of its own, so
-// bridges, firewall rules and the ports of its registry are nobody else's; its
-// cgroups lie below one parent of its own. Nodes therefore run side by side,
-// and [Node.Inventory] can tell what belongs to one.
+// logs, configuration, CNI leases. Its network is its own namespace, with its
+// own bridges, firewall rules and registry port; its cgroups are below one
+// parent of its own. Nodes can therefore run concurrently, and [Node.Inventory]
+// knows what belongs to one.
 //
-// The directory is a tmpfs, so that a node neither waits for the machine's disk,
-// which every sync of a file system does for everybody's data, nor wears it;
-// durability is what the power cuts of test/node prove. Its mount is shared, as
-// the root of a systemd machine is. Close takes away whatever is left, whoever
-// made it, and [claim.Sweep] does so for a process that was killed.
+// The directory is a tmpfs, so that a node neither waits for the machine's
+// disk, which every sync of a file system does for all data on it, nor wears
+// it; the power cuts of test/node test durability. Its mount is shared, like
+// the root of a systemd machine. Close removes everything that is left, and
+// [claim.Sweep] does so for a process that was killed.
 //
 // The package depends on no testing package: the demo uses it too.
 package node
@@ -37,29 +37,31 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// Options change what a node is made of. The zero value is a plain node.
+// Options change a node. The zero value is a plain node.
 type Options struct {
-	// Config is TOML that is laid over the node's own configuration.
+	// Config is TOML that overrides the node's own configuration.
 	Config string
 	// Env is added to the server's environment, as NAME=value.
 	Env []string
-	// Server is a program that serves in the place of crius, such as
-	// [PointsServer]; empty: crius itself.
+	// Server is a program that serves in place of crius, such as [PointsServer];
+	// empty: crius itself.
 	Server string
 	// Race builds the server with the race detector; see [tools.Programs].
 	Race bool
-	// Runtimes are the programs of the runtimes that the machine must have; nil: runc and crun.
+	// Runtimes are the runtime programs that the machine must have; nil: runc and
+	// crun.
 	Runtimes []string
-	// Disk has the node on the machine's disk, for tests of what a tmpfs has not,
+	// Disk puts the node on the machine's disk, for tests of what a tmpfs lacks,
 	// such as a file cache.
 	Disk bool
-	// ImageDisk has the images and crius's state, with the containers' writable layers,
-	// on a file system of their own with so many bytes; 0: where the rest is.
+	// ImageDisk puts the images and crius's state, with the containers' writable
+	// layers, on a file system of their own of that many bytes; 0: with the rest.
 	ImageDisk int64
 }
 
 // Node is one private crius with its network and disk. Its methods may be
-// called by several goroutines, but Start, Stop, Kill and Reboot by one only.
+// called by several goroutines, except that only one may call Start, Stop, Kill
+// and Reboot.
 type Node struct {
 	ID  string // short and unique on this machine
 	Dir string // everything on disk lies below
@@ -68,9 +70,9 @@ type Node struct {
 	Registry *registry.Registry
 
 	claim    *claim.Claim
-	data     string // where images and crius's state are
+	data     string // the directory of images and crius's state
 	programs string
-	program  string // that serves
+	program  string // of the server
 	env      []string
 	net      *network
 	conn     *grpc.ClientConn
@@ -159,8 +161,8 @@ func (n *Node) makeImageDisk(bytes int64) error {
 	return nil
 }
 
-// tmpfsMapsIDs reports whether a tmpfs can be mounted with mapped ids, as pods in
-// user namespaces need it: since Linux 6.3.
+// tmpfsMapsIDs reports whether a tmpfs can be mounted with mapped ids, as pods
+// in user namespaces need it: since Linux 6.3.
 func tmpfsMapsIDs() (bool, error) {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
@@ -174,39 +176,40 @@ func tmpfsMapsIDs() (bool, error) {
 	return major > 6 || major == 6 && minor >= 3, nil
 }
 
-// Path is a file or directory of the node.
+// Path returns the path of a file or directory of the node.
 func (n *Node) Path(elem ...string) string {
 	return filepath.Join(append([]string{n.Dir}, elem...)...)
 }
 
-// Socket is where CRI is served.
+// Socket returns the path at which CRI is served.
 func (n *Node) Socket() string { return n.Path("crius.sock") }
 
-// StateRoot is crius's durable state.
+// StateRoot returns the directory of crius's durable state.
 func (n *Node) StateRoot() string { return filepath.Join(n.data, "lib") }
 
-// ImageRoot is crius's image store.
+// ImageRoot returns the directory of crius's image store.
 func (n *Node) ImageRoot() string { return filepath.Join(n.data, "img") }
 
-// RunRoot is crius's volatile state.
+// RunRoot returns the directory of crius's volatile state.
 func (n *Node) RunRoot() string { return n.Path("r") }
 
-// CgroupParent is the cgroup below which pods live, relative to each hierarchy.
+// CgroupParent returns the cgroup below which pods live, relative to each
+// hierarchy.
 func (n *Node) CgroupParent() string { return "/" + n.ID + "/pods" }
 
-// Program is the path of crius or crius-conmon.
+// Program returns the path of crius or crius-conmon.
 func (n *Node) Program(name string) string { return filepath.Join(n.programs, name) }
 
-// Runtime is a client of the node's RuntimeService.
+// Runtime returns a client of the node's RuntimeService.
 func (n *Node) Runtime() cri.RuntimeServiceClient { return cri.NewRuntimeServiceClient(n.conn) }
 
-// Images is a client of the node's ImageService.
+// Images returns a client of the node's ImageService.
 func (n *Node) Images() cri.ImageServiceClient { return cri.NewImageServiceClient(n.conn) }
 
-// Conn is the connection beneath both clients; it survives a restart.
+// Conn returns the connection beneath both clients; it survives a restart.
 func (n *Node) Conn() *grpc.ClientConn { return n.conn }
 
-// Inventory lists what the node has now, the server's own process left out.
+// Inventory lists what the node has now, except the server's own process.
 func (n *Node) Inventory() (*inventory.Snapshot, error) {
 	scope := inventory.Scope{
 		Dir:     n.Dir,
@@ -222,9 +225,9 @@ func (n *Node) Inventory() (*inventory.Snapshot, error) {
 	return inventory.Take(scope)
 }
 
-// Stock is an inventory to compare later ones with: it has nothing that goes by
-// itself, such as a program that ends at this moment, a file that is only on its
-// way to its name, and zombies that are about to be reaped.
+// Stock returns an inventory for later comparisons: it leaves out what
+// disappears by itself, such as a program that is ending, a temporary file that
+// is about to be renamed, and zombies that are about to be reaped.
 func (n *Node) Stock(ctx context.Context) (*inventory.Snapshot, error) {
 	last, err := n.Inventory()
 	if err != nil {
@@ -248,7 +251,7 @@ func (n *Node) Stock(ctx context.Context) (*inventory.Snapshot, error) {
 }
 
 // Clean waits until the node has nothing that it did not have in before, or
-// reports what is left.
+// returns what is left.
 func (n *Node) Clean(ctx context.Context, before *inventory.Snapshot, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -268,7 +271,7 @@ func (n *Node) Clean(ctx context.Context, before *inventory.Snapshot, patience t
 	return err
 }
 
-// Close ends the server and all that is left of the node.
+// Close ends the server and removes everything of the node.
 func (n *Node) Close() error {
 	var errs []error
 	if n.conn != nil {

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// preflight says what the machine lacks, before a test fails for that reason. Of the
-// runtimes those that the node runs are looked for.
+// preflight returns what the machine lacks, before a test fails for that
+// reason. Of the runtimes it checks those that the node runs.
 func preflight(runtimes []string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("a node needs root: run the tests as root")

@@ -7,9 +7,9 @@ import (
 	"os"
 )
 
-// Reboot does to the node what losing power and coming back does: every
-// process ends at once, mounts, cgroups, interfaces, firewall rules and the
-// run root are gone, the disk stays, and the kernel has another boot id.
+// Reboot does to the node what a power loss and a boot do: every process ends
+// at once; mounts, cgroups, interfaces, firewall rules and the run root are
+// gone; the disk stays; the kernel has another boot id.
 func (n *Node) Reboot(ctx context.Context) error {
 	if err := n.Kill(); err != nil {
 		return err
@@ -34,8 +34,8 @@ func (n *Node) Reboot(ctx context.Context) error {
 	return n.Start(ctx)
 }
 
-// bootWrapper shows the server another boot id, in a mount namespace of its
-// own from which mounts below the node's directory still reach everybody.
+// bootWrapper shows the server another boot id, in its own mount namespace,
+// from which mounts below the node's directory still propagate.
 func (n *Node) bootWrapper() []string {
 	const script = `mount --make-rprivate /proc && mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"`
 	return []string{"unshare", "--mount", "--propagation", "unchanged", "sh", "-c", script, n.Path("boot_id")}

@@ -34,8 +34,8 @@ func Connect(socket string) (*grpc.ClientConn, error) {
 		}))
 }
 
-// neverForEver gives a call without a deadline one, so that a server that
-// hangs fails the test that met it and not the whole run.
+// neverForEver gives a call without a deadline one, so that a hanging server
+// fails only its test and not the whole run.
 func neverForEver(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
@@ -45,7 +45,7 @@ func neverForEver(ctx context.Context, method string, req, reply any, cc *grpc.C
 	return invoke(ctx, method, req, reply, cc, opts...)
 }
 
-// Start runs the server and returns when it answers.
+// Start starts the server and returns once it answers.
 func (n *Node) Start(ctx context.Context) error {
 	if n.PID() != 0 {
 		return errors.New("the server runs already")
@@ -91,7 +91,8 @@ func (n *Node) launch() error {
 	return nil
 }
 
-// Argv is the command line of a crius subcommand on this node's configuration.
+// Argv returns the command line of a crius subcommand with this node's
+// configuration.
 func (n *Node) Argv(args ...string) []string {
 	return append([]string{n.Program("crius"), "--config", n.Path("crius.toml"), "--config-dir", n.Path("crius.toml.d")}, args...)
 }
@@ -114,13 +115,13 @@ func (n *Node) answers(ctx context.Context) error {
 			return nil
 		case n.PID() == 0:
 			return fmt.Errorf("the server ended before it answered: %v", n.ExitErr())
-		case status.Code(err) != codes.Unavailable: // that was a connection to the server before
+		case status.Code(err) != codes.Unavailable: // that was a connection to the previous server
 			return err
 		}
 	}
 }
 
-// PID is the server's process, 0 while it does not run.
+// PID returns the server's pid, 0 while it is not running.
 func (n *Node) PID() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -130,7 +131,7 @@ func (n *Node) PID() int {
 	return n.server.Process.Pid
 }
 
-// ExitErr is how the server's last run ended; nil means with code 0.
+// ExitErr returns how the server's last run ended; nil means with code 0.
 func (n *Node) ExitErr() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -143,7 +144,7 @@ func (n *Node) ended() <-chan struct{} {
 	return n.done
 }
 
-// Signal sends a signal to the server, if it runs.
+// Signal sends a signal to the server, if it is running.
 func (n *Node) Signal(s os.Signal) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -153,8 +154,8 @@ func (n *Node) Signal(s os.Signal) error {
 	return n.server.Process.Signal(s)
 }
 
-// Stop ends the server with SIGTERM as an operator does and waits for it. The
-// error tells an exit code other than 0.
+// Stop ends the server with SIGTERM, as an operator does, and waits for it. The
+// error carries an exit code other than 0.
 func (n *Node) Stop() error {
 	if n.PID() == 0 {
 		return nil
@@ -217,10 +218,11 @@ func (n *Node) Stacks() (string, error) {
 	return string(bytes.TrimPrefix(after, before)), err
 }
 
-// LogFile holds what the server printed, all runs after one another.
+// LogFile returns the file with the server's output, of all runs one after the
+// other.
 func (n *Node) LogFile() string { return n.Path("server.log") }
 
-// LogTail is the end of the server's log.
+// LogTail returns the end of the server's log.
 func (n *Node) LogTail(lines int) string {
 	data, err := os.ReadFile(n.LogFile())
 	if err != nil {
@@ -230,8 +232,8 @@ func (n *Node) LogTail(lines int) string {
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
-// LogAbout are the last lines of the server's log that name one of the ids,
-// without those for debugging.
+// LogAbout returns the last lines of the server's log that name one of the ids,
+// without debug messages.
 func (n *Node) LogAbout(lines int, ids ...string) string {
 	data, err := os.ReadFile(n.LogFile())
 	if err != nil {
@@ -249,11 +251,12 @@ func (n *Node) LogAbout(lines int, ids ...string) string {
 	return strings.Join(out[max(0, len(out)-lines):], "\n")
 }
 
-// stack begins a stack that a program prints of itself. In those of Stacks, which may find
-// a goroutine running as well, addresses stand before the state.
+// stack matches the beginning of a stack that a program prints of itself. In
+// the stacks of Stacks, which may catch a goroutine running as well, addresses
+// stand before the state.
 var stack = regexp.MustCompile(`goroutine \d+ \[running`)
 
-// Faults are the places in the server's log that no log may have: data races,
+// Faults returns the parts of the server's log that must not occur: data races,
 // panics and fatal errors of the Go runtime, each with some lines around it.
 func (n *Node) Faults() []string {
 	data, err := os.ReadFile(n.LogFile())

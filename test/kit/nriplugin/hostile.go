@@ -9,24 +9,25 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Die ends the connection as the death of the plugin does. It may be called in a hook.
+// Die ends the connection like the death of the plugin. It may be called in a
+// hook.
 func (p *Plugin) Die() { p.conn.Close() }
 
-// Send writes bytes to the runtime past the protocol.
+// Send writes raw bytes to the runtime, outside of the protocol.
 func (p *Plugin) Send(bytes []byte) error {
 	_, err := p.conn.Write(bytes)
 	return err
 }
 
-// What Everything sets.
+// Values set by Everything.
 const (
 	MemoryLimit = 128 << 20 // bytes
 	CPUShares   = 512
 	OpenFiles   = 345
 )
 
-// Everything is an adjustment of all that the protocol has and that containers of tests take
-// on every node, with every runtime.
+// Everything is an adjustment of everything in the protocol that containers of
+// tests accept on every node, with every runtime.
 func Everything() *api.ContainerAdjustment {
 	a := &api.ContainerAdjustment{}
 	a.AddAnnotation("from-plugin", "yes")
@@ -35,7 +36,7 @@ func Everything() *api.ContainerAdjustment {
 	a.AddMount(&api.Mount{Source: "/etc/hostname", Destination: "/from-plugin/name", Type: "bind", Options: []string{"bind", "ro"}})
 	a.RemoveMount("/dev/mqueue")
 	a.AddRlimit("RLIMIT_NOFILE", OpenFiles, OpenFiles)
-	// Debian's crun fails at times with hooks of any other stage.
+	// Debian's crun sometimes fails with hooks of any other stage.
 	a.AddHooks(&api.Hooks{Poststop: []*api.Hook{{Path: "/bin/true", Args: []string{"true"}, Timeout: api.Int(60)}}})
 	a.AddDevice(&api.LinuxDevice{Path: "/dev/from-plugin", Type: "c", Major: 1, Minor: 3})
 	a.SetLinuxMemoryLimit(MemoryLimit)
@@ -54,8 +55,8 @@ func Everything() *api.ContainerAdjustment {
 	return a
 }
 
-// Nonsense sets all fields of a message, and of those within, to values that mean nothing,
-// or leaves some of them out.
+// Nonsense sets all fields of a message, and of nested ones, to meaningless
+// values, or leaves some of them out.
 func Nonsense(random *rand.Rand, m proto.Message) { fill(random, m.ProtoReflect()) }
 
 func fill(random *rand.Rand, m protoreflect.Message) {
@@ -79,7 +80,7 @@ func fill(random *rand.Rand, m protoreflect.Message) {
 	}
 }
 
-// value is one for a field; empty makes a message.
+// value returns one value of a field; empty makes a message.
 func value(random *rand.Rand, field protoreflect.FieldDescriptor, empty func() protoreflect.Value) protoreflect.Value {
 	switch field.Kind() {
 	case protoreflect.MessageKind:

@@ -1,5 +1,5 @@
-// Package nriplugin is an NRI plugin for tests, made of the library's own stub: it
-// notes what it is told, and answers as the test wants.
+// Package nriplugin is an NRI plugin for tests, built on the library's own
+// stub: it records events, and answers as the test says.
 package nriplugin
 
 import (
@@ -14,27 +14,28 @@ import (
 	"github.com/containerd/nri/pkg/stub"
 )
 
-// Event is what a plugin has been told. Of an event of a pod Container is nil.
+// Event is an event that a plugin has received. Container is nil in events of
+// pods.
 type Event struct {
 	Name      string // as in the protocol: RunPodSandbox, …
 	Pod       *api.PodSandbox
 	Container *api.Container
 }
 
-// Plugin notes all events. The functions that are not nil answer them; they must
+// Plugin records all events. Its functions, if not nil, answer them; they must
 // not be changed once the plugin is connected.
 type Plugin struct {
-	// Answer is called on every event; an error refuses what can be refused.
+	// Answer is called for every event; an error refuses what can be refused.
 	Answer func(Event) error
 	Create func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error)
 	Update func(*api.Container, *api.LinuxResources) ([]*api.ContainerUpdate, error)
 	// Stop is called when a container has ended.
 	Stop func(*api.Container) []*api.ContainerUpdate
-	// Sync is called with all there is.
+	// Sync is called with the existing pods and containers.
 	Sync func([]*api.PodSandbox, []*api.Container) ([]*api.ContainerUpdate, error)
 
 	stub stub.Stub
-	conn net.Conn // below the protocol; nil: of a plugin that a runtime has started
+	conn net.Conn // below the protocol; nil: for a plugin that a runtime has started
 
 	mu         sync.Mutex
 	pods       []*api.PodSandbox
@@ -44,9 +45,9 @@ type Plugin struct {
 	closed     chan struct{}
 }
 
-// Connect has the plugin register at the runtime that listens on socket. It returns
-// when it has registered; being told of all there is comes later. A plugin that a
-// runtime has started needs none of the three.
+// Connect registers the plugin at the runtime that listens on socket. It
+// returns once the plugin is registered; the synchronization comes later. A
+// plugin that a runtime has started needs none of the three arguments.
 func (p *Plugin) Connect(ctx context.Context, socket, index, name string) (err error) {
 	p.synced, p.closed = make(chan struct{}), make(chan struct{})
 	options := []stub.Option{stub.WithOnClose(sync.OnceFunc(func() { close(p.closed) })), stub.WithLogger(silent{})}
@@ -65,19 +66,20 @@ func (p *Plugin) Connect(ctx context.Context, socket, index, name string) (err e
 // Close disconnects the plugin.
 func (p *Plugin) Close() { p.stub.Stop() }
 
-// Closed is closed when the plugin is not connected any more.
+// Closed is closed when the plugin is no longer connected.
 func (p *Plugin) Closed() <-chan struct{} { return p.closed }
 
-// Synced is closed when the plugin is being told of all there is. What comes after that
-// it is told by events.
+// Synced is closed when the plugin is being synchronized. Later changes come as
+// events.
 func (p *Plugin) Synced() <-chan struct{} { return p.synced }
 
-// Ask asks the runtime for updates, and returns those that failed.
+// Ask requests updates from the runtime, and returns those that failed.
 func (p *Plugin) Ask(updates ...*api.ContainerUpdate) ([]*api.ContainerUpdate, error) {
 	return p.stub.UpdateContainers(updates)
 }
 
-// Events are those of a pod or a container, by its id: all if it is empty.
+// Events returns the events of a pod or a container, by its id; all if it is
+// empty.
 func (p *Plugin) Events(id string) []Event {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -93,7 +95,7 @@ func (p *Plugin) Events(id string) []Event {
 	return events
 }
 
-// Names are the names of Events.
+// Names returns the names of Events.
 func (p *Plugin) Names(id string) []string {
 	var names []string
 	for _, e := range p.Events(id) {
@@ -102,14 +104,15 @@ func (p *Plugin) Names(id string) []string {
 	return names
 }
 
-// Synchronized are the pods and containers that were there when the plugin came.
+// Synchronized returns the pods and containers that existed when the plugin
+// connected.
 func (p *Plugin) Synchronized() ([]*api.PodSandbox, []*api.Container) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.pods), slices.Clone(p.containers)
 }
 
-// Knows reports whether the plugin has heard of a pod or container.
+// Knows reports whether the plugin has received a pod or container.
 func (p *Plugin) Knows(id string) bool {
 	pods, containers := p.Synchronized()
 	return len(p.Events(id)) > 0 ||
@@ -117,8 +120,9 @@ func (p *Plugin) Knows(id string) bool {
 		slices.ContainsFunc(containers, func(c *api.Container) bool { return c.GetId() == id })
 }
 
-// Introduced counts how often the plugin has been told that a pod or container is there,
-// with all there was or by the event of its creation: once is right.
+// Introduced counts how often the plugin has received a pod or container as
+// existing, in the synchronization or by the event of its creation: once is
+// right.
 func (p *Plugin) Introduced(id string) int {
 	pods, containers := p.Synchronized()
 	n := 0
@@ -232,7 +236,7 @@ func (p plugin) RemoveContainer(_ context.Context, pod *api.PodSandbox, c *api.C
 	return p.note("RemoveContainer", pod, c)
 }
 
-// Refuse is an Answer that refuses an event as often as times says, 0: always.
+// Refuse returns an Answer that refuses an event times times; 0: always.
 func Refuse(name string, times int) func(Event) error {
 	var mu sync.Mutex
 	done := 0

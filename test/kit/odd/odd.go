@@ -1,8 +1,8 @@
-// Package odd starts a program with everything changed that a process inherits, and
-// reports what a process has inherited.
+// Package odd starts a program with everything changed that a process inherits,
+// and reports what a process has inherited.
 //
-// A program that uses it calls [Main] before all else: the changes are made by that
-// program, started again.
+// A program that uses it calls [Main] before anything else: that program,
+// started again, makes the changes.
 package odd
 
 import (
@@ -19,16 +19,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// variable says what this program is started for. descriptor and environment are what
-// containers must not have of it.
+// variable says for what this program is started. descriptor and environment
+// are the parts that containers must not inherit.
 const (
 	variable    = "CRIUS_ODD"
 	descriptor  = "/dev/full"
 	environment = "CRIUS_ODD_ENVIRONMENT"
 )
 
-// Main does what this process is started for, and returns if that is nothing of this
-// package's.
+// Main does what this process is started for, and returns if that is not this
+// package's work.
 func Main() {
 	var err error
 	switch os.Getenv(variable) {
@@ -46,15 +46,16 @@ func Main() {
 	os.Exit(0)
 }
 
-// Wrapper is a shell script that runs a program with its own arguments, by way of this
-// program, and everything changed as long as the file odd exists.
+// Wrapper returns a shell script that runs a program with the script's
+// arguments, through this program, with everything changed as long as the file
+// odd exists.
 func Wrapper(program, odd string) (string, error) {
 	self, err := os.Executable()
 	return fmt.Sprintf("#!/bin/sh\nif [ -e %q ]; then exec env %s=run %q %q \"$@\"; fi\nexec %q \"$@\"\n",
 		odd, variable, self, program, program), err
 }
 
-// Reporter is a shell script that writes what it has inherited to a file.
+// Reporter returns a shell script that writes what it has inherited to a file.
 func Reporter(file string) (string, error) {
 	self, err := os.Executable()
 	return fmt.Sprintf("#!/bin/sh\n%s=report exec %q %q\n", variable, self, file), err
@@ -81,7 +82,7 @@ func Read(file string) (state State, err error) {
 	return state, err
 }
 
-// run changes what it can and becomes the program.
+// run changes what it can and executes the program.
 func run(argv []string) error {
 	runtime.LockOSThread()
 	for what, change := range changes {
@@ -181,7 +182,8 @@ var changes = map[string]func() error{
 	},
 }
 
-// unless returns err, but nil if it is that of a kernel without the attribute.
+// unless returns err, but nil if it is the error of a kernel without the
+// attribute.
 func unless(err error, unknown unix.Errno) error {
 	if errors.Is(err, unknown) {
 		return nil
@@ -189,8 +191,8 @@ func unless(err error, unknown unix.Errno) error {
 	return err
 }
 
-// mayRaise reports whether a process may raise hard limits: otherwise nobody can help it if
-// they were lowered.
+// mayRaise reports whether a process may raise hard limits: otherwise it cannot
+// undo that they were lowered.
 func mayRaise() bool {
 	header, data := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, [2]unix.CapUserData{}
 	err := unix.Capget(&header, &data[0])
@@ -209,8 +211,8 @@ func sys(call uintptr, args ...uintptr) error {
 // State is what a process has inherited, by name.
 type State map[string]string
 
-// Of reads the state of a process, by the node's /proc. That of its open files is left out:
-// containers get it from the server on purpose.
+// Of reads the state of a process, from the node's /proc. It leaves out the
+// limit of open files: containers get it from the server on purpose.
 func Of(pid int) (State, error) {
 	dir := fmt.Sprintf("/proc/%d/", pid)
 	state := State{}
@@ -256,7 +258,7 @@ func Of(pid int) (State, error) {
 	return state, nil
 }
 
-// leaks notes what is there only if it is the wrapper's.
+// leaks records what exists only if it is the wrapper's.
 func (state State) leaks(dir string) {
 	files, _ := filepath.Glob(dir + "fd/*")
 	for _, file := range files {

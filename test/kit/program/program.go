@@ -7,8 +7,8 @@ import (
 )
 
 // Write writes an executable file while no other goroutine forks: a child would
-// hold the file open for writing until it is another program, and meanwhile it
-// could not be run (ETXTBSY).
+// hold the file open for writing until its execve, and meanwhile the file could
+// not be executed (ETXTBSY).
 func Write(file string, content []byte) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Whoever else forks, what has been written can be run.
+// Whatever else forks, a written program can be executed.
 func TestWrittenProgramsCanBeRun(t *testing.T) {
 	dir := t.TempDir()
 	var all sync.WaitGroup

@@ -1,5 +1,5 @@
-// Package realkubelet runs the kubelet program on a node of package node, such that what
-// it changes outside of the node's directory is its own.
+// Package realkubelet runs the kubelet program on a node of package node, so
+// that its changes outside of the node's directory stay private.
 package realkubelet
 
 import (
@@ -15,14 +15,14 @@ import (
 	"github.com/crius-run/crius/test/kit/node"
 )
 
-// NodeName is what a kubelet calls its node; static pods bear it in their names.
+// NodeName is the kubelet's name for its node; names of static pods contain it.
 const NodeName = "node"
 
 // Address is the node's own, in its network.
 const Address = "192.0.2.1"
 
-// Prepare writes the configuration of a kubelet for the runtime at a socket, and what the
-// kubelet wants to find. The changes are laid over the configuration.
+// Prepare writes the configuration of a kubelet for the runtime at a socket,
+// and the files that the kubelet expects. changes override the configuration.
 func Prepare(ctx context.Context, n *node.Node, socket string, changes map[string]any) error {
 	for _, dir := range []string{"static", "crio", "kubelet", "sys", "volume-plugins"} {
 		if err := os.MkdirAll(n.Path(dir), 0o755); err != nil {
@@ -65,19 +65,19 @@ func configuration(n *node.Node, socket string) map[string]any {
 		"resolvConf":               n.Path("resolv.conf"),
 		"makeIPTablesUtilChains":   false,
 		"registryPullQPS":          0,
-		"evictionHard":             map[string]any{"memory.available": "1Mi"}, // the tests' disk is nobody's business
+		"evictionHard":             map[string]any{"memory.available": "1Mi"}, // the kubelet must not react to the test machine's disk
 	}
 }
 
-// makeCgroup makes a cgroup in every hierarchy. A kubelet does not make its root, and
-// makes what it keeps below that in some hierarchies only; runtimes make it in the
-// others.
+// makeCgroup makes a cgroup in every hierarchy. A kubelet does not make its
+// root, and makes its cgroups below that only in some hierarchies; runtimes
+// make them in the others.
 func makeCgroup(path string) error {
 	hierarchies, err := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs")
 	if err != nil {
 		return err
 	}
-	if len(hierarchies) == 0 { // cgroup v2 alone
+	if len(hierarchies) == 0 { // cgroup v2 only
 		hierarchies = []string{"/sys/fs/cgroup/cgroup.procs"}
 	}
 	for _, file := range hierarchies {
@@ -89,7 +89,7 @@ func makeCgroup(path string) error {
 }
 
 // tunables are what a kubelet sets for the whole machine. It finds them set, in
-// files of its own.
+// private files.
 var tunables = map[string]string{
 	"/proc/sys/vm/overcommit_memory": "1",
 	"/proc/sys/vm/panic_on_oom":      "0",
@@ -97,9 +97,10 @@ var tunables = map[string]string{
 	"/proc/sys/kernel/panic_on_oops": "1",
 }
 
-// surroundings is a script that runs a kubelet in a mount namespace in which what it
-// writes outside of its own directories is private, and in which CRI-O's socket is
-// crius's. What it mounts below the node's directory reaches the node.
+// surroundings is a script that runs a kubelet in a mount namespace in which
+// its writes outside of its own directories are private, and in which CRI-O's
+// socket is crius's. Its mounts below the node's directory propagate to the
+// node.
 const surroundings = `
 mount --make-private /
 mount --make-rprivate /proc
@@ -112,7 +113,7 @@ for file in $2; do mount --bind "$1/sys/${file##*/}" "$file"; done
 shift 2
 exec "$@"`
 
-// Command is the command line of a kubelet on a node that is prepared for it.
+// Command returns the command line of a kubelet on a prepared node.
 func Command(n *node.Node, program string, args ...string) *exec.Cmd {
 	var files []string
 	for name := range tunables {

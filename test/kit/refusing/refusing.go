@@ -1,6 +1,6 @@
-// Package refusing has ports that refuse connections for as long as a test takes.
-// One that was listened on and closed may be somebody else's at once, and one of
-// 127.0.0.1 says nothing about the same of ::1.
+// Package refusing provides ports that refuse connections for as long as a test
+// takes. Another process may take a port that was listened on and closed, and a
+// port of 127.0.0.1 says nothing about the same port of ::1.
 package refusing
 
 import (
@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Port is a TCP port of 127.0.0.1 and of ::1, where nobody listens and nobody else
-// can.
+// Port returns a TCP port of 127.0.0.1 and of ::1 on which nothing listens and
+// nothing else can.
 func Port(t testing.TB) int {
 	t.Helper()
 	for range attempts {
@@ -26,7 +26,7 @@ func Port(t testing.TB) int {
 	return 0
 }
 
-// Listen listens on 127.0.0.1 or ::1, at a port that the other one refuses.
+// Listen listens on 127.0.0.1 or ::1, at a port that the other address refuses.
 func Listen(t testing.TB, host string) net.Listener {
 	t.Helper()
 	other := map[string]string{"127.0.0.1": "::1", "::1": "127.0.0.1"}[host]
@@ -48,7 +48,7 @@ func Listen(t testing.TB, host string) net.Listener {
 
 const attempts = 100
 
-// bind keeps a port of host, 0 for a free one, or finds that it is in use.
+// bind reserves a port of host, 0 for a free one, or finds that it is in use.
 func bind(t testing.TB, host string, port int) (taken int, free bool) {
 	t.Helper()
 	family, address := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}})

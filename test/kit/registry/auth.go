@@ -11,29 +11,29 @@ import (
 
 const tokenPath = "/token"
 
-// Auth says who may pull. The zero value lets everybody in.
+// Auth says who may pull. The zero value admits everyone.
 type Auth struct {
 	Username, Password string
-	IdentityToken      string // taken by the token endpoint as an OAuth2 refresh token
-	RegistryToken      string // taken as it is in "Authorization: Bearer"
+	IdentityToken      string // accepted by the token endpoint as an OAuth2 refresh token
+	RegistryToken      string // accepted unchanged in "Authorization: Bearer"
 
 	// Bearer sends clients to the token endpoint instead of asking for Basic.
 	Bearer bool
 	// Realm is the token endpoint's URL; empty: this registry's own.
 	Realm string
-	// Tokens is the registry whose endpoint issues tokens for this one; nil:
-	// this registry itself.
+	// Tokens is the registry whose endpoint issues tokens for this one; nil: this
+	// registry itself.
 	Tokens *Registry
 }
 
-// Require asks for credentials from now on.
+// Require requires credentials from now on.
 func (r *Registry) Require(a Auth) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.auth = a
 }
 
-// admit lets an authorized request pass and answers any other.
+// admit passes an authorized request on and answers any other.
 func (r *Registry) admit(w http.ResponseWriter, req *http.Request) bool {
 	r.mu.Lock()
 	auth := r.auth
@@ -73,8 +73,8 @@ func (r *Registry) issued(authorization string, auth Auth) bool {
 	return r.tokens[authorization]
 }
 
-// serveToken gives a token to the right user name and password (GET) or to the
-// right identity token (POST), as docker's token server does.
+// serveToken issues a token for the right user name and password (GET) or for
+// the right identity token (POST), like docker's token server.
 func (r *Registry) serveToken(w http.ResponseWriter, req *http.Request) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -10,19 +10,19 @@ import (
 	"time"
 )
 
-// Fault spoils the answers to requests whose path contains Path, such as
+// Fault disturbs the answers to requests whose path contains Path, such as
 // "/blobs/", "/manifests/latest" or "/v2/".
 type Fault struct {
 	Path  string
-	Times int // how many requests to spoil; 0: all
+	Times int // how many requests to disturb; 0: all
 	Do    Action
 }
 
-// Action puts itself before the answer of the registry. It must not outlast
-// the end of the request or of stop.
+// Action wraps the registry's answer. It must not outlast the end of the
+// request or of stop.
 type Action func(answer http.Handler, stop <-chan struct{}) http.Handler
 
-// Inject adds a fault. Of several that match a request the first one counts.
+// Inject adds a fault. If several match a request the first one applies.
 func (r *Registry) Inject(f Fault) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -77,9 +77,9 @@ func Status(status int, header ...string) Action {
 	}
 }
 
-// Namespaces has a mirror answer with what other registries have, by the parameter ns that names
-// one of them, and without it with 404, as the mirrors do that stand for several registries
-// ("registry proxying" in the distribution specification).
+// Namespaces makes a mirror answer with the content of other registries, by the
+// parameter ns that names one of them, and with 404 without it, like mirrors of
+// several registries ("registry proxying" in the distribution specification).
 func Namespaces(of map[string]*Registry) Action {
 	return func(answer http.Handler, _ <-chan struct{}) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -96,7 +96,7 @@ func Namespaces(of map[string]*Registry) Action {
 	}
 }
 
-// Page answers with an HTTP status and a web page, as a proxy in between does.
+// Page answers with an HTTP status and a web page, like a proxy in between.
 func Page(status int) Action {
 	return func(http.Handler, <-chan struct{}) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -107,12 +107,12 @@ func Page(status int) Action {
 	}
 }
 
-// TooManyRequests answers 429 and asks to come back after a number of seconds.
+// TooManyRequests answers 429 with a Retry-After in seconds.
 func TooManyRequests(seconds int) Action {
 	return Status(http.StatusTooManyRequests, "Retry-After", strconv.Itoa(seconds))
 }
 
-// Redirect sends the client to the same path of another server; base is its
+// Redirect redirects the client to the same path of another server; base is its
 // scheme and address, such as "http://127.0.0.2:5000".
 func Redirect(base string) Action {
 	return func(http.Handler, <-chan struct{}) http.Handler {
@@ -135,7 +135,7 @@ func Stall(after int) Action {
 	})
 }
 
-// Slow sends so many bytes of the answer's body per second.
+// Slow sends that many bytes of the answer's body per second.
 func Slow(bytesPerSecond int) Action {
 	const ticks = 20 // per second
 	return body(func(w http.ResponseWriter, req *http.Request, stop <-chan struct{}, content []byte) {
@@ -164,8 +164,8 @@ func Reset(after int) Action {
 	})
 }
 
-// Replace answers with other content, correctly framed: what a registry with
-// a wrong or hostile store does. Corrupt and Truncate are two ways to make it.
+// Replace answers with other content, correctly framed, like a registry with a
+// wrong or hostile store. Corrupt and Truncate are two ways to make it.
 func Replace(change func([]byte) []byte) Action {
 	return func(answer http.Handler, _ <-chan struct{}) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -191,7 +191,7 @@ func Corrupt(content []byte) []byte {
 // Truncate drops the last half.
 func Truncate(content []byte) []byte { return content[:len(content)/2] }
 
-// body makes an Action that sends the true headers and its own idea of the body.
+// body makes an Action that sends the true headers and a different body.
 func body(write func(w http.ResponseWriter, req *http.Request, stop <-chan struct{}, content []byte)) Action {
 	return func(answer http.Handler, stop <-chan struct{}) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {

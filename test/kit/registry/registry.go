@@ -1,6 +1,6 @@
 // Package registry is a small OCI distribution server for tests and the demo:
 // images in memory, pulled over HTTP, with credentials, recorded requests and
-// faults on demand. It only serves; images arrive through Push.
+// injected faults. It only serves; images arrive through Push.
 //
 //	r := registry.New()
 //	r.Push("library/hello", "latest", built)
@@ -36,7 +36,7 @@ type Registry struct {
 	requests []Request
 
 	counting sync.Mutex
-	sent     map[string]int64 // bytes of bodies, by path; Forget puts another in its place
+	sent     map[string]int64 // bytes of bodies, by path; Forget replaces it
 
 	server   *http.Server
 	listener net.Listener
@@ -58,7 +58,7 @@ type sized struct {
 	size int64
 }
 
-// Request is what the registry remembers of a request.
+// Request is a recorded request.
 type Request struct {
 	Method        string
 	Host          string // as the client named it
@@ -69,7 +69,7 @@ type Request struct {
 	Body          string // of a token request
 }
 
-// New makes an empty registry that lets everybody in.
+// New returns an empty registry that admits everyone.
 func New() *Registry {
 	return &Registry{
 		repos:   map[string]*repository{},
@@ -91,14 +91,16 @@ func (r *Registry) Push(repo, tag string, a *image.Artifact) {
 	}
 }
 
-// PushBlob stores a blob under its digest that is read only when it is served.
+// PushBlob stores, under its digest, a blob that is read only when it is
+// served.
 func (r *Registry) PushBlob(repo string, d digest.Digest, blob io.ReaderAt, size int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.repository(repo).large[d] = sized{blob, size}
 }
 
-// repository is made when it is first asked for. The caller holds the lock.
+// repository returns the repository, which it makes on first use. The caller
+// holds the lock.
 func (r *Registry) repository(repo string) *repository {
 	in := r.repos[repo]
 	if in == nil {
@@ -123,7 +125,7 @@ func (in *repository) add(a *image.Artifact) {
 	}
 }
 
-// Listen serves on a TCP address; port 0 takes a free one, which Addr tells.
+// Listen serves on a TCP address; port 0 takes a free one, which Addr returns.
 func (r *Registry) Listen(address string) error {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
@@ -144,10 +146,10 @@ func (r *Registry) Serve(l net.Listener) {
 	}()
 }
 
-// Addr is host:port of the server.
+// Addr returns host:port of the server.
 func (r *Registry) Addr() string { return r.listener.Addr().String() }
 
-// Close ends the server, and breaks off every answer under way.
+// Close ends the server, and aborts every answer under way.
 func (r *Registry) Close() {
 	r.close.Do(func() {
 		close(r.closing)
@@ -159,15 +161,15 @@ func (r *Registry) Close() {
 	})
 }
 
-// Requests are those received so far, in order of arrival.
+// Requests returns the requests received so far, in order of arrival.
 func (r *Registry) Requests() []Request {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.requests)
 }
 
-// Sent is how many bytes of bodies were sent in answers to requests whose path contains one,
-// whether the client has read them or not.
+// Sent returns how many bytes of bodies were sent in answers to requests whose
+// path contains path, whether the client has read them or not.
 func (r *Registry) Sent(path string) (bytes int64) {
 	r.counting.Lock()
 	defer r.counting.Unlock()
@@ -179,8 +181,8 @@ func (r *Registry) Sent(path string) (bytes int64) {
 	return bytes
 }
 
-// Forget empties the list of requests, and what was sent. Answers under way count no more:
-// one to a client that is gone may end much later.
+// Forget empties the list of requests, and the counts. Answers under way no
+// longer count: one to a client that is gone may end much later.
 func (r *Registry) Forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -198,15 +200,15 @@ type counter struct {
 	path string
 }
 
-// count makes the answer's writer count what it is given, in the counts of this moment.
+// count makes the answer's writer count its bytes, in the present counts.
 func (r *Registry) count(w http.ResponseWriter, path string) *counter {
 	r.counting.Lock()
 	defer r.counting.Unlock()
 	return &counter{w, r, r.sent, path}
 }
 
-// Write implements http.ResponseWriter. The bytes count before they are sent: a client that
-// has them all may ask at once.
+// Write implements http.ResponseWriter. The bytes count before they are sent,
+// because a client may request the count as soon as it has them all.
 func (c *counter) Write(p []byte) (int, error) {
 	c.add(len(p))
 	n, err := c.ResponseWriter.Write(p)
@@ -250,8 +252,8 @@ func (r *Registry) record(req *http.Request) {
 	r.requests = append(r.requests, seen)
 }
 
-// answer is the distribution API: /v2/, /v2/<repo>/manifests/<tag or digest>,
-// /v2/<repo>/blobs/<digest>, /v2/<repo>/tags/list; and /token.
+// answer serves the distribution API: /v2/, /v2/<repo>/manifests/<tag or
+// digest>, /v2/<repo>/blobs/<digest>, /v2/<repo>/tags/list; and /token.
 func (r *Registry) answer(w http.ResponseWriter, req *http.Request) {
 	if req.URL.Path == tokenPath {
 		r.serveToken(w, req)
@@ -311,7 +313,7 @@ func (r *Registry) largeBlob(repo, kind, name string) (sized, bool) {
 }
 
 // lookup finds what a path names; code is the error code of the distribution
-// specification where there is nothing.
+// specification if there is nothing.
 func (r *Registry) lookup(repo, kind, name string) (body []byte, mediaType, code string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

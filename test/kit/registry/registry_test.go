@@ -162,7 +162,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// A client that gets no further must not hold up Close, nor wait for ever.
+// A stalled client must neither delay Close nor wait for ever.
 func TestCloseEndsStalledAnswers(t *testing.T) {
 	r, built := example(t)
 	r.Inject(registry.Fault{Path: "/blobs/", Do: registry.Stall(3)})
@@ -191,7 +191,7 @@ func TestDigestHeaderAndHeal(t *testing.T) {
 	}
 }
 
-// late is a blob whose content can be read from the moment of release on.
+// late is a blob whose content can be read only after release.
 type late struct {
 	io.ReaderAt
 	asked   chan<- struct{}
@@ -204,7 +204,7 @@ func (l late) ReadAt(p []byte, from int64) (int, error) {
 	return l.ReaderAt.ReadAt(p, from)
 }
 
-// An answer that was under way when all was forgotten does not count.
+// An answer that was under way at Forget does not count.
 func TestForgetAnswersUnderWay(t *testing.T) {
 	r, _ := example(t)
 	const content = "0123456789"
@@ -227,7 +227,7 @@ func TestForgetAnswersUnderWay(t *testing.T) {
 	}
 }
 
-// A blob that is not in memory is served like others, in whole and in part.
+// A blob that is not in memory is served like others, in full and in part.
 func TestPushBlob(t *testing.T) {
 	r, _ := example(t)
 	const content = "0123456789"

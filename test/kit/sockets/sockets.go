@@ -1,4 +1,4 @@
-// Package sockets has the two ends of a connection in one process.
+// Package sockets provides the two ends of a connection in one process.
 package sockets
 
 import (
@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pair connects two unix sockets of a kind, such as unix.SOCK_STREAM. They are closed with
-// the test.
+// Pair connects two unix sockets of a type, such as unix.SOCK_STREAM. They are
+// closed with the test.
 func Pair(t testing.TB, kind int) (conns [2]*net.UnixConn) {
 	t.Helper()
 	ends, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)

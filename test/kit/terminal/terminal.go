@@ -1,4 +1,4 @@
-// Package terminal has terminals for tests of what people see.
+// Package terminal provides terminals for tests of what users see.
 package terminal
 
 import (
@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Terminal is a terminal and the person in front of it.
+// Terminal is a terminal and its user.
 type Terminal struct {
-	*os.File // what programs get
+	*os.File // for programs
 
 	person *os.File
 	mu     sync.Mutex
@@ -40,7 +40,7 @@ func Open(t testing.TB) *Terminal {
 	term := &Terminal{File: file, person: person, ended: make(chan struct{})}
 	go term.watch()
 	t.Cleanup(func() {
-		_, _ = person.WriteString("\n") // ends a Read of the program's
+		_, _ = person.WriteString("\n") // ends a pending Read of the program
 		_ = file.Close()                // ends that of watch
 		<-term.ended
 		_ = person.Close()
@@ -62,15 +62,15 @@ func (t *Terminal) watch() {
 	}
 }
 
-// Shown is all that programs have written and the person has seen so far, without the
-// carriage returns that a terminal adds to the ends of lines.
+// Shown returns everything that programs have written and the user has seen so
+// far, without the carriage returns that a terminal adds to the ends of lines.
 func (t *Terminal) Shown() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return strings.ReplaceAll(t.shown.String(), "\r\n", "\n")
 }
 
-// Type is what the person types.
+// Type types text as the user.
 func (t *Terminal) Type(tb testing.TB, text string) {
 	tb.Helper()
 	if _, err := t.person.WriteString(text); err != nil {
@@ -78,8 +78,8 @@ func (t *Terminal) Type(tb testing.TB, text string) {
 	}
 }
 
-// Resize gives the terminal another size; a program that is to know at once gets
-// SIGWINCH from the caller.
+// Resize gives the terminal another size; the caller must send SIGWINCH to a
+// program that must know at once.
 func (t *Terminal) Resize(tb testing.TB, width, height uint16) {
 	tb.Helper()
 	if err := unix.IoctlSetWinsize(int(t.person.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Col: width, Row: height}); err != nil {

@@ -7,20 +7,20 @@ import (
 	"path/filepath"
 )
 
-// Cluster are the programs of a cluster of Kubernetes and of its end-to-end tests, all of
-// them static.
+// Cluster are the programs of a Kubernetes cluster and of its end-to-end tests,
+// all of them static.
 type Cluster struct {
 	Version                                       string // of Kubernetes
 	Etcd, APIServer, ControllerManager, Scheduler string
 	Kubelet, Kubectl                              string
-	Tests, Ginkgo                                 string // e2e.test, and what runs it several times at once
-	Agnhost                                       string // what nearly every container of the tests runs
+	Tests, Ginkgo                                 string // e2e.test, and the program that runs it several times at once
+	Agnhost                                       string // the program of nearly every container of the tests
 }
 
-// ClusterVariable names the release of Kubernetes that a cluster is made of.
+// ClusterVariable names the Kubernetes release of the cluster.
 const ClusterVariable = "CRIUS_TEST_CLUSTER"
 
-// ClusterVersion is the release of Kubernetes that a cluster is made of.
+// ClusterVersion returns the Kubernetes release of the cluster.
 func ClusterVersion() string {
 	if named := os.Getenv(ClusterVariable); named != "" {
 		return named
@@ -28,8 +28,8 @@ func ClusterVersion() string {
 	return newest
 }
 
-// ClusterPrograms builds the programs of a cluster where they are missing, what is
-// quickly built first: with empty caches that takes an hour on two cores.
+// ClusterPrograms builds the missing programs of a cluster, the quickest first:
+// with empty caches that takes an hour on two cores.
 func ClusterPrograms(ctx context.Context, version string) (c Cluster, err error) {
 	c.Version = version
 	if c.Etcd, err = etcd(ctx); err != nil {
@@ -58,7 +58,8 @@ func ClusterPrograms(ctx context.Context, version string) (c Cluster, err error)
 	return c, nil
 }
 
-// etcd is the path of etcd. The version is that of the module in test/tools/etcd.
+// etcd returns the path of etcd. The version is that of the module in
+// test/tools/etcd.
 func etcd(ctx context.Context) (string, error) {
 	const module = "go.etcd.io/etcd/server/v3"
 	repo, err := Repository()

@@ -8,18 +8,17 @@ import (
 	"runtime"
 )
 
-// Parts are the programs that critest and its images are made of, all of them
-// static.
+// Parts are the programs in critest and its images, all of them static.
 type Parts struct {
-	Suite   string // critest as it was built
+	Suite   string // unmodified critest
 	Busybox string
 	Standin string // see test/conformance/standin
 }
 
-// CritestParts builds the parts where they are missing, busybox in some minutes.
+// CritestParts builds the missing parts; busybox takes some minutes.
 func CritestParts(ctx context.Context) (Parts, error) { return CritestPartsFor(ctx, runtime.GOARCH) }
 
-// CritestPartsFor does so for another processor, as Go calls it.
+// CritestPartsFor does so for another processor, by its GOARCH.
 func CritestPartsFor(ctx context.Context, arch string) (p Parts, err error) {
 	if p.Suite, err = critest(ctx, arch); err != nil {
 		return Parts{}, err
@@ -33,9 +32,9 @@ func CritestPartsFor(ctx context.Context, arch string) (p Parts, err error) {
 	return p, nil
 }
 
-// Busybox returns the path of a busybox with every applet that critest calls and
-// without a shell that runs them by itself, and builds it from Debian's sources
-// where it is missing.
+// Busybox returns the path of a busybox with every applet that critest calls
+// and with a shell that does not run applets by itself. It builds a missing one
+// from Debian's sources.
 func Busybox(ctx context.Context) (string, error) { return busybox(ctx, runtime.GOARCH) }
 
 // compilers are the prefixes of Debian's C compilers for other processors.

@@ -11,15 +11,15 @@ import (
 	"strings"
 )
 
-// KubeletVariable names releases of Kubernetes, separated by commas, instead of all
-// whose kubelets crius is tested with.
+// KubeletVariable names Kubernetes releases, separated by commas, that replace
+// the default list.
 const KubeletVariable = "CRIUS_TEST_KUBELET"
 
-// newest is the newest release of Kubernetes that crius is tested with.
+// newest is the newest Kubernetes release with which crius is tested.
 const newest = "v1.37.2"
 
-// KubeletVersions are the releases of Kubernetes whose kubelets crius is tested
-// with, newest first.
+// KubeletVersions returns the Kubernetes releases with whose kubelets crius is
+// tested, newest first.
 func KubeletVersions() []string {
 	if named := os.Getenv(KubeletVariable); named != "" {
 		return strings.Split(named, ",")
@@ -29,13 +29,14 @@ func KubeletVersions() []string {
 
 const kubernetes = "k8s.io/kubernetes"
 
-// Kubelet returns the path of a kubelet of a version, and builds it where it is
-// missing: from the module proxy, within a quarter of an hour on two cores.
+// Kubelet returns the path of a kubelet of a version, and builds a missing one:
+// from the module proxy, within a quarter of an hour on two cores.
 func Kubelet(ctx context.Context, version string) (string, error) {
 	return kubernetesProgram(ctx, "kubelet-"+version, version, "kubelet", "build", "./cmd/kubelet")
 }
 
-// Kubelets builds those of all versions and returns the directory of the last.
+// Kubelets builds the kubelets of all versions and returns the directory of the
+// last.
 func Kubelets(ctx context.Context) (dir string, err error) {
 	for _, version := range KubeletVersions() {
 		if dir, err = Kubelet(ctx, version); err != nil {
@@ -45,13 +46,13 @@ func Kubelets(ctx context.Context) (dir string, err error) {
 	return filepath.Dir(dir), nil
 }
 
-// kubernetesProgram returns the path of a program of Kubernetes in a directory of
-// .cache/bin. Where it is missing, a verb of go makes it of a package: "build", or
-// "test" for a program of tests.
+// kubernetesProgram returns the path of a Kubernetes program in a directory of
+// .cache/bin. It builds a missing one from a package with a verb of go:
+// "build", or "test" for a test program.
 //
-// Kubernetes takes the modules that it is staged in from its own tree, which the module
-// proxy does not serve with it, so its go.mod is replaced by one that takes them from
-// the proxy.
+// Kubernetes takes its staging modules from its own tree, which the module
+// proxy does not serve with it, so its go.mod is replaced with one that takes
+// them from the proxy.
 func kubernetesProgram(ctx context.Context, in, version, program, verb, pkg string) (string, error) {
 	return cached(filepath.Join(in, program), func(_, dir string) *exec.Cmd {
 		source, err := kubernetesSource(ctx, dir, version)
@@ -70,11 +71,11 @@ func kubernetesProgram(ctx context.Context, in, version, program, verb, pkg stri
 	})
 }
 
-// kubernetesSource downloads Kubernetes, returns where it is, and writes a go.mod
+// kubernetesSource downloads Kubernetes, returns its path, and writes a go.mod
 // and a go.sum to build it with.
 func kubernetesSource(ctx context.Context, dir, version string) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", kubernetes+"@"+version)
-	cmd.Dir = dir // where no go.mod has a say
+	cmd.Dir = dir // where no go.mod applies
 	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off")
 	out, err := cmd.Output()
 	if err != nil {
@@ -97,8 +98,8 @@ func kubernetesSource(ctx context.Context, dir, version string) (string, error) 
 		os.WriteFile(filepath.Join(dir, "go.sum"), sum, 0o644))
 }
 
-// unstaged makes a go.mod of Kubernetes take the staged modules by version: those
-// of Kubernetes v1.X.Y are published as v0.X.Y.
+// unstaged makes a go.mod of Kubernetes take the staging modules by version:
+// those of Kubernetes v1.X.Y are published as v0.X.Y.
 func unstaged(mod, version string) string {
 	published := "v0." + strings.TrimPrefix(version, "v1.")
 	var out strings.Builder

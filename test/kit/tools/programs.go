@@ -14,20 +14,22 @@ import (
 	"github.com/crius-run/crius/internal/flock"
 )
 
-// BuildTags are those of the product.
+// BuildTags are the product's build tags.
 const BuildTags = "containers_image_openpgp,exclude_graphdriver_btrfs,nri_no_wasm"
 
-// PrebuiltVariable says that what this package builds from the repository's own
-// sources has just been built, as test/prebuild does before a run of all tests.
+// PrebuiltVariable says that everything this package builds from the
+// repository's own sources has just been built, as by test/prebuild before a
+// run of all tests.
 const PrebuiltVariable = "CRIUS_TEST_PREBUILT"
 
-// Programs returns the directory that holds crius, crius-unpack, crius-conmon and
-// crius-conmon-shim: the one that the environment variable CRIUS_BIN names, else
-// one below the repository's .cache into which they are built, so that a test
-// never meets an old program.
+// Programs returns the directory of crius, crius-unpack, crius-conmon and
+// crius-conmon-shim: the one in the environment variable CRIUS_BIN, else one
+// below the repository's .cache into which it builds them, so that a test never
+// uses an old program.
 //
-// With race the server and its pull worker are built with the race detector. The monitor never is:
-// it is what a node has most of, and its memory and start-up are measured.
+// With race it builds the server and its pull worker with the race detector.
+// The monitor is always built without: a node runs one per container, and its
+// memory and start-up are measured.
 func Programs(ctx context.Context, race bool) (string, error) {
 	if dir := os.Getenv("CRIUS_BIN"); dir != "" {
 		return filepath.Abs(dir)
@@ -39,7 +41,7 @@ func Programs(ctx context.Context, race bool) (string, error) {
 	dir := programsDir(repo, race)
 	version, err := exec.CommandContext(ctx, "git", "-C", repo, "describe", "--tags", "--always", "--dirty").Output()
 	if err != nil {
-		version = []byte("unknown") // the sources are no checkout
+		version = []byte("unknown") // the sources are not a checkout
 	}
 	flags := "-X main.version=" + strings.TrimSpace(string(version))
 	return dir, errors.Join(
@@ -47,7 +49,7 @@ func Programs(ctx context.Context, race bool) (string, error) {
 		compile(ctx, repo, false, []string{"go", "build", "-ldflags", flags, "-o", dir + "/", "./cmd/crius-conmon", "./cmd/crius-conmon-shim"}))
 }
 
-// Unpacker builds crius-unpack alone.
+// Unpacker builds only crius-unpack.
 func Unpacker(ctx context.Context, race bool) (path string, err error) {
 	repo, err := Repository()
 	if err != nil {
@@ -57,9 +59,9 @@ func Unpacker(ctx context.Context, race bool) (path string, err error) {
 	return path, compile(ctx, repo, race, []string{"go", "build", "-tags", BuildTags, "-o", path, "./cmd/crius-unpack"})
 }
 
-// PointsServer builds a crius that asks at every point of its work what shall
-// happen there: the test binary of cmd/crius, which knows the environment
-// variable [PointsVariable].
+// PointsServer builds a crius that asks, at every point of its work, what to do
+// there: the test binary of cmd/crius, which knows the environment variable
+// [PointsVariable].
 func PointsServer(ctx context.Context, race bool) (path string, err error) {
 	repo, err := Repository()
 	if err != nil {
@@ -72,11 +74,11 @@ func PointsServer(ctx context.Context, race bool) (path string, err error) {
 // PointsVariable names the unix socket on which a [PointsServer] asks.
 const PointsVariable = "CRIUS_POINTS"
 
-// Probe builds the program that nearly every container of a test runs, see
+// Probe builds the program of nearly every container of a test, see
 // test/images.
 func Probe(ctx context.Context) (string, error) { return ProbeFor(ctx, runtime.GOARCH) }
 
-// ProbeFor builds it for another processor, as Go calls it.
+// ProbeFor builds it for another processor, by its GOARCH.
 func ProbeFor(ctx context.Context, arch string) (string, error) {
 	return static(ctx, arch, "probe", "./test/images/probe")
 }
@@ -92,7 +94,7 @@ func standin(ctx context.Context, arch string) (string, error) {
 // Demo builds the demo, see test/demo.
 func Demo(ctx context.Context) (string, error) { return DemoFor(ctx, runtime.GOARCH) }
 
-// DemoFor builds it for another processor, as Go calls it.
+// DemoFor builds it for another processor, by its GOARCH.
 func DemoFor(ctx context.Context, arch string) (string, error) {
 	return static(ctx, arch, "demo", "./test/demo")
 }
@@ -115,8 +117,8 @@ func programsDir(repo string, race bool) string {
 	return filepath.Join(repo, ".cache", "testkit")
 }
 
-// compile runs a go command in the repository, and nothing if what it makes has
-// been built for the whole run.
+// compile runs a go command in the repository, unless its result has been
+// prebuilt for the whole run.
 func compile(ctx context.Context, repo string, race bool, argv []string, env ...string) error {
 	if os.Getenv(PrebuiltVariable) != "" {
 		return nil
@@ -140,8 +142,8 @@ func compile(ctx context.Context, repo string, race bool, argv []string, env ...
 	return nil
 }
 
-// lock keeps test processes that run at the same time from building the same. It
-// makes the directory.
+// lock keeps concurrent test processes from building the same thing. It makes
+// the directory.
 func lock(dir string) (unlock func(), err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -157,7 +159,7 @@ func lock(dir string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// Repository is the root of the source tree in which the caller runs.
+// Repository returns the root of the source tree in which the caller runs.
 func Repository() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {

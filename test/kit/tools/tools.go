@@ -1,7 +1,7 @@
-// Package tools builds the programs that crius is tested with and that Debian
-// does not have, or has too old, into the repository's .cache/bin: those of CRI
-// from the module in test/tools, gVisor from the one below it, runc and containerd from
-// their own.
+// Package tools builds the programs with which crius is tested and that Debian
+// lacks, or has too old, into the repository's .cache/bin: those of CRI from
+// the module in test/tools, gVisor from the one below it, runc and containerd
+// from their own.
 package tools
 
 import (
@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// Crictl returns the path of crictl and builds it where it is missing.
+// Crictl returns the path of crictl, and builds a missing one.
 func Crictl(ctx context.Context) (string, error) {
 	return criTool(ctx, runtime.GOARCH, "crictl", "build", "-o")
 }
@@ -46,10 +46,10 @@ func criTool(ctx context.Context, arch, name string, verb ...string) (string, er
 	})
 }
 
-// runcVersion is a current one. Debian's (1.1) has no id-mapped mounts.
+// runcVersion is a current version. Debian's (1.1) has no id-mapped mounts.
 const runcVersion = "v1.5.3"
 
-// Runc is the same for a current runc; it takes a C compiler and
+// Runc is the same for a current runc; building it needs a C compiler and
 // libseccomp-dev.
 func Runc(ctx context.Context) (string, error) {
 	return cached(filepath.Join("runc-"+runcVersion, "runc"), func(_, dir string) *exec.Cmd {
@@ -59,7 +59,8 @@ func Runc(ctx context.Context) (string, error) {
 	})
 }
 
-// containerdVersion is a current one. Debian's (1.6) is much slower at pulling.
+// containerdVersion is a current version. Debian's (1.6) is much slower at
+// pulling.
 const containerdVersion = "v2.4.2"
 
 // Containerd is the same for a current containerd, with its shim for runc in the same
@@ -79,7 +80,7 @@ func Containerd(ctx context.Context) (path string, err error) {
 	return path, nil
 }
 
-// Runsc is the same for a current gVisor: Debian's is of 2022 and takes other
+// Runsc is the same for a current gVisor: Debian's is of 2022 and has other
 // options. The version is that of the module in test/tools/runsc.
 func Runsc(ctx context.Context) (string, error) {
 	const module = "gvisor.dev/gvisor"
@@ -101,8 +102,8 @@ func Runsc(ctx context.Context) (string, error) {
 	})
 }
 
-// KataShim is the path of a shim that behaves like Kata's, built anew from
-// test/kit/katashim. It needs containerd-shim-runc-v2.
+// KataShim returns the path of a shim that behaves like Kata's; each call
+// builds it from test/kit/katashim. It needs containerd-shim-runc-v2.
 func KataShim(ctx context.Context) (string, error) {
 	if _, err := exec.LookPath("containerd-shim-runc-v2"); err != nil {
 		return "", err
@@ -124,7 +125,7 @@ func dirOf(arch string) string {
 	return arch
 }
 
-// required is the version of a module that a go.mod asks for.
+// required returns the version of a module that a go.mod requires.
 func required(file, module string) (string, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -139,9 +140,9 @@ func required(file, module string) (string, error) {
 	return "", fmt.Errorf("%s does not require %s", file, module)
 }
 
-// cached returns the path of .cache/bin/NAME. Where it is missing, the command
-// that make returns builds the program in a directory, from where it moves to
-// its place when it is whole: others may want it at the same time.
+// cached returns the path of .cache/bin/NAME. If it is missing, the command
+// returned by make builds the program in a temporary directory, from which it
+// is moved to its place when complete: others may need it at the same time.
 func cached(name string, make func(repo, dir string) *exec.Cmd) (string, error) {
 	repo, err := Repository()
 	if err != nil {

@@ -1,8 +1,8 @@
-// Package wait polls for a condition, the same way in every test.
+// Package wait polls for a condition, in the same way in every test.
 //
 // A test asserts what happens, not how long it takes. So there is one limit,
 // long enough for a machine a quarter as fast as a developer's and busy
-// besides; only a test that fails reaches it.
+// besides; only a failing test reaches it.
 //
 // The package depends on no testing package: test programs use it too.
 package wait
@@ -26,10 +26,10 @@ type TB interface {
 	Fatalf(format string, args ...any)
 }
 
-// For waits until cond is true and ends the test if it never becomes true.
-// What names the condition in the failure: "the container to exit". Call it on
-// the test's own goroutine only; in a cleanup as well, where the test's context
-// has ended already.
+// For waits until cond is true and ends the test if it never becomes true. what
+// names the condition in the failure: "the container to exit". Call it only on
+// the test's own goroutine; a cleanup is fine too, although the test's context
+// has ended there.
 func For(t TB, what string, cond func() bool) {
 	t.Helper()
 	if !Until(context.Background(), cond) {
@@ -37,9 +37,10 @@ func For(t TB, what string, cond func() bool) {
 	}
 }
 
-// Retry is for what a correct program does only if the machine does not pause for seconds
-// meanwhile, since a time limit of the program itself ends. It calls do until that returns
-// nil, and ends the test with the errors if it never does in five tries.
+// Retry is for what a correct program does only if the machine does not pause
+// for seconds meanwhile, because one of the program's own time limits would
+// expire. It calls do until that returns nil, and ends the test with the errors
+// after five failed tries.
 func Retry(t TB, do func() error) {
 	t.Helper()
 	const tries = 5
@@ -55,7 +56,7 @@ func Retry(t TB, do func() error) {
 }
 
 // Until waits until cond is true and reports whether it became true before
-// Limit and the end of ctx. It looks once more after either, so that a caller
+// Limit and the end of ctx. It checks once more after either, so that a caller
 // that was not scheduled for a while still sees what has happened meanwhile.
 func Until(ctx context.Context, cond func() bool) bool {
 	ctx, cancel := context.WithTimeout(ctx, Limit)

@@ -2,8 +2,8 @@
 //
 //	writer LEDGER BYTES [hold]
 //
-// It ends when it has written so many bytes to either, 0: never. With hold it
-// falls silent instead.
+// It ends when it has written that many bytes to either; 0: never. With hold it
+// stops writing instead, and lives on.
 package main
 
 import (
@@ -21,7 +21,7 @@ import (
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
-		os.Exit(70) // standard error belongs to the logstress
+		os.Exit(70) // standard error carries test output
 	}
 }
 
@@ -74,7 +74,7 @@ func open(file string) (*[2]atomic.Int64, error) {
 	return (*[2]atomic.Int64)(unsafe.Pointer(&page[0])), nil
 }
 
-// writer writes pieces of many sizes, which have nothing to do with lines.
+// writer writes pieces of many sizes, independent of the lines.
 func writer(stream int, limit int64, written *atomic.Int64) error {
 	var text []byte
 	for line, turn := 0, 0; limit == 0 || written.Load() < limit; turn++ {

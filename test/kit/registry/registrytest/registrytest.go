@@ -14,7 +14,7 @@ func Start(t testing.TB) *registry.Registry {
 }
 
 // StartAt serves on an address of its own, such as 127.0.0.2:0, for tests that
-// tell hosts apart.
+// distinguish hosts.
 func StartAt(t testing.TB, address string) *registry.Registry {
 	t.Helper()
 	r := registry.New()
