@@ -25,7 +25,8 @@ func ofArtifact(ref, subPath string) *cri.Mount {
 	return &cri.Mount{ContainerPath: "/model", Image: &cri.ImageSpec{Image: ref}, ImageSubPath: subPath}
 }
 
-// Containers mount an artifact, or a directory or a file of it, and can only read it.
+// Containers can mount an artifact, or a directory or a file of it, and can
+// only read it.
 func TestArtifactAsImageVolume(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -61,8 +62,9 @@ func TestArtifactInUserNamespace(t *testing.T) {
 	}
 }
 
-// An artifact is there as long as a container mounts it, across restarts and crashes of the
-// server; crius check finds nothing wrong with it, and crius wipe removes it.
+// An artifact exists as long as a container mounts it, across restarts and
+// crashes of the server; crius check reports nothing wrong with it, and crius
+// wipe removes it.
 func TestArtifactAcrossRestarts(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -90,7 +92,8 @@ func TestArtifactAcrossRestarts(t *testing.T) {
 	}
 }
 
-// Pods mount artifacts from a disk that others have filled, which nothing is removed from.
+// Pods mount artifacts from a disk that others have filled and from which
+// nothing is removed.
 func TestArtifactOnSharedDisk(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: "[image]\nadditional_artifact_stores = [\"{{.Path \"shared\"}}\"]\n"})

@@ -18,8 +18,9 @@ func annotated(annotations map[string]string) podChange {
 	return func(c *cri.PodSandboxConfig) { c.Annotations = annotations }
 }
 
-// Pods that were written for CRI-O get by annotations what it gives them, where the
-// handler allows that; elsewhere the log tells that they do not.
+// Pods written for CRI-O get by annotations what CRI-O would give them, if the
+// handler allows that; otherwise the log says that the annotations have no
+// effect.
 func TestAnnotationsThatAct(t *testing.T) {
 	t.Parallel()
 	var config strings.Builder
@@ -62,8 +63,8 @@ func TestAnnotationsThatAct(t *testing.T) {
 	})
 }
 
-// A pod sees its logs in the place of an empty volume, and can neither change them nor
-// have anything made or unmounted on the node (CVE-2025-0750).
+// A pod sees its logs in place of an emptyDir volume. It can neither change
+// them nor cause anything to be made or unmounted on the node (CVE-2025-0750).
 func TestLogsInVolumeOfThePod(t *testing.T) {
 	t.Parallel()
 	var config strings.Builder

@@ -21,7 +21,7 @@ type attachChange = func(*cri.AttachRequest)
 
 func attachInput(r *cri.AttachRequest) { r.Stdin = true }
 
-// attachRequest asks for what the container has: both output streams, or its
+// attachRequest requests the container's streams: both outputs, or its
 // terminal.
 func (c *container) attachRequest(change ...attachChange) *cri.AttachRequest {
 	r := &cri.AttachRequest{ContainerId: c.id, Stdout: true, Stderr: !c.config.Tty, Tty: c.config.Tty}
@@ -40,7 +40,7 @@ func (w *world) attachURL(t *testing.T, r *cri.AttachRequest) string {
 	return resp.Url
 }
 
-// attach opens a session, which is left at the test's end.
+// attach opens a session, which ends with the test.
 func (c *container) attach(t *testing.T, s kubelet.Streams, change ...attachChange) *kubelet.Session {
 	t.Helper()
 	return c.attachSized(t, s, kubelet.Size{}, change...)
@@ -56,14 +56,14 @@ func (c *container) attachSized(t *testing.T, s kubelet.Streams, size kubelet.Si
 	return out
 }
 
-// stdin gives a container an input that stays open, and once one that ends
-// with the first session; terminal gives it a terminal, too.
+// stdin gives a container an input that stays open, once one that ends with the
+// first session; terminal gives it a terminal, too.
 func stdin(c *cri.ContainerConfig)    { c.Stdin = true }
 func once(c *cri.ContainerConfig)     { c.Stdin, c.StdinOnce = true, true }
 func terminal(c *cri.ContainerConfig) { c.Stdin, c.Tty = true, true }
 
-// meet types lines into a session until each of the others shows one: all are
-// attached then. The container must be a cat.
+// meet types lines into a session until each of the others shows one: then all
+// are attached. The container must be a cat.
 func meet(t *testing.T, typing *kubelet.Session, others ...*kubelet.Session) {
 	t.Helper()
 	for i, s := range append(others, typing) {
@@ -98,7 +98,7 @@ func TestAttachedSessionsSeeTheSame(t *testing.T) {
 			t.Error("a session shows output from before it was attached")
 		}
 	}
-	c.says(t, want.String()) // the log has it all the same
+	c.says(t, want.String()) // the log has it nevertheless
 }
 
 func TestAttachTellsStreamsApart(t *testing.T) {
@@ -134,11 +134,11 @@ func TestAttachTellsStreamsApart(t *testing.T) {
 	})
 }
 
-// Nothing of the last words may be lost to a session.
+// A session loses nothing of the last output.
 func TestAttachEndsWithTheContainer(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	const size = 900_000 // no client is dropped that is not further behind
+	const size = 900_000 // no client is dropped that is at most this far behind
 	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, _ string) {
 		c := w.run(t, "crun").start(t, fmt.Sprintf("line ; noise %d ; exit 4", size), stdin, func(c *cri.ContainerConfig) { c.LogPath = "" })
 		e := c.attach(t, s, attachInput)
@@ -202,8 +202,8 @@ func TestStdinOnceEndsWithTheFirstSession(t *testing.T) {
 	})
 }
 
-// kubectl run -i --attach --leave-stdin-open, and kubectl attach -i to what it has
-// made, end with their input. What the container answers comes first.
+// kubectl run -i --attach --leave-stdin-open, and kubectl attach -i to the
+// result, end with their input. The container's answer comes first.
 func TestAttachEndsWithTheClientsInput(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -211,7 +211,7 @@ func TestAttachEndsWithTheClientsInput(t *testing.T) {
 	must(t, err)
 	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, handler string) {
 		p := w.run(t, handler)
-		wait.Retry(t, func() error { // a client is kept for one second after its input
+		wait.Retry(t, func() error { // the server keeps a client for one second after its input
 			c := p.start(t, "cat", stdin)
 			for i, text := range []string{"abcd1234", string(big), "", "last\n"} {
 				e := c.attach(t, s, attachInput)
@@ -258,9 +258,9 @@ func TestAttachedTerminalEndsWithTheClientsInput(t *testing.T) {
 	})
 }
 
-// Neither a container that does not read its input nor one that never stops writing
-// keeps a client whose input has ended; one without an input does, as it does a
-// client that has none.
+// After the end of a client's input, neither a container that does not read it
+// nor one that never stops writing keeps the client connected; but a container
+// without an input does, and a client without an input stays, too.
 func TestAttachedClientStaysOnlyWithoutInput(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -347,8 +347,8 @@ func TestAttachWithInputToAContainerWithoutInput(t *testing.T) {
 	c.says(t, sum("")+"\n")
 }
 
-// A client that reads nothing is dropped. The container writes on and is logged,
-// and others read on.
+// A client that reads nothing is dropped. The container continues to write and
+// is logged, and other clients continue to read.
 func TestAttachThatIsNotReadDoesNotStopTheLog(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -384,7 +384,7 @@ func TestAttachThatIsNotReadDoesNotStopTheLog(t *testing.T) {
 
 	must(t, line.SetReadDeadline(time.Now().Add(wait.Limit)))
 	const why = "too slowly"
-	for last := ""; ; { // past whatever of the output was on the way
+	for last := ""; ; { // skip the output that was on the way
 		more := make([]byte, 64<<10)
 		n, err := line.TCPConn.Read(more)
 		if last += string(more[:n]); strings.Contains(last, why) {

@@ -35,7 +35,7 @@ func TestBadPodsAreRefused_CVE_2022_0532_CVE_2022_0811(t *testing.T) {
 	hostIPC := options(func(o *cri.NamespaceOption) { o.Ipc = cri.NamespaceMode_NODE })
 	cases := map[string]struct {
 		change podChange
-		word   string // what the message must speak of
+		word   string // what the message must contain
 	}{
 		"no metadata":            {func(c *cri.PodSandboxConfig) { c.Metadata = nil }, "metadata"},
 		"no name":                {func(c *cri.PodSandboxConfig) { c.Metadata.Name = "" }, "name"},
@@ -101,7 +101,7 @@ func TestBadPodsAreRefused_CVE_2022_0532_CVE_2022_0811(t *testing.T) {
 	w.Restored(t, before)
 }
 
-// bounded checks that a message does not give back all of a large request.
+// bounded checks that a message does not repeat all of a large request.
 func bounded(t *testing.T, err error) {
 	t.Helper()
 	if n := len(status.Convert(err).Message()); n > 4096 {
@@ -207,7 +207,7 @@ func TestBadContainersAreRefused(t *testing.T) {
 }
 
 // HOME comes from the image and the request; a line break in it must not write
-// lines of its own into the container's passwd (CVE-2022-4318 and its bypass,
+// additional lines into the container's passwd (CVE-2022-4318 and its bypass,
 // CVE-2026-15809).
 func TestHomeWithLineBreaks_CVE_2022_4318_CVE_2026_15809(t *testing.T) {
 	t.Parallel()
@@ -249,7 +249,7 @@ func TestOversizedRequests(t *testing.T) {
 	}
 }
 
-// A pod's annotations never reach the runtimes, which obey some of them.
+// A pod's annotations never reach the runtimes, which act on some of them.
 func TestAnnotationsDoNotReachTheRuntime_CVE_2023_6476_CVE_2024_3154(t *testing.T) {
 	t.Parallel()
 	w := shared(t)

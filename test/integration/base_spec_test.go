@@ -14,7 +14,8 @@ import (
 	"github.com/crius-run/crius/test/kit/node"
 )
 
-// The base spec of a handler is read for every container of it, and of no other handler.
+// The base spec of a handler applies to each of its containers, and to no other
+// handler.
 func TestBaseRuntimeSpec(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

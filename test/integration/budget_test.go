@@ -17,8 +17,8 @@ import (
 	"github.com/crius-run/crius/test/kit/node"
 )
 
-// A client whose input nobody takes is stopped, not stored: of what the clients
-// would send the server and the monitor keep a fraction.
+// A client whose input is not read is stopped, not buffered: the server and the
+// monitor keep a fraction of what the clients would send.
 func TestBudgetEndlessInput(t *testing.T) {
 	w := private(t, node.Options{})
 	c := w.run(t, "crun").start(t, "sleep", stdin)
@@ -57,8 +57,8 @@ func within(t *testing.T, who string, before, most, budget int) {
 	}
 }
 
-// CVE-2026-35469: frames that announce or unpack to more than any client needs
-// cost a fraction of what they unpack to.
+// CVE-2026-35469: frames that announce or decompress to more than any client
+// needs cost a fraction of their decompressed size.
 func TestBudgetOversizeSPDYFrames_CVE_2026_35469(t *testing.T) {
 	w := private(t, node.Options{})
 	p := w.run(t, "crun")
@@ -113,8 +113,8 @@ func TestBudgetOversizeSPDYFrames_CVE_2026_35469(t *testing.T) {
 	within(t, "the server", before, most, (unpacked>>10)/2)
 }
 
-// A status costs about what an empty call does, in objects and in time, however many
-// pods there are: what it tells is found beside the calls.
+// A status costs about as much as an empty call, in objects and in time,
+// however many pods there are: what it reports is determined in the background.
 func TestBudgetStatus(t *testing.T) {
 	w := private(t, node.Options{})
 	w.modernNetwork(t)
@@ -128,7 +128,7 @@ func TestBudgetStatus(t *testing.T) {
 			must(t, call())
 			const mallocs = "go_memstats_mallocs_total"
 			before := w.metric(t, mallocs)
-			reading := w.metric(t, mallocs) - before // costs something, too
+			reading := w.metric(t, mallocs) - before // reading has a cost, too
 			began := time.Now()
 			for range calls {
 				must(t, call())

@@ -13,8 +13,8 @@ import (
 	"github.com/crius-run/crius/test/kit/registry"
 )
 
-// try runs a subcommand in the node's network, where sessions are served, and returns
-// its exit code and its two outputs.
+// try runs a subcommand in the node's network, where sessions are served, and
+// returns its exit code and its two outputs.
 func (w *world) try(t *testing.T, stdin string, args ...string) (code int, out, errs string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -31,7 +31,7 @@ func (w *world) try(t *testing.T, stdin string, args ...string) (code int, out, 
 	return 0, stdout.String(), stderr.String()
 }
 
-// Who has no crictl does the most common things by the name of a pod.
+// Without crictl, the most common operations work by the name of a pod.
 func TestCommandsByNameOfPod(t *testing.T) {
 	t.Parallel()
 	w := shared(t)

@@ -24,12 +24,12 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// checked is what crius check says of a node: its findings, as JSON has them.
+// checked is the findings of crius check in its JSON form.
 type checked []struct{ Check, Status, Text, Do string }
 
-// check runs crius check in the node's network. What the node lacks is the
-// machine's business; only what it says of the records counts, and that the exit
-// code agrees with it.
+// check runs crius check in the node's network. It ignores what the test
+// machine lacks: only the findings about records count, and the exit code must
+// agree with them.
 func (w *world) check(t *testing.T, args ...string) checked {
 	t.Helper()
 	argv := w.Argv(append([]string{"check", "-o", "json"}, args...)...)
@@ -77,7 +77,7 @@ func randomID() string {
 	return hex.EncodeToString(id)
 }
 
-// victim is whom a harm is done to.
+// victim is the target of a harm.
 type victim struct {
 	*container
 	ip string
@@ -86,9 +86,9 @@ type victim struct {
 // A harm is done to the node behind the server's back.
 type harm struct {
 	name string
-	// up and down: whether it can be done with the server running, and without.
+	// up and down: it can be done with the server running, and without.
 	up, down bool
-	// do returns the words that the finding must have.
+	// do returns words that the finding must contain.
 	do func(t *testing.T, w *world, c victim) []string
 	// ends: the repair ends the container, or the pod.
 	ends bool
@@ -112,7 +112,7 @@ func harms() []harm {
 		}, true},
 		{"record lost", true, false, func(t *testing.T, w *world, c victim) []string {
 			record := filepath.Join(w.StateRoot(), "containers", c.id, "container.json")
-			// Until it is on the disk the one before stands beside it, and then goes.
+			// Until a record is on disk, its previous version stands beside it.
 			wait.For(t, record+" to reach the disk", func() bool { _, err := os.Stat(record + ".last"); return errors.Is(err, os.ErrNotExist) })
 			must(t, os.Remove(record))
 			return []string{"container " + c.id, "record on disk", "rewrite the record"}
@@ -145,7 +145,7 @@ func harms() []harm {
 	}
 }
 
-// strayHarms leave things that nobody knows of.
+// strayHarms leave objects without a record.
 func strayHarms() []harm {
 	return []harm{
 		{"bundle with a mount", true, true, func(t *testing.T, w *world, _ victim) []string {
@@ -194,9 +194,9 @@ func must(t *testing.T, errs ...error) {
 	}
 }
 
-// What was done to a node behind the server's back crius check finds, without
-// touching it, and puts right when it is told to, with and without a server; the
-// pod beside it never notices.
+// crius check finds harm that was done to a node behind the server's back,
+// without touching it, and repairs it when told to, with and without a server;
+// an uninvolved pod never notices.
 func TestCheckFindsAndRepairs(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"server up", "server down"} {
@@ -229,7 +229,7 @@ func TestCheckFindsAndRepairs(t *testing.T) {
 				wanted = append(wanted, h.do(t, w, victim{}))
 			}
 
-			if up { // which removes what stood before each record once that is on the disk
+			if up { // which removes the previous version of each record once that is on disk
 				wait.For(t, "records to reach the disk", func() bool {
 					last, err := filepath.Glob(filepath.Join(w.StateRoot(), "*", "*", "*.last"))
 					return err == nil && len(last) == 0
@@ -266,12 +266,12 @@ func TestCheckFindsAndRepairs(t *testing.T) {
 					equal(t, h.name+": state of the container", victims[i].status(t).State, cri.ContainerState_CONTAINER_RUNNING)
 				}
 			}
-			os.RemoveAll(filepath.Join(w.StateRoot(), "containers", "damaged")) // a person's business
+			os.RemoveAll(filepath.Join(w.StateRoot(), "containers", "damaged")) // left to a person
 		})
 	}
 }
 
-// What nothing but a person can mend is said, and left alone.
+// What only a person can fix is reported, and left alone.
 func TestCheckLeavesAloneWhatItCannotRepair(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})

@@ -12,7 +12,8 @@ import (
 	"github.com/crius-run/crius/test/kit/nriplugin"
 )
 
-// A class that is not in the file fails CreateContainer, by its name; the file may change.
+// A class that is not in the file fails CreateContainer, with its name in the
+// error; the file may change.
 func TestUnknownClass(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "blockio.yaml")
@@ -30,7 +31,7 @@ func TestUnknownClass(t *testing.T) {
 	p.start(t, "sleep", named("bad", nil))
 }
 
-// NRI plugins name classes as annotations do.
+// NRI plugins name classes in the same way as annotations.
 func TestClassByPlugin(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "blockio.yaml")

@@ -16,7 +16,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// crius runs a subcommand on the node's configuration.
+// crius runs a subcommand with the node's configuration.
 func (w *world) crius(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	argv := w.Argv(args...)
@@ -87,8 +87,8 @@ func TestStacksOfALiveServer(t *testing.T) {
 	}
 }
 
-// A check tells of a running server what its status does, and what it has missed of the
-// configuration.
+// A check reports, for a running server, what its status reports and which
+// configuration changes it has not loaded.
 func TestCheckAsksTheServer(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: "[network]\nready_grace_period = \"0s\"\n"})
@@ -111,7 +111,8 @@ func TestCheckAsksTheServer(t *testing.T) {
 	says("without a server", false, "no server is running at "+w.Socket())
 }
 
-// An archive for a bug report tells how the server is, and nothing of what pods hide.
+// An archive for a bug report describes the server, and nothing private of
+// pods.
 func TestDebugArchive(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -136,8 +137,8 @@ func TestDebugArchive(t *testing.T) {
 	}
 }
 
-// Nothing that a container wrote is in it: not its output, nor the names of its files and
-// processes.
+// It contains nothing that a container has written: neither its output nor the
+// names of its files and processes.
 func TestDebugArchiveHoldsNothingOfContainers(t *testing.T) {
 	t.Parallel()
 	w := shared(t)

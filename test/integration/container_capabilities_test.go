@@ -10,7 +10,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// defaultCapabilities are those of crius's configuration reference.
+// defaultCapabilities are those in crius's configuration reference.
 var defaultCapabilities = capSet(unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FSETID, unix.CAP_FOWNER,
 	unix.CAP_SETGID, unix.CAP_SETUID, unix.CAP_SETPCAP, unix.CAP_NET_BIND_SERVICE, unix.CAP_KILL)
 
@@ -22,7 +22,7 @@ func capSet(caps ...int) uint64 {
 	return set
 }
 
-// ownBounding is what this machine can give at most.
+// ownBounding is the maximum that this machine can grant.
 func ownBounding(t *testing.T) uint64 {
 	t.Helper()
 	data, err := os.ReadFile("/proc/self/status")

@@ -8,7 +8,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Containers that end at once, many at a time, each with a code of its own.
+// Many containers end at once, at the same time, each with its own code.
 func TestShortLivesHaveTheRightCode(t *testing.T) {
 	t.Parallel()
 	w := shared(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// A container that writes more than its log may take runs as it would, its log and the
+// A container that exceeds its log's limit runs on unaffected, its log and the
 // metrics say how much is missing, and the log of its neighbour is complete.
 func TestLogOfContainerIsLimited(t *testing.T) {
 	t.Parallel()

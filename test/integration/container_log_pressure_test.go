@@ -23,7 +23,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// logWriterImage has the program that writes a logstress as its entry point.
+// logWriterImage has the logstress writer as its entry point.
 func (w *world) logWriterImage(t *testing.T) string {
 	t.Helper()
 	repo, err := tools.Repository()
@@ -42,23 +42,23 @@ func (w *world) logWriterImage(t *testing.T) string {
 type logWriter struct {
 	*container
 	shared string
-	old    []string // files of the log, the first ones first
+	old    []string // files of the log, oldest first
 }
 
 func (p *pod) writer(t *testing.T, ref string) *logWriter {
 	t.Helper()
-	const limit = 1 << 30 // far away: it is there for machines on which the test stands still for long
+	const limit = 1 << 30 // far away: for machines on which the test pauses for long
 	shared := p.w.dir(t)
 	c := p.start(t, fmt.Sprint("/shared/ledger ", limit), func(c *cri.ContainerConfig) {
 		c.Image = &cri.ImageSpec{Image: ref}
 		c.Mounts = []*cri.Mount{{HostPath: shared, ContainerPath: "/shared"}}
-		// In bursts at full speed, so that what has to be read and checked is bearable.
+		// In bursts at full speed, so that reading and checking stays bearable.
 		c.Linux.Resources.CpuPeriod, c.Linux.Resources.CpuQuota = 20_000, 3_000
 	})
 	return &logWriter{container: c, shared: shared}
 }
 
-// written is what the kernel has taken from the container.
+// written returns how much the kernel has accepted from the container.
 func (c *logWriter) written(t *testing.T) [2]int64 {
 	t.Helper()
 	written, err := logstress.Ledger(filepath.Join(c.shared, "ledger"))
@@ -68,7 +68,7 @@ func (c *logWriter) written(t *testing.T) [2]int64 {
 	return written
 }
 
-// reaches waits until the container has written so many bytes in all.
+// reaches waits until the container has written that many bytes in total.
 func (c *logWriter) reaches(t *testing.T, bytes int64) {
 	t.Helper()
 	wait.For(t, fmt.Sprint("the container to write ", bytes, " bytes"), func() bool { return c.total(t) >= bytes })
@@ -93,8 +93,8 @@ func (c *logWriter) standsStill(t *testing.T) {
 	})
 }
 
-// reopen asks for a new log file and reports whether there is one: too late is
-// no error.
+// reopen requests a new log file and reports whether there is one: too late is
+// not an error.
 func (c *logWriter) reopen(t *testing.T) bool {
 	t.Helper()
 	_, err := c.pod.w.Runtime().ReopenContainerLog(t.Context(), &cri.ReopenContainerLogRequest{ContainerId: c.id})
@@ -104,15 +104,15 @@ func (c *logWriter) reopen(t *testing.T) bool {
 	return err == nil
 }
 
-// hasEnded waits for the server to hear what the container's monitor knew when it
-// refused a request.
+// hasEnded waits until the server knows what the container's monitor knew when
+// it refused a request.
 func (c *container) hasEnded(t *testing.T) bool {
 	t.Helper()
 	return wait.Until(t.Context(), func() bool { return c.status(t).State == cri.ContainerState_CONTAINER_EXITED })
 }
 
-// rotate does what a kubelet does to a log that is large: rename it, ask for a
-// new file, take the old one away. It reports whether the container goes on.
+// rotate does what a kubelet does to a large log: rename it, request a new
+// file, delete the old one. It reports whether the container continues.
 func (c *logWriter) rotate(t *testing.T) bool {
 	t.Helper()
 	renamed := c.logFile() + ".old"
@@ -120,7 +120,7 @@ func (c *logWriter) rotate(t *testing.T) bool {
 		t.Fatal(err)
 	}
 	goesOn := c.reopen(t)
-	// Perhaps from a small file system to a large one.
+	// Possibly from a small file system to a large one.
 	old := filepath.Join(c.shared, fmt.Sprint("log.", len(c.old)))
 	if out, err := exec.Command("mv", renamed, old).CombinedOutput(); err != nil {
 		t.Fatalf("move: %v: %s", err, out)
@@ -129,7 +129,7 @@ func (c *logWriter) rotate(t *testing.T) bool {
 	return goesOn
 }
 
-// complete checks the log, once all of it is there.
+// complete checks the log, once it is complete.
 func (c *logWriter) complete(t *testing.T) {
 	t.Helper()
 	c.wait(t)
@@ -154,7 +154,7 @@ func (c *logWriter) complete(t *testing.T) {
 	t.Logf("%d files, %d MB", len(files), (read[0]+read[1])/1e6)
 }
 
-// ballast is a file on a disk that can be spared.
+// ballast is a file on a disk that can be deleted.
 const ballast = "ballast"
 
 // disk is a small file system of the test's own.
@@ -174,7 +174,7 @@ func (w *world) disk(t *testing.T, size int64) string {
 		}
 	}
 	t.Cleanup(func() {
-		var err error // a runtime that makes a container beside this one looks at all mounts
+		var err error // a runtime that creates a container at the same time looks at all mounts
 		if !wait.Until(context.Background(), func() bool { err = unix.Unmount(mountpoint, 0); return err != unix.EBUSY }) || err != nil {
 			t.Errorf("unmount %s: %v", mountpoint, err)
 		}
@@ -183,8 +183,8 @@ func (w *world) disk(t *testing.T, size int64) string {
 	return mountpoint
 }
 
-// freeze makes whoever writes to the disk wait, uninterruptibly, as a dead
-// storage server does. It is thawed at the test's end, if not before.
+// freeze blocks writers to the disk, uninterruptibly, like a dead storage
+// server. The disk is thawed at the latest at the test's end.
 func freeze(t *testing.T, disk string) (thaw func()) {
 	t.Helper()
 	const fiFreeze, fiThaw = 0xc0045877, 0xc0045878
@@ -204,9 +204,9 @@ func freeze(t *testing.T, disk string) (thaw func()) {
 	return thaw
 }
 
-// openshift/origin#20444, coreos/bugs#990: who fills its log's disk, or has it on
-// one that hangs, waits. Nobody else does, and nothing is lost when the disk
-// takes it.
+// openshift/origin#20444, coreos/bugs#990: a container that fills its log's
+// disk, or whose log is on a hanging one, waits. No other does, and nothing is
+// lost once the disk accepts writes.
 func TestAStuckLogHoldsUpItsContainerAlone(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -223,7 +223,7 @@ func TestAStuckLogHoldsUpItsContainerAlone(t *testing.T) {
 				wait.For(t, "the disk to be full", func() bool { return unix.Statfs(disk, &st) == nil && st.Bavail == 0 })
 				return func() { c.rotate(t) } // and then it is full again
 			},
-			// The end is known; the rest of the log comes when there is room.
+			// The end is reported; the rest of the log comes once there is space.
 			stop: func(t *testing.T, disk string, c *logWriter) {
 				c.stop(t, 0)
 				equal(t, "exit code", c.wait(t).ExitCode, 137)
@@ -235,7 +235,7 @@ func TestAStuckLogHoldsUpItsContainerAlone(t *testing.T) {
 		"hung": {
 			size: 2 << 30,
 			jam:  func(t *testing.T, disk string, _ *logWriter) func() { return freeze(t, disk) },
-			// The end comes when the disk does.
+			// The end comes once the disk works again.
 			stop: func(t *testing.T, disk string, c *logWriter) {
 				thaw := freeze(t, disk)
 				_, err := w.Runtime().StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: c.id})
@@ -269,7 +269,7 @@ func TestAStuckLogHoldsUpItsContainerAlone(t *testing.T) {
 	}
 }
 
-// answers checks that the server tells of everything while a log is stuck.
+// answers checks that the server answers all queries while a log is stuck.
 func (w *world) answers(t *testing.T, stuck *logWriter) {
 	t.Helper()
 	ctx := t.Context()
@@ -283,7 +283,8 @@ func (w *world) answers(t *testing.T, stuck *logWriter) {
 	}
 }
 
-// goesOn checks that other containers can do everything while a log is stuck.
+// goesOn checks that all operations on other containers work while a log is
+// stuck.
 func (p *pod) goesOn(t *testing.T, c *container) {
 	t.Helper()
 	size := func() int64 {

@@ -36,7 +36,7 @@ func TestLogFormat(t *testing.T) {
 	equal(t, "log path in the status", c.status(t).LogPath, c.logFile())
 }
 
-// numbered is what the probe's verb bytes prints, from offset on.
+// numbered returns what the probe's verb bytes prints, from offset on.
 func numbered(offset, n int) string {
 	var out strings.Builder
 	for i := offset / 8; out.Len() < n+8; i++ {
@@ -75,8 +75,9 @@ func checkNumbered(t *testing.T, got string, size int) {
 }
 
 // The kubelet removes the log directory of an evicted pod and, until the pod's
-// containers have ended, asks for logs that are not there. Nobody on the node has to
-// act, and once the directory is there again the log is, too.
+// containers have ended, requests rotation of logs that are missing. Nothing on
+// the node has to be repaired: once the directory exists again the log does,
+// too.
 func TestReopenWithoutTheLogDirectory(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -106,8 +107,8 @@ func TestReopenWithoutTheLogDirectory(t *testing.T) {
 	c.says(t, "after")
 }
 
-// CRI leaves open whether the log of an ended container is made anew, but an
-// error must not make one.
+// CRI leaves open whether the log of an ended container is made again, but a
+// failed call must not make one.
 func TestReopenAfterTheEnd(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -159,9 +160,10 @@ func TestLogPathStaysBelowTheLogDirectory_CVE_2025_0750(t *testing.T) {
 	}
 }
 
-// Who can write to the directory of all pods' logs, a hostPath pod for one, can
-// put a link in the place of a log or of a directory it is in. Rotation follows
-// none: the file outside stays as it is, and the old file stays the log.
+// A process that can write to the directory of all pods' logs, for example of a
+// hostPath pod, can put a link in place of a log or of one of its parents.
+// Rotation follows no link: the file outside stays unchanged, and the old file
+// stays the log.
 func TestRotationFollowsNoLink_CVE_2025_0750(t *testing.T) {
 	t.Parallel()
 	w := shared(t)

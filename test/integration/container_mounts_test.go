@@ -106,8 +106,8 @@ func TestMountPropagation(t *testing.T) {
 	w := shared(t)
 	cases := map[string]struct {
 		mode           cri.MountPropagation
-		inward         bool // a later mount of the host shows inside
-		outward        bool // a mount made inside shows on the host
+		inward         bool // a later mount of the host appears inside
+		outward        bool // a mount made inside appears on the host
 		needPrivileged bool
 	}{
 		"private":       {cri.MountPropagation_PROPAGATION_PRIVATE, false, false, false},
@@ -217,8 +217,8 @@ func TestStandardMountsAndMaskedPaths(t *testing.T) {
 	})
 }
 
-// An image may bring /etc, /dev or the mount's target as a symbolic link to
-// anywhere: nothing is ever made or changed outside the root file system.
+// An image may have a symbolic link to anywhere as /etc, /dev or the mount's
+// target: nothing is ever made or changed outside the root file system.
 func TestImageLinksDoNotLeadOutside_CVE_2024_5154(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -229,7 +229,7 @@ func TestImageLinksDoNotLeadOutside_CVE_2024_5154(t *testing.T) {
 		image.File{Header: image.Whiteout("etc").Header}, image.Symlink("etc", outside))
 	each(t, func(t *testing.T, handler string) {
 		p := w.run(t, handler)
-		// Whether such an image runs is not promised; that it does no harm is.
+		// Such an image may or may not run, but it does no harm.
 		c, err := p.try(t.Context(), steps("sleep"), fromImage(ref), withMounts(
 			&cri.Mount{ContainerPath: "/data/made", HostPath: w.dir(t)},
 			&cri.Mount{ContainerPath: "/climb/made", HostPath: w.dir(t)},

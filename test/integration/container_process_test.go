@@ -12,7 +12,8 @@ import (
 	"github.com/crius-run/crius/test/kit/kubelet"
 )
 
-// run with an image's own entry point and arguments, unless change says other.
+// fromImage runs an image's own entry point and arguments, unless change says
+// otherwise.
 func fromImage(ref string) containerChange {
 	return func(c *cri.ContainerConfig) { c.Image.Image, c.Args = ref, nil }
 }
@@ -48,7 +49,7 @@ func TestCommandAndArgsMergeWithTheImage(t *testing.T) {
 	}
 }
 
-// lastFacts finds the facts among the lines a container wrote.
+// lastFacts finds the facts among a container's output lines.
 func lastFacts(t *testing.T, c *container) *facts.Facts {
 	t.Helper()
 	for _, r := range c.log(t) {
@@ -96,7 +97,7 @@ func TestEnvironmentMergesWithTheImage(t *testing.T) {
 	equal(t, "number of assignments to CHANGED", count, 1)
 }
 
-// One container's environment must never show in another of the same image.
+// One container's environment must never appear in another of the same image.
 func TestEnvironmentsDoNotMix_CVE_2021_21334(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -128,7 +129,7 @@ func TestWorkingDirectory(t *testing.T) {
 	equal(t, "one that is missing", cwd(ref, "/made/for/this"), "/made/for/this")
 }
 
-// One that stays open is attached to; see attach_test.go.
+// For an input that stays open see attach_test.go.
 func TestStandardInputIsEmptyUnlessAskedFor(t *testing.T) {
 	t.Parallel()
 	equal(t, "output", shared(t).run(t, "crun").finish(t, "cat ; echo end"), "end\n")
@@ -171,8 +172,8 @@ func TestNoLeakedDescriptors_CVE_2024_21626(t *testing.T) {
 	})
 }
 
-// ownDescriptor: what the probe itself opens to look around, and the Go
-// runtime to learn the CPU limit.
+// ownDescriptor reports whether a descriptor is one that the probe itself opens
+// to look around, or the Go runtime to learn the CPU limit.
 func ownDescriptor(to string) bool {
 	return to == "anon_inode:[eventpoll]" || to == "anon_inode:[eventfd]" ||
 		strings.HasPrefix(to, "/proc/") || strings.HasPrefix(to, "/sys/fs/cgroup/cpu")

@@ -35,8 +35,8 @@ var (
 	mems        = knob{"cpuset", "cpuset.mems", "cpuset.mems"}
 )
 
-// cgroupDir is the directory, as the node sees it, of a process's cgroup in
-// the hierarchy that has the controller.
+// cgroupDir returns the directory on the node of a process's cgroup in the
+// hierarchy that has the controller.
 func cgroupDir(t *testing.T, f *facts.Facts, controller string) (dir string, v2 bool) {
 	t.Helper()
 	unified := ""
@@ -52,7 +52,7 @@ func cgroupDir(t *testing.T, f *facts.Facts, controller string) (dir string, v2 
 	return filepath.Join("/sys/fs/cgroup", unified), true
 }
 
-// cgroups are those of the container's init, read from outside, since a
+// cgroups returns those of the container's init, read from outside, because a
 // container sees its own cgroup as the root.
 func (c *container) cgroups(t *testing.T) *facts.Facts {
 	t.Helper()
@@ -66,7 +66,8 @@ func (c *container) cgroups(t *testing.T) *facts.Facts {
 	return nil
 }
 
-// processesOf are those whose cgroup bears the container's id.
+// processesOf returns the processes whose cgroup has the container's id in its
+// name.
 func (w *world) processesOf(t *testing.T, id string) []int {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cgroup")
@@ -93,7 +94,7 @@ func (c *container) procfs(t *testing.T, file string) string {
 	return scene.Procfs(t, c.pod.w.processesOf(t, c.id), file)
 }
 
-// kernel reads a limit where the kernel keeps it.
+// kernel reads a limit from the kernel's file.
 func (c *container) kernel(t *testing.T, k knob) string {
 	t.Helper()
 	dir, v2 := cgroupDir(t, c.cgroups(t), k.controller)
@@ -188,7 +189,7 @@ func TestCgroupParentOfThePod_CVE_2025_47291(t *testing.T) {
 func (w *world) runsBelowParent(t *testing.T, handler string, users *cri.UserNamespace) {
 	t.Helper()
 	parent := w.CgroupParent() + "/burstable/pod" + handler
-	// The parent is the kubelet's, who removes it when the pod is gone.
+	// The parent belongs to the kubelet, which removes it when the pod is gone.
 	t.Cleanup(func() {
 		for _, dir := range inventory.Cgroups(parent) {
 			os.Remove(dir)
@@ -207,8 +208,8 @@ func (w *world) runsBelowParent(t *testing.T, handler string, users *cri.UserNam
 	}
 }
 
-// A node whose server may not lower it runs the container at the server's own
-// value instead of failing.
+// If the server may not lower the score, the container runs with the server's
+// own value instead of failing.
 func TestOOMScoreBelowWhatTheServerMay(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -220,16 +221,16 @@ func TestOOMScoreBelowWhatTheServerMay(t *testing.T) {
 	})
 }
 
-// crun lets a command inherit its own score, which is the server's until the server
-// has given it the container's. What a command forks before that has the
-// container's score soon after, too.
+// crun lets a command inherit its own score, which is the server's until the
+// server has set the container's. A process that the command forks before that
+// also has the container's score soon after.
 func TestOOMScoreOfWhatACommandForksAtOnce(t *testing.T) {
 	t.Parallel()
 	crun, err := exec.LookPath("crun")
 	must(t, err)
 	hasty := filepath.Join(t.TempDir(), "hasty-crun")
-	// It undoes what the server has done, as if it had been faster, and returns when
-	// the command has forked.
+	// It undoes what the server has done, as if it had been faster, and returns
+	// when the command has forked.
 	scene.WriteProgram(t, hasty, []byte(`#!/bin/sh
 for a; do [ "$a" != exec ] || { sleep .3; echo 0 >/proc/$$/oom_score_adj; `+crun+` "$@"; sleep .3; exit; }; done
 exec `+crun+` "$@"
@@ -246,7 +247,7 @@ exec `+crun+` "$@"
 	wait.For(t, "all processes of the container to have its score", func() bool {
 		return !slices.ContainsFunc(w.processesOf(t, c.id), func(pid int) bool {
 			score, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
-			return err == nil && strings.TrimSpace(string(score)) != "500" // the runtime's own end
+			return err == nil && strings.TrimSpace(string(score)) != "500" // the runtime itself has exited
 		})
 	})
 	leave()

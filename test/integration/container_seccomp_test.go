@@ -13,8 +13,8 @@ import (
 	"github.com/crius-run/crius/test/kit/registry"
 )
 
-// The default profile with all capabilities granted by name still keeps out
-// what no container needs.
+// The default profile, with all capabilities granted by name, still denies what
+// no container needs.
 func TestDefaultSeccompProfileForbids(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -32,8 +32,9 @@ func TestDefaultSeccompProfileForbids(t *testing.T) {
 	}
 }
 
-// Containers that their requests leave unconfined get the profile in the OCI artifact that
-// their pod names, from the registry or the store, where the handler allows that.
+// Containers that are left unconfined by their requests get the profile in the
+// OCI artifact that their pod names, from the registry or the store, if the
+// handler allows that.
 func TestSeccompProfileFromArtifact(t *testing.T) {
 	t.Parallel()
 	var config strings.Builder

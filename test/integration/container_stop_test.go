@@ -30,9 +30,9 @@ func TestStopAsksFirst(t *testing.T) {
 	})
 }
 
-// The kernel discards a signal for which PID 1 has no handler yet, and does not deliver it
-// once there is one (pid_namespaces(7)). So crius sends it again when there is one; and only
-// then: a program that has a handler gets it once.
+// The kernel discards a signal for which PID 1 has no handler yet, and does not
+// deliver it later (pid_namespaces(7)). So crius sends it again once there is a
+// handler, and only then: a program that already has a handler gets it once.
 func TestStopSignalIsSentAgainToOneThatHadNoHandlerYet(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -109,7 +109,7 @@ func TestStopKillsAfterTheGracePeriod(t *testing.T) {
 		c.says(t, "ready")
 		began := time.Now()
 		c.stop(t, 1)
-		if took := time.Since(began); took < time.Second { // to wait is the promise
+		if took := time.Since(began); took < time.Second { // the wait is what is promised
 			t.Errorf("a grace period of 1 s took %v", took)
 		}
 		s := c.status(t)
@@ -184,7 +184,7 @@ func TestRemoveKillsARunningContainer(t *testing.T) {
 	}
 }
 
-// A client that goes away ends its own waiting, not the stop.
+// A client that leaves ends its own wait, not the stop.
 func TestStopGoesOnWithoutItsCaller(t *testing.T) {
 	t.Parallel()
 	w := shared(t)

@@ -13,7 +13,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// inodeOf says of a file of the node what the probe's inode says of one in a container.
+// inodeOf returns for a file of the node what the probe's inode returns for a
+// file in a container.
 func inodeOf(t *testing.T, path string) string {
 	t.Helper()
 	var st unix.Stat_t
@@ -35,8 +36,9 @@ func mountAt(dir, path string) containerChange {
 	}
 }
 
-// A process may change the mode and the owner of what it has a descriptor of: standard input
-// must not be the node's /dev/null. With a volume at /dev runc does not replace it.
+// A process may change the mode and the owner of any file of which it has a
+// descriptor: standard input must not be the node's /dev/null. With a volume at
+// /dev runc does not replace it.
 func TestStandardInputIsNotTheNodes_podman_24894_runc_3674_crun_1845(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -66,7 +68,7 @@ func TestStandardInputIsNotTheNodes_podman_24894_runc_3674_crun_1845(t *testing.
 			}
 			own(t, "Exec in "+name, s.Stdout.String())
 		}
-		// Once it is known to be another one, and only then.
+		// Only once it is known to be another device.
 		if !t.Failed() {
 			p.start(t, "sleep").exec(t, look)
 			p.finish(t, look)
@@ -80,12 +82,12 @@ func TestStandardInputIsNotTheNodes_podman_24894_runc_3674_crun_1845(t *testing.
 	})
 }
 
-// streams writes to the standard streams by their names, as servers do that log to
-// /dev/stdout, and reads standard input by its name.
+// namedStreams writes to the standard streams by name, like servers that log to
+// /dev/stdout, and reads standard input by name.
 const namedStreams = "write /dev/stdout named-out ; write /dev/stderr named-err ; open /dev/stdin r"
 
-// The names of standard streams can be opened by the container's user, also one of a user
-// namespace, to which the node's root does not belong.
+// The container's user can open the standard streams by name, even a user of a
+// user namespace, where the node's root has no ownership.
 func TestStandardStreamsOpenByName_containerd_10598(t *testing.T) {
 	t.Parallel()
 	w := fixed(t)

@@ -11,7 +11,7 @@ import (
 	"github.com/crius-run/crius/test/images"
 )
 
-// The image's passwd knows root 0:0, app 1001:1002 and nobody 65534:65534; its
+// The image's passwd has root 0:0, app 1001:1002 and nobody 65534:65534; its
 // group adds app to extra 2001 and more 2002, and nobody to more.
 func TestUsersAndGroups_CVE_2022_2995_CVE_2023_25173(t *testing.T) {
 	t.Parallel()
@@ -60,8 +60,8 @@ func TestUsersAndGroups_CVE_2022_2995_CVE_2023_25173(t *testing.T) {
 		f := lastFacts(t, made)
 		equal(t, name+": uid", f.UID, c.uid)
 		equal(t, name+": gid", f.GID, c.gid)
-		// The primary group must be among the supplementary ones, or files
-		// that shut it out would not (CVE-2022-2995).
+		// The primary group must be among the supplementary ones; otherwise files
+		// that deny access to it would be accessible (CVE-2022-2995).
 		equalSlices(t, name+": groups", unique(append(f.Groups, f.GID)), unique(c.groups))
 		if f.UID != 0 && !contains(f.Groups, f.GID) {
 			t.Errorf("%s: groups %v lack the primary one %d (CVE-2022-2995)", name, f.Groups, f.GID)
@@ -89,8 +89,8 @@ func TestUnknownUserNamesAreRefused(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument, "strangers")
 }
 
-// USER of an image is the attacker's: a number that does not fit must neither
-// wrap round to 0 nor be looked up as a name.
+// The attacker chooses the image's USER: a number that does not fit must
+// neither wrap around to 0 nor be looked up as a name.
 func TestImageUserOutOfRange_CVE_2024_40635_CVE_2026_46680(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -111,8 +111,8 @@ func TestImageUserOutOfRange_CVE_2024_40635_CVE_2026_46680(t *testing.T) {
 	}
 }
 
-// A user that the image does not know has a name in the container all the same,
-// and only there; one that it knows finds the image's own file.
+// A user that the image does not know nevertheless has a name in the container,
+// and only there; for a known user the image's own file stays.
 func TestEveryUserHasAName(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -138,7 +138,7 @@ func TestEveryUserHasAName(t *testing.T) {
 	equal(t, "passwd of a known user", c.exec(t, "cat /etc/passwd"), images.Passwd)
 	equal(t, "group of a known user", c.exec(t, "cat /etc/group"), images.Group)
 
-	// A volume that a pod mounts there wins.
+	// A volume that a pod mounts there takes precedence.
 	own := filepath.Join(w.dir(t), "passwd")
 	put(t, own, "own")
 	c = p.start(t, "sleep", as(4711, 4712), withMounts(&cri.Mount{ContainerPath: "/etc/passwd", HostPath: own}))

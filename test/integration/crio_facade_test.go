@@ -32,22 +32,21 @@ type usage struct {
 	CPU, Memory, WorkingSet, RSS, Swap, PageFaults, MajorPageFaults uint64
 }
 
-// compareUsage compares what cAdvisor measures with what crius does, before and
-// after.
+// compareUsage compares cAdvisor's measurements with crius's before and after.
 func compareUsage(t *testing.T, theirs usage, before, after *cri.ContainerStats) {
 	t.Helper()
 	is := func(n uint64) *cri.UInt64Value { return &cri.UInt64Value{Value: n} }
 	between(t, "cAdvisor's CPU time", is(theirs.CPU), before.Cpu.UsageCoreNanoSeconds.Value, after.Cpu.UsageCoreNanoSeconds.Value)
 	between(t, "cAdvisor's page faults", is(theirs.PageFaults), before.Memory.PageFaults.Value, after.Memory.PageFaults.Value)
 	between(t, "cAdvisor's major page faults", is(theirs.MajorPageFaults), before.Memory.MajorPageFaults.Value, after.Memory.MajorPageFaults.Value)
-	batch := uint64(runtime.NumCPU()) * mib / 4 // the kernel counts memory by CPU and adds up now and then
+	batch := uint64(runtime.NumCPU()) * mib / 4 // the kernel counts memory per CPU and adds up now and then
 	near(t, "cAdvisor's memory", is(theirs.Memory), after.Memory.UsageBytes.Value, batch)
 	near(t, "cAdvisor's working set", is(theirs.WorkingSet), after.Memory.WorkingSetBytes.Value, batch)
 	near(t, "cAdvisor's RSS", is(theirs.RSS), after.Memory.RssBytes.Value, batch)
 	near(t, "cAdvisor's swap", is(theirs.Swap), after.Swap.SwapUsageBytes.Value, 0)
 }
 
-// buildCAdvisor builds the program that looks at cgroups with cAdvisor's code.
+// buildCAdvisor builds the program that inspects cgroups with cAdvisor's code.
 func buildCAdvisor(t *testing.T) (program string) {
 	t.Helper()
 	program = filepath.Join(t.TempDir(), "cadvisor")
@@ -59,8 +58,8 @@ func buildCAdvisor(t *testing.T) (program string) {
 	return program
 }
 
-// cadvisor has cAdvisor's own code look at cgroups, on a machine where socket is
-// that of CRI-O.
+// cadvisor runs cAdvisor's own code on cgroups, on a machine where socket is in
+// place of CRI-O's.
 func cadvisor(t *testing.T, program, socket string, cgroups ...string) map[string]sight {
 	t.Helper()
 	script := `mount -t tmpfs crio /run; mkdir /run/crio; ln -s "$1" /run/crio/crio.sock; shift; exec "$@"`
@@ -139,12 +138,12 @@ func TestCAdvisorTakesContainersForCrios(t *testing.T) {
 	if _, err := os.Stat("/sys/fs/cgroup/memory" + parent + "/crio-" + p.id); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the removed pod's cgroup: %v", err)
 	}
-	if err := cgroup.Remove(t.Context(), parent); err != nil { // as its kubelet would
+	if err := cgroup.Remove(t.Context(), parent); err != nil { // like its kubelet
 		t.Error(err)
 	}
 }
 
-// What was made under the other names is still found and goes as it came.
+// Cgroups made under the other names are still found and removed.
 func TestCgroupsAreFoundAfterCrioSocketChanges(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "crio")

@@ -16,21 +16,22 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// downloads are the files of layers that have not been unpacked, and their bytes.
+// downloads returns the files of layers that have not been unpacked, and their
+// total size in bytes.
 func (w *world) downloads(t *testing.T) (files []string, sum int64) {
 	t.Helper()
 	files, err := filepath.Glob(w.Path("tmp/crius-downloads/*"))
 	must(t, err)
 	for _, file := range files {
-		if info, err := os.Stat(file); err == nil { // others may go meanwhile
+		if info, err := os.Stat(file); err == nil { // others may disappear meanwhile
 			sum += info.Size()
 		}
 	}
 	return files, sum
 }
 
-// A server that is killed in the middle of a pull is followed by one that asks only for what
-// is missing, and both leave nothing.
+// After a server was killed in the middle of a pull, the next one requests only
+// what is missing, and nothing is left of either.
 func TestPullIsResumedAfterKill(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -60,7 +61,7 @@ func TestPullIsResumedAfterKill(t *testing.T) {
 			ranges++
 		}
 	}
-	if sent := w.Registry.Sent("/large/blobs/"); ranges != 1 || sent > 2*mib+64<<10 { // the config is among it
+	if sent := w.Registry.Sent("/large/blobs/"); ranges != 1 || sent > 2*mib+64<<10 { // including the config
 		t.Errorf("%d bytes were here, and %d were sent in %d parts, of %d", here, sent, ranges, len(data))
 	}
 	if files, _ := w.downloads(t); len(files) > 0 {

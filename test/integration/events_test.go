@@ -11,7 +11,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// events collects what the server tells until the stream ends.
+// events collects the server's events until the stream ends.
 type events struct {
 	got  chan *cri.ContainerEventResponse
 	done chan error
@@ -61,8 +61,8 @@ func (e *events) until(t *testing.T, id string, kind cri.ContainerEventType) (al
 	return all
 }
 
-// Short containers are where events come out of order elsewhere: the end is
-// seen before the start has returned.
+// Short-lived containers are where other runtimes send events out of order: the
+// end is seen before the start has returned.
 func TestEventsTellEveryLifeInOrder(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -77,7 +77,7 @@ func TestEventsTellEveryLifeInOrder(t *testing.T) {
 	last := int64(0)
 	for _, event := range e.until(t, p.id, cri.ContainerEventType_CONTAINER_DELETED_EVENT) {
 		id := event.ContainerId
-		if !contains(p.made, id) { // another test's
+		if !contains(p.made, id) { // of another test
 			continue
 		}
 		lives[id] = append(lives[id], event.ContainerEventType)
@@ -102,7 +102,7 @@ func TestEventsTellEveryLifeInOrder(t *testing.T) {
 	}
 }
 
-// What a kubelet with evented PLEG takes in place of a list.
+// The status that a kubelet with evented PLEG uses instead of a list.
 func TestStatusOfAPodHasItsContainers(t *testing.T) {
 	t.Parallel()
 	w := shared(t)

@@ -53,8 +53,9 @@ func leakedFDs(fds map[int]string) int {
 	return n
 }
 
-// A child that keeps the output open must not keep the caller waiting for ever, nor the
-// server occupied when the caller has its answer: a probe may leave one each time.
+// A child that keeps the output open must not keep the caller waiting for ever,
+// nor occupy the server once the caller has its answer: a probe may leave one
+// each time.
 func TestExecSyncWithALingeringChild_CVE_2026_53495(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -107,8 +108,8 @@ func TestExecSyncErrors(t *testing.T) {
 	wantCode(t, exec(running), codes.InvalidArgument)
 }
 
-// A kubelet ignores a probe whose ExecSync returns an error, so that a liveness probe
-// without its program would never restart the container.
+// A kubelet ignores a probe whose ExecSync returns an error, so a liveness
+// probe without its program would never restart the container.
 func TestProbeWithoutItsProgramFails_k8s_106682(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -130,8 +131,8 @@ func TestProbeWithoutItsProgramFails_k8s_106682(t *testing.T) {
 	}
 }
 
-// What a runtime says of a container that ends while a command is started in it
-// differs from moment to moment; to the client it has one meaning.
+// A runtime's error about a container that ends while a command is started in
+// it varies; for the client it has one meaning.
 func TestExecSyncMeetsTheEndOfItsContainer(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -145,7 +146,7 @@ func TestExecSyncMeetsTheEndOfItsContainer(t *testing.T) {
 					for {
 						_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: []string{"/probe", "echo"}, Timeout: scene.LimitSeconds})
 						if err == nil {
-							continue // also when it was killed with its container
+							continue // also if it was killed with its container
 						}
 						if status.Code(err) != codes.FailedPrecondition {
 							t.Error(err)
@@ -163,15 +164,15 @@ func TestExecSyncMeetsTheEndOfItsContainer(t *testing.T) {
 	}
 }
 
-// What crun has forked for a program that is missing is dead and a child of the
-// server. Until it is reaped the container's init cannot end, so that a stop took
-// twenty seconds.
+// The process that crun has forked for a missing program is dead and a child of
+// the server. Until it is reaped the container's init cannot end, so that a
+// stop took twenty seconds.
 func TestFailedExecLeavesNoZombie(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
 	c := w.run(t, "crun").start(t, "sleep")
 	var dead []string
-	for range 20 { // one may be seen between its end and the wait for it, but not each time
+	for range 20 { // one may be seen between its end and its reaping, but not each time
 		r, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: []string{"/no/such/program"}, Timeout: scene.LimitSeconds})
 		if err != nil || r.ExitCode != 127 {
 			t.Fatalf("a missing program was run: %v, %v", r, err)
@@ -183,7 +184,7 @@ func TestFailedExecLeavesNoZombie(t *testing.T) {
 	t.Errorf("the server has dead children: %q", dead)
 }
 
-// deadChildren are those of the server that nobody has waited for.
+// deadChildren returns the server's children that have not been reaped.
 func (w *world) deadChildren(t *testing.T) (dead []string) {
 	t.Helper()
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", w.PID()))

@@ -23,8 +23,8 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// spdy and websocket are clients beside the node's server. A kubelet translates
-// what newer clients than these versions speak.
+// spdy and websocket are clients in the network of the node's server. Clients
+// newer than these versions are translated by the kubelet.
 func (w *world) spdy() kubelet.Streams { return kubelet.Streams{Within: w.Do} }
 
 func (w *world) websocket() kubelet.Streams {
@@ -32,7 +32,7 @@ func (w *world) websocket() kubelet.Streams {
 }
 
 // eachTransport runs a test over SPDY and over WebSocket, each with another
-// runtime: neither knows of the other.
+// runtime, because transport and runtime are independent.
 func (w *world) eachTransport(t *testing.T, test func(t *testing.T, s kubelet.Streams, handler string)) {
 	t.Helper()
 	t.Run("SPDY", func(t *testing.T) { test(t, w.spdy(), handlers[0]) })
@@ -45,7 +45,7 @@ type execChange = func(*cri.ExecRequest)
 func withTerminal(r *cri.ExecRequest) { r.Tty, r.Stdin, r.Stderr = true, true, false }
 func withInput(r *cri.ExecRequest)    { r.Stdin = true }
 
-// execRequest asks for a probe with both output streams.
+// execRequest requests a probe with both output streams.
 func (c *container) execRequest(line string, change ...execChange) *cri.ExecRequest {
 	r := &cri.ExecRequest{ContainerId: c.id, Cmd: append([]string{"/probe"}, steps(line)...), Stdout: true, Stderr: true}
 	for _, f := range change {
@@ -63,7 +63,7 @@ func (w *world) execURL(t *testing.T, r *cri.ExecRequest) string {
 	return resp.Url
 }
 
-// session opens an exec; it is left at the test's end.
+// session opens an exec session, which ends with the test.
 func (c *container) session(t *testing.T, s kubelet.Streams, line string, change ...execChange) *kubelet.Session {
 	t.Helper()
 	return c.sessionOf(t, s, kubelet.Wants{}, line, change...)
@@ -126,7 +126,7 @@ func endsWith(t *testing.T, s *kubelet.Session, code int) {
 	}
 }
 
-// noise is what the probe's verb noise prints, and sum is what digest prints.
+// noise returns what the probe's verb noise prints, and sum what digest prints.
 func noise(n int64) io.Reader { return io.LimitReader(rand.NewChaCha8([32]byte{}), n) }
 
 func noiseSum(n int64) string {
@@ -268,7 +268,7 @@ func TestExecWithATerminal(t *testing.T) {
 		shows(t, e, "size 77x33\r\n")
 		e.Resize(500, 200)
 		shows(t, e, "size 500x200\r\n")
-		typed(t, e, "\x03") // ^C interrupts what runs in the foreground
+		typed(t, e, "\x03") // ^C interrupts the foreground process
 		endsWith(t, e, 130)
 
 		e = c.session(t, s, "line ; echo -err to-the-terminal ; exit 5", withTerminal)
@@ -285,7 +285,7 @@ func TestExecWithATerminal(t *testing.T) {
 	})
 }
 
-// Each version of the protocol has its own way to tell the end; all of them
+// Each version of the protocol reports the end in its own way; all of them
 // carry the output.
 func TestExecSpeaksEveryVersionOfSPDY(t *testing.T) {
 	t.Parallel()
@@ -309,7 +309,7 @@ func TestExecSpeaksEveryVersionOfSPDY(t *testing.T) {
 			if len(offer) > 1 || offer[0] == "v4.channel.k8s.io" {
 				endsWith(t, e, 9)
 			} else if offer[0] == "channel.k8s.io" {
-				// Its client does not wait for what went wrong (kubernetes#13394).
+				// Its client does not wait for the error (kubernetes#13394).
 				if err := e.Wait(wait.Limit); err != nil && !strings.Contains(err.Error(), "9") {
 					t.Errorf("exit code 9 is reported as %v", err)
 				}
@@ -358,8 +358,8 @@ func TestExecSpeaksEveryVersionOfWebSocket(t *testing.T) {
 			}
 		})
 	}
-	// A client that speaks the newest version only is served, or refused so that
-	// it tries an older one, as kubectl does.
+	// A client that speaks only the newest version is either served, or refused
+	// so that it tries an older one, as kubectl does.
 	s := w.websocket()
 	s.Protocols = nil
 	e := c.session(t, s, "digest ; exit 9", withInput)
@@ -370,7 +370,7 @@ func TestExecSpeaksEveryVersionOfWebSocket(t *testing.T) {
 	}
 }
 
-// readChannels collects what a WebSocket brings on each channel until it ends.
+// readChannels collects a WebSocket's data on each channel until it ends.
 func readChannels(t *testing.T, conn *websocket.Conn, base bool) map[byte]string {
 	t.Helper()
 	conn.SetReadDeadline(time.Now().Add(wait.Limit))
@@ -392,7 +392,7 @@ func readChannels(t *testing.T, conn *websocket.Conn, base bool) map[byte]string
 	}
 }
 
-// encodeChannel is the message that carries text on a channel.
+// encodeChannel returns the message that carries text on a channel.
 func encodeChannel(base bool, channel byte, text string) (kind int, frame []byte) {
 	if base {
 		return websocket.TextMessage, base64.StdEncoding.AppendEncode([]byte{'0' + channel}, []byte(text))
@@ -411,8 +411,8 @@ func decodeChannel(base bool, frame []byte) (channel byte, text string, err erro
 	return frame[0] - '0', string(data), err
 }
 
-// The process has ended, its child has not and holds the pipe: nobody waits
-// for the child.
+// The process has ended, its child has not and holds the pipe: the session does
+// not wait for the child.
 func TestExecEndsWhenAChildKeepsThePipe_containerd_7832(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -498,7 +498,8 @@ func TestExecOfAContainerThatHasEndedSince(t *testing.T) {
 	}
 }
 
-// A client that goes takes with it what has nobody to read from or write to.
+// When a client leaves, its command ends if it has no stream left to read or
+// write.
 func TestAnExecWhoseClientLeaves(t *testing.T) {
 	t.Parallel()
 	w := shared(t)

@@ -17,8 +17,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// The end of the time ends all that the exec has started, whatever it is doing
-// and however it has hidden.
+// The time limit ends everything that the exec has started, whatever it is
+// doing and however it hides.
 func TestExecSyncTimeoutEndsEverything_crio_4999(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -40,12 +40,12 @@ func TestExecSyncTimeoutEndsEverything_crio_4999(t *testing.T) {
 					ContainerId: c.id, Timeout: 1, Cmd: append([]string{"/probe"}, steps(line)...),
 				})
 				if err == nil && strings.HasSuffix(line, "exit 0") {
-					return // it has ended in time, and whom it left is the container's
+					return // it has ended in time, and its children belong to the container
 				}
 				if status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "within 1s") {
 					t.Errorf("%q answered code %d and %v, want DeadlineExceeded", line, r.GetExitCode(), err)
 				}
-				// What is killed would run for ever.
+				// The killed processes would otherwise run for ever.
 				if !wait.Until(t.Context(), func() bool { return len(w.processesOf(t, c.id)) == before }) {
 					t.Errorf("%q: processes survive it: %v", line, w.processesOf(t, c.id))
 				}
@@ -56,8 +56,8 @@ func TestExecSyncTimeoutEndsEverything_crio_4999(t *testing.T) {
 	})
 }
 
-// The time may be up before the runtime says that it has started a command that
-// has ended by then: those it left are killed all the same.
+// The time may be up before the runtime reports the start of a command that has
+// already ended: its orphans are killed nevertheless.
 func TestExecSyncTimeoutEndsOrphansOfALateStart(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, handler string) {
@@ -73,8 +73,8 @@ func TestExecSyncTimeoutEndsOrphansOfALateStart(t *testing.T) {
 	})
 }
 
-// What an earlier exec has left behind on purpose, and what another exec is
-// doing, is none of a later one's business.
+// Processes that an earlier exec has left on purpose, or that another exec is
+// running, are not affected by a later one.
 func TestExecSyncTimeoutSparesOthers(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -89,7 +89,7 @@ func TestExecSyncTimeoutSparesOthers(t *testing.T) {
 	endsWith(t, other, 5)
 }
 
-// Zero means no limit; a caller that goes takes its exec with it.
+// Zero means no limit; a caller that leaves ends its exec.
 func TestExecSyncWhoseCallerGoes(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -107,8 +107,8 @@ func TestExecSyncWhoseCallerGoes(t *testing.T) {
 	c.only(t, before)
 }
 
-// Nobody waits for the command of a server that was killed, and nobody else would end
-// it when its time is up: the next one does. Sessions and daemons live on.
+// When a server is killed nothing waits for its command, or ends it when its
+// time is up: the next server does. Sessions and daemons live on.
 func TestExecSyncOfAKilledServerIsEnded(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, handler string) {
@@ -132,7 +132,7 @@ func TestExecSyncOfAKilledServerIsEnded(t *testing.T) {
 	})
 }
 
-// Whoever looks at a node while a probe runs does not end the probe.
+// An inspection of a node does not end a running probe.
 func TestCheckLeavesCommandsAlone(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -157,8 +157,9 @@ func TestCheckLeavesCommandsAlone(t *testing.T) {
 	})
 }
 
-// A kubelet takes no answer above 16 MiB: two streams share it as they come, and
-// each has its beginning in it; one alone has all but the other's 64 KiB.
+// A kubelet accepts no answer above 16 MiB: two streams share it as they come,
+// and it contains the beginning of each; one alone may use all except the
+// other's 64 KiB.
 func TestExecSyncOutputIsBounded_CVE_2022_1708_CVE_2022_31030(t *testing.T) {
 	t.Parallel()
 	w := shared(t)

@@ -14,8 +14,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// hasty restarts the server with a time-out for plugins that a test can wait
-// for, or without it: plugins that work may reach it on a busy machine.
+// hasty restarts the server with a plugin time-out short enough for a test, or
+// without it: on a busy machine a working plugin may reach it.
 func (w *world) hasty(t *testing.T, on bool) {
 	t.Helper()
 	text := ""
@@ -32,8 +32,8 @@ func TestNameIsFreeAfterATimeout_crio_7010(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
 	plugin := w.cni(t)
-	for words, text := range map[string]string{ // what the plugin does: what the message must say
-		"after too late": "too late", // the address is taken already
+	for words, text := range map[string]string{ // what the plugin does: what the message must contain
+		"after too late": "too late", // the address is already reserved
 		"garbage":        "",
 		"hangafter":      "",
 	} {
@@ -66,7 +66,7 @@ func TestNameIsFreeAfterATimeout_crio_7010(t *testing.T) {
 	w.Restored(t, w.empty)
 }
 
-// A network that cannot be taken down now must not keep containers alive, nor
+// A network that cannot be torn down now must neither keep containers alive nor
 // be forgotten.
 func TestFailedNetworkTeardownIsRetried_containerd_12926(t *testing.T) {
 	t.Parallel()
@@ -80,7 +80,7 @@ func TestFailedNetworkTeardownIsRetried_containerd_12926(t *testing.T) {
 				w.hasty(t, true)
 			}
 			plugin.does(t, "DEL", words)
-			w.Runtime().StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: p.id}) // may say that it's not all done
+			w.Runtime().StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: p.id}) // may report that the teardown is incomplete
 			if left := w.processesOf(t, c.id); len(left) > 0 {
 				t.Errorf("processes %v live on because the network cannot be removed", left)
 			}
@@ -102,7 +102,7 @@ func TestFailedNetworkTeardownIsRetried_containerd_12926(t *testing.T) {
 	}
 }
 
-// One hung plugin delays its own pod only.
+// A hung plugin delays only its own pod.
 func TestAHungPluginDelaysNobodyElse(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})

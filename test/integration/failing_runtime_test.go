@@ -13,9 +13,9 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// brittle is a node whose handler "brittle" is a runtime that may be told to
-// fail, and whose handler "hasty" is the same one with a time-out that a test
-// can wait for, and that a busy machine may reach.
+// brittle is a node whose handler "brittle" is a runtime that can be told to
+// fail, and whose handler "hasty" is the same with a time-out short enough for
+// a test, which a busy machine may reach.
 func brittle(t *testing.T, real string) (*world, *faulty) {
 	t.Helper()
 	w := private(t, node.Options{Config: `[runtime.handlers.brittle]
@@ -36,8 +36,8 @@ create_timeout = "3s"
 	return w, runtime
 }
 
-// runs makes, runs and removes a container, as often as that takes a hasty
-// handler.
+// runs creates, runs and removes a container, as often as a hasty handler
+// needs.
 func (p *pod) runs(t *testing.T) {
 	t.Helper()
 	var c *container

@@ -26,7 +26,7 @@ var failing = sync.OnceValues(func() ([]byte, error) {
 	return f.Data, err
 })
 
-// A faulty program plays another one and misbehaves when told to.
+// A faulty program runs the real one and misbehaves when told to.
 type faulty struct{ dir string }
 
 // install puts a faulty program called name into dir, in front of the real one.
@@ -46,7 +46,7 @@ func install(t *testing.T, dir, name, real string) *faulty {
 	return &faulty{dir}
 }
 
-// cni is the node's bridge plugin, which may be told to fail.
+// cni makes the node's bridge plugin one that can be told to fail.
 func (w *world) cni(t *testing.T) *faulty {
 	t.Helper()
 	return install(t, w.Path("cni", "bin"), "bridge", "/usr/lib/cni/bridge")
@@ -61,7 +61,7 @@ func (f *faulty) does(t *testing.T, verb, words string) {
 	put(t, filepath.Join(f.dir, "faults", verb), words)
 }
 
-// heal ends all faults, but not what hangs already.
+// heal ends all faults, but not calls that already hang.
 func (f *faulty) heal(t *testing.T) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(f.dir, "faults", "*"))

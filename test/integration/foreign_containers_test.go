@@ -13,7 +13,8 @@ import (
 	"github.com/crius-run/crius/test/kit/node"
 )
 
-// neighbours makes a container of CRI-O and one of podman in the node's image store.
+// neighbours makes a container of CRI-O and one of podman in the node's image
+// store.
 func (w *world) neighbours(t *testing.T) (crio, podman string, layers func() int) {
 	t.Helper()
 	images, err := w.Images().ListImages(t.Context(), &cri.ListImagesRequest{})
@@ -43,9 +44,9 @@ func (w *world) neighbours(t *testing.T) (crio, podman string, layers func() int
 	return crio, podman, layers
 }
 
-// What CRI-O has left in the image store check lists and wipe foreign removes, with and
-// without a server; the pods of crius run on, and what is podman's stays unless it is
-// named.
+// check lists, and wipe foreign removes, what CRI-O has left in the image
+// store, with and without a server; the pods of crius run on, and podman's
+// containers stay unless they are named.
 func TestContainersThatCrioHasLeft(t *testing.T) {
 	for name, served := range map[string]bool{"server": true, "no server": false} {
 		t.Run(name, func(t *testing.T) {

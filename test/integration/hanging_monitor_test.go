@@ -15,9 +15,10 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// Monitors that hang while the server is started again are asked side by side and
-// hold up nobody else. Their containers run on and are said to be out of reach;
-// they can be stopped, or go on as if nothing had been when the monitors are awake.
+// Monitors that hang during a restart of the server are queried concurrently
+// and delay nothing else. Their containers run on and are reported as
+// unreachable; they can be stopped, or continue normally when the monitors
+// respond again.
 func TestServerStartsWhileMonitorsHang(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -40,12 +41,12 @@ func TestServerStartsWhileMonitorsHang(t *testing.T) {
 	for _, pid := range asleep {
 		must(t, unix.Kill(pid, unix.SIGSTOP))
 	}
-	wait.Retry(t, func() error { // they are waited for five seconds
+	wait.Retry(t, func() error { // the server waits for them for five seconds
 		must(t, w.Kill())
 		started := make(chan error, 1)
 		go func() { started <- w.Start(t.Context()) }()
-		// Each is waited for until its time is up: if they were asked one after the
-		// other, there would be one connection at a time.
+		// Each query lasts until its time is up: if they were sequential, there
+		// would be one connection at a time.
 		most := 0
 		wait.For(t, "the server to ask all hanging monitors at once, or to start", func() bool {
 			over := len(started) > 0
@@ -87,8 +88,8 @@ func TestServerStartsWhileMonitorsHang(t *testing.T) {
 	w.silent(t, "when all are awake")
 }
 
-// questions are the connections of unix sockets that a process has opened to
-// others: its own end has no name.
+// questions returns the connections of unix sockets that a process has opened
+// to others: its own end has no name.
 func questions(t *testing.T, pid int) (open []string) {
 	t.Helper()
 	proc := filepath.Join("/proc", strconv.Itoa(pid))

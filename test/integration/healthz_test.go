@@ -14,13 +14,14 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// healthz asks as a probe does: at the socket or, with an address, there.
+// healthz sends a probe's request: at the socket or, with an address, there.
 func (w *world) healthz(t *testing.T, address string) (code int, text string) {
 	t.Helper()
 	return w.request(t, address, "/healthz")
 }
 
-// request asks whoever serves metrics, at the socket or, with an address, there.
+// request sends a request to the metrics server, at the socket or, with an
+// address, there.
 func (w *world) request(t *testing.T, address, path string) (code int, text string) {
 	t.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -37,8 +38,8 @@ func (w *world) request(t *testing.T, address, path string) (code int, text stri
 	return resp.StatusCode, string(body)
 }
 
-// A probe is told whether the node can run pods, and why not. A network that is missing
-// is no reason, since a pod has to bring it.
+// A probe reports whether the node can run pods, and why not. A missing network
+// is not a failure, because a pod has to install it.
 func TestHealthz(t *testing.T) {
 	t.Parallel()
 	const address = "127.0.0.1:9537"
@@ -73,7 +74,7 @@ func TestHealthz(t *testing.T) {
 	must(t, os.Rename(monitor+".away", monitor))
 	become(200, "ok\n")
 
-	// The kubelet's socket is what counts, not that of the probe.
+	// The kubelet's socket counts, not that of the probe.
 	must(t, os.Rename(w.Socket(), w.Socket()+".away"))
 	become(503, w.Socket())
 	must(t, os.Rename(w.Socket()+".away", w.Socket()))

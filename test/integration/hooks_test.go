@@ -26,7 +26,8 @@ func hooksOf(t *testing.T, w *world) *hooks {
 	return h
 }
 
-// put writes a hook file whose program is the script, in which DIARY is the diary.
+// put writes a hook file whose program is the script, in which DIARY is the
+// diary.
 func (h *hooks) put(t *testing.T, name, when, stage, script string) (file string) {
 	t.Helper()
 	program := filepath.Join(filepath.Dir(h.dir), "hook-"+name)
@@ -36,7 +37,7 @@ func (h *hooks) put(t *testing.T, name, when, stage, script string) (file string
 	return file
 }
 
-// told are the words that the hooks wrote of a container, in order.
+// told returns the words that the hooks wrote about a container, in order.
 func (h *hooks) told(t *testing.T, id string) (words []string) {
 	t.Helper()
 	text, err := os.ReadFile(h.diary)
@@ -49,7 +50,8 @@ func (h *hooks) told(t *testing.T, id string) (words []string) {
 	return words
 }
 
-// tell writes a word and the id in the container's state into the diary.
+// tell returns a script that writes a word and the id in the container's state
+// into the diary.
 func tell(word string) string {
 	return `id=$(sed 's/.*"id": *"\([^"]*\)".*/\1/'); PATH=/usr/bin:/bin; echo "` + word + ` $id" >> DIARY`
 }
@@ -107,7 +109,8 @@ func TestPrecreateHookChangesTheContainer(t *testing.T) {
 	})
 }
 
-// A hook that restricts containers must not be absent because of a typing error.
+// A hook that restricts containers must not be missing because of a typing
+// error.
 func TestBrokenHookFailsCreation(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -132,7 +135,7 @@ func TestBrokenHookFailsCreation(t *testing.T) {
 			return h.put(t, "x", `"always": true`, "precreate", "echo forbidden >&2; exit 1")
 		}, codes.FailedPrecondition, "forbidden"},
 		"failing runtime hook": {func(t *testing.T) string {
-			return h.put(t, "x", `"always": true`, "createRuntime", "cat >/dev/null; exit 1") // else crun may fail to write to it first
+			return h.put(t, "x", `"always": true`, "createRuntime", "cat >/dev/null; exit 1") // otherwise crun may fail to write to it first
 		}, codes.Unknown, "hook"},
 	} {
 		t.Run(what, func(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// Addresses of the node towards the world, and of one in the world.
+// Addresses of the node in the outside network, and of a machine there.
 const (
 	nodeAddress, worldAddress   = "192.0.2.1", "192.0.2.2"
 	nodeAddress6, worldAddress6 = "2001:db8::1", "2001:db8::2"
@@ -30,7 +30,8 @@ const portless = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{
 		"ranges": [[{"subnet": "10.99.0.0/16"}], [{"subnet": "fd99::/64"}]],
 		"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}}]}`
 
-// town is a node whose network leads no host ports, and a machine beside it.
+// town is a node whose network plugins forward no host ports, with a machine
+// next to it.
 type town struct {
 	*world
 	outside string // network namespace of that machine
@@ -80,14 +81,14 @@ func (v *town) sh(t *testing.T, script string) string {
 // from dials from a network namespace.
 func from(netns, network, address string) (conn net.Conn, err error) {
 	err = ns.Do(netns, func() error {
-		dialer := net.Dialer{Timeout: wait.Limit, KeepAlive: -1} // see serve of the probe
+		dialer := net.Dialer{Timeout: wait.Limit, KeepAlive: -1} // see serve in the probe
 		conn, err = dialer.Dial(network, address)
 		return err
 	})
 	return conn, err
 }
 
-// page fetches "/" from the machine outside, "" if nobody listens.
+// page fetches "/" from the machine outside, "" if nothing listens.
 func (v *town) page(address string) string {
 	conn, err := from(v.outside, "tcp", address)
 	if err != nil {
@@ -109,7 +110,7 @@ func (v *town) page(address string) string {
 	return strings.TrimSpace(body)
 }
 
-// answers checks what the machine outside gets: servers take their time to
+// answers checks what the machine outside gets: servers take a moment to
 // listen.
 func (v *town) answers(t *testing.T, address, want string) {
 	t.Helper()
@@ -128,7 +129,7 @@ func tcp(host, container int32) *cri.PortMapping {
 }
 
 // From the host, from outside, from the pod and from others; the next pod may
-// have the port when the first has been stopped, and not before.
+// have the port once the first has been stopped, and not before.
 func TestHostPortWithoutAPlugin(t *testing.T) {
 	t.Parallel()
 	v := newTown(t, node.Options{})
@@ -167,8 +168,8 @@ func TestHostPortWithoutAPlugin(t *testing.T) {
 	v.Restored(t, v.empty)
 }
 
-// The rules are made of the records: whatever becomes of the server or of the
-// firewall, a living pod has its ports and a dead one has none.
+// The rules follow from the records: whatever happens to the server or the
+// firewall, a live pod has its ports and a dead one has none.
 func TestHostPortsSurviveTheServer(t *testing.T) {
 	t.Parallel()
 	v := newTown(t, node.Options{})
@@ -216,7 +217,7 @@ func TestHostPortsSurviveTheServer(t *testing.T) {
 	if err := v.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	if err := ns.Remove(ns.Spec{Dir: v.Path("ns"), Name: "crius-" + doomed.id}); err != nil { // as if the pod died meanwhile
+	if err := ns.Remove(ns.Spec{Dir: v.Path("ns"), Name: "crius-" + doomed.id}); err != nil { // as if the pod had died meanwhile
 		t.Fatal(err)
 	}
 	if err := v.Start(t.Context()); err != nil {

@@ -20,8 +20,8 @@ import (
 	"github.com/crius-run/crius/test/kit/registry"
 )
 
-// Volumes that an image declares mount and copy nothing of the node, wherever their
-// paths and the image's links lead.
+// Volumes that an image declares mount and copy nothing of the node, wherever
+// their paths and the image's links lead.
 func TestVolumesOfImagesStayInThem_CVE_2022_23648(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -49,8 +49,8 @@ func TestVolumesOfImagesStayInThem_CVE_2022_23648(t *testing.T) {
 	})
 }
 
-// Labels of an image do not become labels or annotations of its containers, of
-// which runtimes and crius obey some.
+// Labels of an image do not become labels or annotations of its containers,
+// some of which affect runtimes and crius.
 func TestLabelsOfImagesGoNowhere_CVE_2026_53488(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -79,7 +79,8 @@ func TestLabelsOfImagesGoNowhere_CVE_2026_53488(t *testing.T) {
 	})
 }
 
-// An image for FIPS mode whose crypto policies are a link has nothing mounted.
+// For an image for FIPS mode whose crypto policies are a link nothing is
+// mounted there.
 func TestCryptoPoliciesAreNotMounted_CVE_2024_9341(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -102,7 +103,7 @@ func TestCryptoPoliciesAreNotMounted_CVE_2024_9341(t *testing.T) {
 	})
 }
 
-// An image that calls itself a checkpoint is an image like any other.
+// An image that claims to be a checkpoint is an image like any other.
 func TestCheckpointImagesAreNotRestored_CVE_2024_8676_CVE_2026_50195_CVE_2026_53489_CVE_2026_53492_CVE_2026_92574_CVE_2026_95837_CVE_2026_115520_CVE_2026_119101(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -144,8 +145,8 @@ func TestCheckpointImagesAreNotRestored_CVE_2024_8676_CVE_2026_50195_CVE_2026_53
 	})
 }
 
-// Credentials do not go to a token service that the node does not trust, whatever
-// registry names it.
+// Credentials are not sent to a token service that the node does not trust,
+// whatever registry names it.
 func TestTokenServiceIsVerified_CVE_2019_10214(t *testing.T) {
 	t.Parallel()
 	trusted, other := newAuthority(t, "trusted"), newAuthority(t, "other")
@@ -175,7 +176,7 @@ func TestTokenServiceIsVerified_CVE_2019_10214(t *testing.T) {
 	}
 }
 
-// serveTLS is a registry in the node's network.
+// serveTLS starts a registry with TLS in the node's network.
 func (w *world) serveTLS(t *testing.T, a *authority) *registry.Registry {
 	t.Helper()
 	cert, key := a.issue(t, 1)

@@ -13,7 +13,8 @@ import (
 	"github.com/crius-run/crius/test/kit/node"
 )
 
-// declaresVolumes is an image with a volume that its layers lack, and one that they have.
+// declaresVolumes is an image with a volume that its layers lack, and one that
+// they contain.
 func (w *world) declaresVolumes(t *testing.T) string {
 	t.Helper()
 	home := image.Dir("home/app").Owned(1000, 1001)
@@ -23,7 +24,7 @@ func (w *world) declaresVolumes(t *testing.T) string {
 	}, home, image.Text("home/app/file", "the image's").Owned(1000, 1001), image.Symlink("link", "/home"))
 }
 
-// ofImage keeps what the test runs.
+// ofImage keeps the test's command.
 func ofImage(ref string) containerChange {
 	return func(c *cri.ContainerConfig) { c.Image.Image = ref }
 }
@@ -38,7 +39,8 @@ func inUserNamespace() (podChange, containerChange) {
 
 func readOnlyRoot(c *cri.ContainerConfig) { c.Linux.SecurityContext.ReadonlyRootfs = true }
 
-// ownsVolumes checks that the volumes which crius has made are the container's user's.
+// ownsVolumes checks that the volumes made by crius belong to the container's
+// user.
 func (c *container) ownsVolumes(t *testing.T) {
 	t.Helper()
 	for _, dir := range []string{"/data", "/srv/deep/data", "/home/data"} {

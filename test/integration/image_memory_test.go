@@ -17,13 +17,13 @@ import (
 	"github.com/crius-run/crius/test/kit/node"
 )
 
-// An image that takes more memory to unpack than a pull may have ends the process
-// that copies it, and not the server.
+// An image that needs more memory to unpack than a pull may use ends the
+// process that copies it, and not the server.
 func TestImageThatTakesTooMuchMemory(t *testing.T) {
 	t.Parallel()
 	n, err := node.New(t.Context(), node.Options{
 		Config: "[image]\nparallel_layers = 16\n",
-		Env:    []string{"PATH=" + pathWithout(t, "zstd")}, // which would decompress in processes of its own
+		Env:    []string{"PATH=" + pathWithout(t, "zstd")}, // which would decompress in its own processes
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -47,8 +47,8 @@ func TestImageThatTakesTooMuchMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// containers/image decompresses layers of this format side by side. Of others crius has
-	// one at a time decompressed, which never takes that much.
+	// containers/image decompresses layers of this format concurrently. For
+	// others crius decompresses one at a time, which never takes that much.
 	greedy.Manifest = bytes.ReplaceAll(greedy.Manifest, []byte(imagespec.MediaTypeImageLayerGzip), []byte("application/vnd.oci.image.layer.nondistributable.v1.tar+zstd"))
 	n.Registry.Push("greedy", "latest", greedy)
 	pull := func(repo string) error {
@@ -73,8 +73,8 @@ func TestImageThatTakesTooMuchMemory(t *testing.T) {
 	}
 }
 
-// wideLayer is a zstd frame that asks for a window of 128 MiB (RFC 8878, 3.1.1.1)
-// and fills it, in blocks that repeat a byte.
+// wideLayer is a zstd frame that requires a window of 128 MiB (RFC 8878,
+// 3.1.1.1) and fills it, in blocks that repeat a byte.
 func wideLayer(i int) []byte {
 	const window, block = 128 << 20, 128 << 10
 	frame := []byte{0x28, 0xb5, 0x2f, 0xfd, 0, 17 << 3}
@@ -88,7 +88,7 @@ func wideLayer(i int) []byte {
 	return frame
 }
 
-// pathWithout is a PATH with all programs but one.
+// pathWithout returns a PATH with all programs except one.
 func pathWithout(t *testing.T, name string) string {
 	t.Helper()
 	programs := t.TempDir()

@@ -17,8 +17,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// unusual pushes an image like no other to a repository of its own, and returns
-// its name. It has the test's name in the file /note.
+// unusual pushes a unique image to its own repository, and returns its name. It
+// has the test's name in the file /note.
 func (w *world) unusual(t *testing.T, repo string, files ...image.File) (ref string) {
 	t.Helper()
 	built, err := images.Build(nil, append(files, image.Text("note", t.Name()))...)
@@ -110,14 +110,14 @@ func TestPullErrorsHaveTheirCodes(t *testing.T) {
 	w := shared(t)
 	for ref, code := range map[string]codes.Code{
 		node.RegistryHost + "/no/such/repository:latest": codes.NotFound,
-		"unreachable.test:9/x:latest":                    codes.Unknown, // which a kubelet wants
+		"unreachable.test:9/x:latest":                    codes.Unknown, // as a kubelet expects
 	} {
 		_, err := w.Images().PullImage(t.Context(), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref}})
 		wantCode(t, err, code, strings.Split(ref, ":")[0])
 	}
 }
 
-// A pull outlives the client that asked for it.
+// A pull outlives the client that requested it.
 func TestPullGoesOnWithoutItsCaller(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -135,7 +135,7 @@ func TestPullGoesOnWithoutItsCaller(t *testing.T) {
 	}})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	go func() { // whatever becomes of the pull
+	go func() { // whatever the result of the pull
 		<-asked
 		cancel()
 	}()
@@ -145,8 +145,9 @@ func TestPullGoesOnWithoutItsCaller(t *testing.T) {
 	wait.For(t, "the image", func() bool { return w.imageStatus(t, ref) != nil })
 }
 
-// Pods name an image by a name or its whole id. Some digits of an id, which can be guessed,
-// name none, and remove none if "sha256:" is before them; people may type them alone.
+// Pods name an image by a name or its complete id. A part of an id, which can
+// be guessed, names no image for pods, and with the prefix "sha256:" removes
+// none; people may type it without the prefix.
 func TestPartsOfImageIDsAreForPeople(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -185,7 +186,7 @@ func TestPartsOfImageIDsAreForPeople(t *testing.T) {
 	if img := w.imageStatus(t, id[:63]); img.GetId() != id {
 		t.Errorf("by 63 digits: %v", img)
 	}
-	remove(id[:63]) // as crictl rmi sends what was typed
+	remove(id[:63]) // crictl rmi sends what was typed
 	if img := w.imageStatus(t, id); img != nil {
 		t.Errorf("still there: %v", img)
 	}

@@ -8,8 +8,9 @@ import (
 	"github.com/crius-run/crius/test/kit/node"
 )
 
-// With images in a directory of their own pods run as ever, also after a crash of the
-// server, and the file systems of images and of containers are told apart (KEP-4191).
+// With images in their own directory pods run as usual, also after a crash of
+// the server, and the file systems of images and of containers are reported
+// separately (KEP-4191).
 func TestImagesInDirectoryOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	images := t.TempDir()

@@ -25,8 +25,9 @@ import (
 // heirs are what processes of a container have inherited, by process.
 type heirs map[string]odd.State
 
-// oddNode is a node whose server is started with everything changed that a process
-// inherits, as long as a file exists; each stage of a container has a hook.
+// oddNode is a node whose server is started with everything changed that a
+// process inherits, as long as a file exists; each stage of a container has a
+// hook.
 func oddNode(t *testing.T) (w *world, oddly string) {
 	t.Helper()
 	current, err := tools.Runc(t.Context())
@@ -54,11 +55,12 @@ func oddNode(t *testing.T) (w *world, oddly string) {
 
 var hookStages = []string{"createRuntime", "poststart", "poststop"}
 
-// quiet is a program that changes nothing of what it inherits, as Go's do with signals.
+// quiet is a program that changes nothing that it inherits, unlike Go programs,
+// which change signals.
 var quiet = []string{"/busybox", "sleep", "1000000"}
 
-// heirsOf looks at all that runs in a new container, and at its hooks. The image is new,
-// so that its layers are unpacked by this server.
+// heirsOf looks at all processes of a new container, and at its hooks. The
+// image is new, so that this server unpacks its layers.
 func (w *world) heirsOf(t *testing.T, handler, name string) (*container, heirs) {
 	t.Helper()
 	busybox, err := tools.Busybox(t.Context())
@@ -109,7 +111,7 @@ func (w *world) addHook(t *testing.T, found heirs, stage string) {
 		found["hook "+stage] = state
 		return err == nil
 	})
-	delete(found["hook "+stage], "environment") // it is the operator's
+	delete(found["hook "+stage], "environment") // the operator's choice
 	must(t, os.Remove(file))
 }
 
@@ -220,7 +222,8 @@ func TestServerAttributesReachNoContainer_OCPBUGS_15102_runc_4858(t *testing.T) 
 	}
 }
 
-// What the server cannot keep from containers fails nothing, and is said.
+// What the server cannot keep containers from inheriting is no failure, and is
+// reported.
 func TestInheritedAttributesAreReported(t *testing.T) {
 	t.Parallel()
 	programs, err := tools.Programs(t.Context(), race.Enabled)

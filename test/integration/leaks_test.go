@@ -32,7 +32,7 @@ func (w *world) sandbox(ctx context.Context, name, handler string) error {
 	return err
 }
 
-// life takes a pod from nothing through everything to nothing again.
+// life takes a pod through its whole life, from nothing to nothing.
 func (w *world) life(ctx context.Context, name, handler string, code int) error {
 	config := kubelet.Pod(name, kubelet.LogsBelow(w.Path("logs")))
 	defer os.RemoveAll(config.LogDirectory)
@@ -69,8 +69,8 @@ func (w *world) life(ctx context.Context, name, handler string, code int) error 
 	return nil
 }
 
-// One after the other and several at once, over a bridge that masquerades: its
-// rules are one thing more that may be left.
+// One after the other and several at once, over a bridge that masquerades,
+// because its rules could be left, too.
 func TestPodsLeakNothing(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
@@ -100,7 +100,7 @@ func TestPodsLeakNothing(t *testing.T) {
 	}
 	churn(2, 2) // what a busy server keeps anyway: connections, caches
 	stacks := w.goroutines(t)
-	churn(2, 2) // once more, for the server that the dump has made necessary
+	churn(2, 2) // once more, for the server that had to be restarted for the dump
 	before, working := w.load(t), w.metric(t, "go_goroutines")
 	churn(20, 10)
 	settled := wait.Until(ctx, func() bool { return w.load(t).Total() <= before.Total()+2 })
@@ -129,8 +129,8 @@ func (w *world) load(t *testing.T) inventory.Load {
 	return l
 }
 
-// goroutines counts the server's goroutines by where they were made, and
-// starts the server anew.
+// goroutines counts the server's goroutines by where they were created, and
+// restarts the server.
 func (w *world) goroutines(t *testing.T) map[string]int {
 	t.Helper()
 	dump, err := w.Stacks()
@@ -153,7 +153,7 @@ func (w *world) goroutines(t *testing.T) map[string]int {
 	return out
 }
 
-// Pods that live at the same time have an address each.
+// Each of several concurrent pods has its own address.
 func TestPodsAtOnceHaveAddressesOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	w := shared(t)

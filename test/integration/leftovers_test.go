@@ -18,14 +18,15 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// pidModes are those that a container can be in.
+// pidModes are the PID modes of a container.
 var pidModes = []cri.NamespaceMode{cri.NamespaceMode_POD, cri.NamespaceMode_CONTAINER, cri.NamespaceMode_NODE, cri.NamespaceMode_TARGET}
 
-// inPIDMode runs a pod, and says what puts its containers into the PID namespace.
+// inPIDMode runs a pod, and returns a change that puts its containers into the
+// PID namespace.
 func (w *world) inPIDMode(t *testing.T, handler string, mode cri.NamespaceMode) (*pod, containerChange) {
 	t.Helper()
 	forPod, forContainer := pidMode(mode)
-	if mode == cri.NamespaceMode_TARGET { // which is no mode of pods
+	if mode == cri.NamespaceMode_TARGET { // which is not a mode for pods
 		forPod, _ = pidMode(cri.NamespaceMode_CONTAINER)
 	}
 	p := w.run(t, handler, forPod)
@@ -48,12 +49,12 @@ func (w *world) shellImage(t *testing.T) string {
 	return w.Image(t, func(c *imagespec.ImageConfig) { c.Entrypoint = []string{"/bin/sh", "-c"} }, image.Dir("bin"), shell)
 }
 
-// script has a container run a script with the shell of an image.
+// script makes a container run a script with the shell of an image.
 func script(ref, text string) containerChange {
 	return func(c *cri.ContainerConfig) { c.Image.Image, c.Args = ref, []string{text} }
 }
 
-// aliveIn are the processes of a container but for those that wait to be reaped.
+// aliveIn returns the processes of a container except zombies.
 func (w *world) aliveIn(t *testing.T, id string) []int {
 	t.Helper()
 	return slices.DeleteFunc(w.processesOf(t, id), func(pid int) bool {
@@ -63,8 +64,8 @@ func (w *world) aliveIn(t *testing.T, id string) []int {
 	})
 }
 
-// A container that has exited, or been stopped, has no process, in any PID namespace: its
-// ports, locks and volumes are free for the next one.
+// A container that has exited, or been stopped, has no process, in any PID
+// namespace: its ports, locks and volumes are free for the next one.
 func TestNothingOutlivesAContainer(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -90,7 +91,7 @@ func TestNothingOutlivesAContainer(t *testing.T) {
 				}
 				equal(t, "exit code", c.status(t).ExitCode, 4)
 
-				for _, word := range []string{"first", "second"} { // who would meet the first one's server
+				for _, word := range []string{"first", "second"} { // which would meet the first one's server
 					c = p.start(t, "fork 1 serve 127.0.0.1:8080 "+word+" ; get http://127.0.0.1:8080/ ; exit 5", inMode)
 					equal(t, "exit code of one that leaves a server", c.wait(t).ExitCode, 5)
 					c.says(t, word)
@@ -100,7 +101,8 @@ func TestNothingOutlivesAContainer(t *testing.T) {
 	})
 }
 
-// It takes no server; and one that finds processes of an exited container ends them.
+// It needs no server; and a server that finds processes of an exited container
+// ends them.
 func TestServerEndsProcessesOfExitedContainers(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -132,8 +134,8 @@ func TestServerEndsProcessesOfExitedContainers(t *testing.T) {
 	})
 }
 
-// A process that a monitor of an earlier release has left, or could not kill, is ended
-// before the exit is seen.
+// A process that the monitor of an earlier release has left, or that the
+// monitor could not kill, is ended before the exit is seen.
 func TestServerEndsWhatTheMonitorLeft(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -155,8 +157,8 @@ func TestServerEndsWhatTheMonitorLeft(t *testing.T) {
 	})
 }
 
-// A stop that hangs since somebody has frozen the pod's cgroup says so. Cgroup v2 kills the
-// frozen.
+// A stop that hangs because the pod's cgroup has been frozen reports that.
+// Cgroup v2 kills frozen processes.
 func TestStopNamesAFrozenCgroup(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})

@@ -22,15 +22,16 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// memoryOfServer is enough for whatever comes from outside (docs/security.md).
+// memoryOfServer is enough for all input from outside (docs/security.md).
 const memoryOfServer = 256 * mib
 
-// A server that may use little memory lives through what is made to use up much:
-// it refuses it, or keeps a part. What it has an OOM score of -999 for would
-// otherwise end the node.
+// A server with little memory survives input designed to use up much: it
+// refuses it, or keeps a part. With its OOM score of -999 it could otherwise
+// take down the node.
 func TestServerLivesInLittleMemory(t *testing.T) {
 	t.Parallel()
-	// The race detector takes several times as much, and files in a tmpfs count.
+	// The race detector takes several times as much memory, and files in a tmpfs
+	// count.
 	programs, err := tools.Programs(t.Context(), false)
 	must(t, err)
 	w := private(t, node.Options{Server: filepath.Join(programs, "crius"), Disk: true})
@@ -70,10 +71,10 @@ func refusesGreedyLayers(t *testing.T, w *world) {
 	wantCode(t, err, codes.InvalidArgument, "xz")
 }
 
-// keepsLittleOfConfigs pulls the largest configs that there may be, and asks for
-// all of them.
+// keepsLittleOfConfigs pulls configs of the maximum size, and requests all of
+// them.
 func keepsLittleOfConfigs(t *testing.T, w *world) {
-	const count = 9 // whose sum is above what is kept
+	const count = 9 // their sum is above what is kept
 	for i := range count {
 		// 3.9 MB, and nearly 100,000 parts.
 		raw := fmt.Sprintf(`{"architecture":%q,"os":"linux","rootfs":{"type":"layers","diff_ids":[]},"history":[%s{}],"config":{"Labels":{"n":"%d %s"}}}`,
@@ -95,8 +96,8 @@ func keepsLittleOfConfigs(t *testing.T, w *world) {
 	}
 }
 
-// confine gives the server and what it starts a memory cgroup of their own, and
-// returns how to tell how many of them the kernel has killed.
+// confine gives the server and its children their own memory cgroup, and
+// returns a function that returns how many of them the kernel has killed.
 func confine(t *testing.T, w *world) (killed func() string) {
 	t.Helper()
 	dir, limit, events := "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.oom_control"
@@ -128,7 +129,7 @@ func confine(t *testing.T, w *world) (killed func() string) {
 	}
 }
 
-// memoryCgroup is where the memory of a process counts.
+// memoryCgroup returns the cgroup to which the memory of a process is charged.
 func memoryCgroup(t *testing.T, pid int) string {
 	t.Helper()
 	for line := range strings.Lines(read(t, fmt.Sprintf("/proc/%d/cgroup", pid))) {

@@ -17,7 +17,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// metrics are the server's own, as text.
+// metrics returns the server's own metrics, as text.
 func (w *world) metrics(t *testing.T) []byte {
 	t.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
@@ -35,7 +35,7 @@ func (w *world) metrics(t *testing.T) []byte {
 	return text
 }
 
-// metric is one value of the server's own metrics; 0 if it is not there.
+// metric returns one value of the server's own metrics; 0 if it is missing.
 func (w *world) metric(t *testing.T, name string) float64 {
 	t.Helper()
 	match := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (\S+)$`).FindSubmatch(w.metrics(t))

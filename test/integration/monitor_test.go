@@ -14,7 +14,7 @@ import (
 	"github.com/crius-run/crius/test/kit/node"
 )
 
-// monitors are the crius-conmon processes of a container.
+// monitors returns the crius-conmon processes of a container.
 func (w *world) monitors(t *testing.T, id string) []int {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -39,8 +39,9 @@ func (w *world) monitors(t *testing.T, id string) []int {
 	return out
 }
 
-// A container whose monitor is gone has nobody to take its output and its exit
-// code: it is ended and says why, and everything about it can be removed.
+// A container whose monitor is gone has no process that takes its output and
+// its exit code: it is ended with a reason, and everything of it can be
+// removed.
 func TestALostMonitorEndsItsContainer(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -76,8 +77,8 @@ func TestALostMonitorEndsItsContainer(t *testing.T) {
 	}
 }
 
-// The monitor must not be charged to, nor die with, what it watches
-// (CVE-2019-14891), and must not be reachable from a pod (CVE-2020-15257).
+// The monitor must neither be charged to, nor die with, the container
+// (CVE-2019-14891), and must be unreachable from a pod (CVE-2020-15257).
 func TestTheMonitorLivesApart_CVE_2019_14891_CVE_2020_15257(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -102,7 +103,7 @@ func TestTheMonitorLivesApart_CVE_2019_14891_CVE_2020_15257(t *testing.T) {
 	}
 }
 
-// What a container prints goes through a process that is root of the node: it
+// A container's output goes through a process that runs as root on the node: it
 // neither starts programs nor connects to anything.
 func TestMonitorsAreLockedDown(t *testing.T) {
 	t.Parallel()

@@ -32,7 +32,7 @@ func entitled(t *testing.T, config ...string) (w *world, secrets string) {
 	return private(t, node.Options{Config: fmt.Sprintf("[pod]\nmounts_files = [%q]\n", conf) + strings.Join(config, "")}), secrets
 }
 
-// Each container gets copies of its own of what the node's mounts.conf lists.
+// Each container gets its own copies of what the node's mounts.conf lists.
 func TestMountsConf(t *testing.T) {
 	t.Parallel()
 	w, secrets := entitled(t)
@@ -86,8 +86,8 @@ func TestMountsConfInUserNamespace(t *testing.T) {
 	equal(t, "copy", c.exec(t, "cat "+key+" ; write "+key+" changed ; cat "+key), "entitledchanged")
 }
 
-// A link of the image does not lead the copies into /proc, where they would take the
-// place of the kernel's files.
+// A link of the image does not lead the copies into /proc, where they would
+// replace the kernel's files.
 func TestMountsConfAndHostileImage(t *testing.T) {
 	t.Parallel()
 	w, _ := entitled(t)

@@ -124,8 +124,8 @@ func TestRuntimeConfigTellsTheCgroupDriver(t *testing.T) {
 	equal(t, "cgroup driver", c.GetLinux().GetCgroupDriver(), cri.CgroupDriver_CGROUPFS)
 }
 
-// A network without a usable configuration is said, and is found when it comes; the
-// runtime is ready meanwhile, and pods that need none run.
+// A missing network configuration is reported, and is found once it appears;
+// meanwhile the runtime is ready, and pods that need no network run.
 func TestNetworkReadiness(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: "[network]\nready_grace_period = \"0s\"\n"})
@@ -147,7 +147,7 @@ func TestNetworkReadiness(t *testing.T) {
 		wantCode(t, err, codes.Unavailable)
 	}
 	w.run(t, "crun", kubelet.HostNetwork).finish(t, "echo runs", hostNetworkContainer)
-	// What was recorded at ADD is what DEL needs.
+	// DEL needs what was recorded at ADD.
 	p.stop(t)
 	p.remove(t)
 	must(t, os.Rename(aside, file))
@@ -155,9 +155,9 @@ func TestNetworkReadiness(t *testing.T) {
 	w.run(t, "crun").finish(t, "echo runs")
 }
 
-// Others than root see nothing of containers, and reach no program of theirs:
-// one may be setuid. Roots of user namespaces pass through the run directory, to
-// containers of their own.
+// Users other than root see nothing of containers, and reach no program in
+// them: one may be setuid. Roots of user namespaces pass through the run
+// directory, to their own containers.
 func TestDirectoriesArePrivate_CVE_2021_41103_CVE_2024_25621(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -221,8 +221,8 @@ func TestReadinessIsToldToSystemd(t *testing.T) {
 	if text := said(); strings.Contains(text, "EXTEND_TIMEOUT_USEC") {
 		t.Errorf("it asks for time that it does not need: %q", text)
 	}
-	// After a boot for which no seal vouches for the images they are all read, for
-	// which systemd is asked for time.
+	// After a boot without a valid store manifest all images are read, for which
+	// the server asks systemd for time.
 	must(t, w.Kill())
 	seals, err := filepath.Glob(w.Path("img", "crius-seal", "*", "seal.json"))
 	if err != nil || len(seals) != 1 {
@@ -235,7 +235,7 @@ func TestReadinessIsToldToSystemd(t *testing.T) {
 	}
 }
 
-// Nobody but root reaches a socket of the node, of the server or of a monitor.
+// Only root reaches the sockets of the node, of the server and of monitors.
 func TestSocketsAreRootsAlone(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: "[api]\nsocket_mode = 0o600\n"})

@@ -16,9 +16,9 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// Pods come and go, several at once, while plugins do so too. A plugin that stays receives
-// every event, in order. One that comes late is told once of all that runs, and receives
-// every event from then on.
+// Pods come and go, several at once, and so do plugins. A plugin that stays
+// receives every event, in order. One that connects late receives everything
+// that runs once, and every event from then on.
 func TestPluginsUnderChurn(t *testing.T) {
 	t.Parallel()
 	const pods, atOnce, latecomers = 50, 5, 8
@@ -78,7 +78,7 @@ func (w *world) brief(ctx context.Context, name, handler string) error {
 	return err
 }
 
-// inOrder checks that a plugin has received all events of so many pods.
+// inOrder checks that a plugin has received all events of that many pods.
 func inOrder(t *testing.T, plugin *nriplugin.Plugin, all []nriplugin.Event, pods int) {
 	t.Helper()
 	ran, created := 0, 0
@@ -101,11 +101,12 @@ func inOrder(t *testing.T, plugin *nriplugin.Plugin, all []nriplugin.Event, pods
 // latecomer is a plugin that connects while pods come and go.
 type latecomer struct {
 	*nriplugin.Plugin
-	from    int      // events of the first plugin that were sent before
+	from    int      // events sent to the first plugin before
 	running []string // what was listed as running then
 }
 
-// latecomer connects one. While it is told what there is, no plugin receives an event.
+// latecomer connects one. While it is being synchronized, no plugin receives an
+// event.
 func (w *world) latecomer(t *testing.T, index string, first *nriplugin.Plugin) *latecomer {
 	t.Helper()
 	l := &latecomer{Plugin: &nriplugin.Plugin{}}
@@ -126,7 +127,8 @@ func (w *world) latecomer(t *testing.T, index string, first *nriplugin.Plugin) *
 	return l
 }
 
-// check compares what the plugin was told with all that the first one was told.
+// check compares what the plugin has received with everything that the first
+// one has received.
 func (l *latecomer) check(t *testing.T, all []nriplugin.Event, stayed bool) {
 	t.Helper()
 	_, synced := l.Synchronized()
@@ -151,7 +153,7 @@ func (l *latecomer) check(t *testing.T, all []nriplugin.Event, stayed bool) {
 	}
 }
 
-// signs are the names of events with the object of each.
+// signs returns the names of events with the object of each.
 func signs(events []nriplugin.Event) []string {
 	var signs []string
 	for _, e := range events {

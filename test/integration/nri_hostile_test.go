@@ -16,8 +16,8 @@ import (
 	"github.com/crius-run/crius/test/kit/nriplugin"
 )
 
-// Plugins that hang, die in a hook, or send what is no answer are dropped: pods live and end
-// beside them, and nothing of these is left.
+// Plugins that hang, die in a hook, or send invalid data are dropped: pods live
+// and end unaffected, and nothing of the plugins is left.
 func TestHostilePluginsAreDropped(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{Config: "[nri]\nrequest_timeout = \"200ms\"\n"})
@@ -56,8 +56,8 @@ func TestHostilePluginsAreDropped(t *testing.T) {
 	w.Restored(t, w.empty)
 }
 
-// flood sends frames of 4 MiB, the most that the protocol allows, on a channel that nobody
-// reads, and a request as large, while it is asked about a container.
+// flood sends frames of 4 MiB, the maximum of the protocol, on a channel that
+// nothing reads, and a request as large, while it is asked about a container.
 func flood(p *nriplugin.Plugin, event string) {
 	if event != "CreateContainer" {
 		return
@@ -70,8 +70,8 @@ func flood(p *nriplugin.Plugin, event string) {
 	_, _ = p.Ask(&api.ContainerUpdate{ContainerId: strings.Repeat("x", most-1000)})
 }
 
-// besiege connects plugins, one after the other, until end is called, which tells how many
-// of them were dropped.
+// besiege connects plugins, one after the other, until end is called, which
+// returns how many of them were dropped.
 func (w *world) besiege(t *testing.T, plugin func() *nriplugin.Plugin) (end func() (dropped int)) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -102,8 +102,8 @@ func (w *world) besiege(t *testing.T, plugin func() *nriplugin.Plugin) (end func
 	}
 }
 
-// Answers that make no sense are refused by the node or by the runtime: the server stays
-// as it is, and of what plugins have changed nothing is left.
+// Nonsensical answers are refused by the node or by the runtime: the server
+// stays unaffected, and nothing of the plugins' changes is left.
 func TestNonsenseOfPlugins(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
@@ -139,7 +139,7 @@ func TestNonsenseOfPlugins(t *testing.T) {
 	w.Restored(t, w.empty)
 }
 
-// nonsense makes messages of plugins that make no sense.
+// nonsense makes nonsensical messages of plugins.
 type nonsense struct {
 	mu     sync.Mutex
 	random *rand.Rand
@@ -150,7 +150,7 @@ func newNonsense(t *testing.T) *nonsense {
 	return &nonsense{random: rand.New(rand.NewPCG(seed(t), 0))}
 }
 
-// adjustment has nothing by which each would be refused at once.
+// adjustment leaves out what would cause an immediate refusal.
 func (n *nonsense) adjustment() *api.ContainerAdjustment {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -166,7 +166,8 @@ func (n *nonsense) adjustment() *api.ContainerAdjustment {
 	return a
 }
 
-// updates are some of containers that do not exist, and one of that with the id, if any.
+// updates are some of missing containers, and one of the container with the id,
+// if any.
 func (n *nonsense) updates(id string) []*api.ContainerUpdate {
 	n.mu.Lock()
 	defer n.mu.Unlock()

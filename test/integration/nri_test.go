@@ -19,7 +19,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// A start that a plugin refuses ends the container, as one that the runtime refuses.
+// A start that a plugin refuses ends the container, like one that the runtime
+// refuses.
 func TestPluginRefusesStart(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -34,7 +35,7 @@ func TestPluginRefusesStart(t *testing.T) {
 	p.start(t, "sleep")
 }
 
-// When plugins are told that a container was created, it is listed.
+// When plugins are notified that a container was created, it is listed.
 func TestContainerIsListedBeforePostCreate(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -50,7 +51,8 @@ func TestContainerIsListedBeforePostCreate(t *testing.T) {
 	must(t, <-asked)
 }
 
-// What a plugin may adjust is in force with every runtime, and after a restart of the server.
+// All adjustments of a plugin take effect with every runtime, and after a
+// restart of the server.
 func TestPluginAdjustsEverything(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -71,7 +73,7 @@ func TestPluginAdjustsEverything(t *testing.T) {
 		if mounts := c.procfs(t, "mountinfo"); !strings.Contains(mounts, " /from-plugin/name ro") || strings.Contains(mounts, " /dev/mqueue ") {
 			t.Errorf("no mount of the plugin, or one that it has removed, in\n%s", mounts)
 		}
-		limits := c.procfs(t, "limits") // the soft one Go raises by itself
+		limits := c.procfs(t, "limits") // Go raises the soft limit by itself
 		equal(t, "hard limit of open files", strings.Fields(limits[strings.Index(limits, "Max open files"):])[4], strconv.Itoa(nriplugin.OpenFiles))
 		equal(t, "oom_score_adj", c.procfs(t, "oom_score_adj"), "321")
 		equal(t, "sysctl", strings.TrimSpace(c.exec(t, "cat /proc/sys/net/ipv4/ip_unprivileged_port_start")), "17")
@@ -101,7 +103,7 @@ func adjusted(t *testing.T, c *container) {
 	equal(t, "CPU quota in the status", inForce.GetCpuQuota(), 200_000)
 }
 
-// A plugin changes an update, refuses one, and asks for one on its own.
+// A plugin changes an update, refuses one, and requests one of its own.
 func TestPluginAndUpdates(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -144,8 +146,8 @@ func TestPluginAndUpdates(t *testing.T) {
 	})
 }
 
-// A plugin that connects after a server that was killed is told what runs, and not what
-// has ended.
+// A plugin that connects after a server was killed receives what runs, and not
+// what has ended.
 func TestPluginAfterCrash(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -160,13 +162,14 @@ func TestPluginAfterCrash(t *testing.T) {
 	}
 }
 
-// While the volume of a container does not answer, plugins connect and others are created:
-// plugins are asked about a container when its volumes are there.
+// While the volume of a container does not answer, plugins connect and other
+// containers are created: plugins are asked about a container only once its
+// volumes are mounted.
 func TestVolumeThatHangsHoldsUpNoPlugin(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
 	p, other := w.run(t, "runc"), w.run(t, "runc")
-	wait.Retry(t, func() error { // a volume is waited for half a minute
+	wait.Retry(t, func() error { // the server waits for a volume for half a minute
 		point := filepath.Join(t.TempDir(), "point")
 		must(t, os.Mkdir(point, 0o700))
 		volume, err := hangfs.Mount(point)
@@ -196,7 +199,7 @@ func TestVolumeThatHangsHoldsUpNoPlugin(t *testing.T) {
 	})
 }
 
-// A plugin that hangs costs a verb no more than its time, and is dropped.
+// A hanging plugin costs a verb no more than the time limit, and is dropped.
 func TestHangingPluginIsDropped(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: "[nri]\nrequest_timeout = \"1s\"\n"})
@@ -219,7 +222,8 @@ func TestHangingPluginIsDropped(t *testing.T) {
 	}
 }
 
-// A node whose socket is another runtime's does without plugins, and says so.
+// A node whose socket belongs to another runtime runs without plugins, and
+// reports that.
 func TestNodeWithoutPluginSocket(t *testing.T) {
 	t.Parallel()
 	first := private(t, node.Options{})

@@ -49,9 +49,9 @@ func TestResolvConfIsExactlyTheDNSConfig(t *testing.T) {
 	}
 }
 
-// What crius puts into a container's /etc a container may rewrite, for the whole
-// pod, but not make into files that fill the node's /run: nobody counts them as
-// the container's.
+// A container may rewrite the files that crius puts into its /etc, for the
+// whole pod, but may not grow them until they fill the node's /run: they are
+// not charged to the container.
 func TestPodFilesAreBounded_CVE_2020_8557(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -66,13 +66,13 @@ func TestPodFilesAreBounded_CVE_2020_8557(t *testing.T) {
 			equal(t, file+" in another container", other.exec(t, "cat "+file), "rewritten")
 		}
 		equal(t, "of /dev/shm there is", c.exec(t, "write /dev/shm/file x ; fill /dev/shm/file 64"), "64\n")
-		c.exec(t, "write /etc/resolv.conf again") // whatever /dev/shm is full of
+		c.exec(t, "write /etc/resolv.conf again") // even if /dev/shm is full
 		equal(t, "/etc/resolv.conf of the next container", p.finish(t, "cat /etc/resolv.conf"), "again")
 	})
 }
 
 // byKeyword sorts the lines of a resolv.conf by their keyword: only the order
-// of the name servers among themselves means something.
+// of the name servers matters.
 func byKeyword(conf string) string {
 	lines := strings.SplitAfter(conf, "\n")
 	slices.SortStableFunc(lines, func(a, b string) int {

@@ -10,8 +10,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// kubeletMetrics are those that Kubernetes 1.37 shows at /metrics/cadvisor of a
-// container with limits, and that critest wants for one, but for those of block
+// kubeletMetrics are those that Kubernetes 1.37 shows at /metrics/cadvisor for
+// a container with limits, and that critest requires, except for those of block
 // devices: a node may have none.
 var kubeletMetrics = strings.Fields(`
 	container_cpu_cfs_periods_total container_cpu_cfs_throttled_periods_total container_cpu_cfs_throttled_seconds_total
@@ -33,7 +33,7 @@ var kubeletMetrics = strings.Fields(`
 var deviceMetrics = strings.Fields(`container_blkio_device_usage_total container_fs_reads_bytes_total container_fs_reads_total
 	container_fs_writes_bytes_total container_fs_writes_total`)
 
-// podMetrics are the metrics of the pod, or of a container in it, by name.
+// podMetrics returns the metrics of the pod, or of a container in it, by name.
 func (p *pod) podMetrics(t *testing.T, container string) map[string][]*cri.Metric {
 	t.Helper()
 	resp, err := p.w.Runtime().ListPodSandboxMetrics(t.Context(), &cri.ListPodSandboxMetricsRequest{})
@@ -76,8 +76,8 @@ func limited(c *cri.ContainerConfig) {
 		MemoryLimitInBytes: 64 * mib, MemorySwapLimitInBytes: 64 * mib}
 }
 
-// Kubelets throw a metric away that has not been described, or has other labels
-// than were said.
+// Kubelets discard a metric that has not been described, or has other labels
+// than described.
 func TestPodMetricsAreCompleteAndDescribed(t *testing.T) {
 	t.Parallel()
 	w := shared(t)

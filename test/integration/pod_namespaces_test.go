@@ -64,7 +64,7 @@ func TestPIDNamespaceOfThePodHasAnInitOfItsOwn(t *testing.T) {
 		if !slices.Contains(values(f.Processes), "/probe sleep 1h") {
 			t.Errorf("the other container's process is not visible in %v", f.Processes)
 		}
-		// An orphan's end is the init's affair: it must not stay as a zombie.
+		// The init must reap an orphan: it must not stay as a zombie.
 		first.exec(t, "orphan sleep 10ms")
 		wait.For(t, "the pod's init to reap the orphan", func() bool { return !zombies(first.facts(t)) })
 		equal(t, "exit code when another container of the namespace has ended", p.start(t, "exit 4", forContainer).wait(t).ExitCode, 4)
@@ -80,7 +80,8 @@ func values(m map[int]string) []string {
 	return out
 }
 
-// zombies have no command line; kernel threads are not visible in a container.
+// zombies reports whether a process has no command line, as zombies do; kernel
+// threads are not visible in a container.
 func zombies(f *facts.Facts) bool { return slices.Contains(values(f.Processes), "") }
 
 func TestPIDNamespaceOfTheNode(t *testing.T) {

@@ -95,7 +95,7 @@ func hostNetworkContainer(c *cri.ContainerConfig) {
 	c.Linux.SecurityContext.NamespaceOptions.Network = cri.NamespaceMode_NODE
 }
 
-// netNS is the node's network namespace as /proc names it.
+// netNS returns the node's network namespace as /proc names it.
 func (w *world) netNS(t *testing.T) (link string) {
 	t.Helper()
 	err := w.Do(func() (err error) {
@@ -132,7 +132,7 @@ func TestHostPortReachesThePodWhileItLives(t *testing.T) {
 	}
 }
 
-// bridgeAddress is the node's own IPv4 address on the pod bridge.
+// bridgeAddress returns the node's own IPv4 address on the pod bridge.
 func (w *world) bridgeAddress(t *testing.T) string {
 	t.Helper()
 	out, err := w.Run(t.Context(), "ip", "-4", "-o", "addr", "show", "dev", node.Bridge)

@@ -18,8 +18,8 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// The words in which the tests of this package are written: a world runs pods,
-// a pod runs containers, a container is waited for, read and asked.
+// The kit for the tests of this package: a world runs pods, a pod runs
+// containers, and tests wait for containers, read their output and query them.
 
 type pod struct {
 	w       *world
@@ -40,7 +40,7 @@ type (
 	containerChange = func(*cri.ContainerConfig)
 )
 
-// podConfig is a pod named after the test.
+// podConfig returns the configuration of a pod named after the test.
 func (w *world) podConfig(t *testing.T, change ...podChange) *cri.PodSandboxConfig {
 	name := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
@@ -52,7 +52,7 @@ func (w *world) podConfig(t *testing.T, change ...podChange) *cri.PodSandboxConf
 	return kubelet.Pod(strings.Trim(name[:min(len(name), 60)], "-"), change...)
 }
 
-// run makes a pod that is gone without a trace when the test has ended.
+// run makes a pod that is removed without a trace when the test ends.
 func (w *world) run(t *testing.T, handler string, change ...podChange) *pod {
 	t.Helper()
 	p := &pod{w: w, handler: handler, config: w.podConfig(t, change...)}
@@ -65,7 +65,7 @@ func (w *world) run(t *testing.T, handler string, change ...podChange) *pod {
 	return p
 }
 
-// vanish removes the pod, of which nothing may be left at the node's end.
+// vanish removes the pod; nothing of it may be left at the node's end.
 func (p *pod) vanish(t *testing.T) {
 	t.Helper()
 	ctx := context.Background()
@@ -105,11 +105,11 @@ func (p *pod) remove(t *testing.T) {
 	}
 }
 
-// steps is the command line of a probe: words, with ";" between steps.
+// steps returns the command line of a probe: words, with ";" between steps.
 func steps(line string) []string { return strings.Fields(line) }
 
-// try is CreateContainer as it is; the container has the probe's arguments in
-// args, and a name that no other container of the pod has.
+// try calls CreateContainer and returns its error; the container has the
+// probe's arguments in args, and a name that no other container of the pod has.
 func (p *pod) try(ctx context.Context, args []string, change ...containerChange) (*container, error) {
 	name := fmt.Sprintf("c%d", len(p.made))
 	config := kubelet.Container(name, probe, args, change...)
@@ -140,8 +140,8 @@ func (p *pod) start(t *testing.T, line string, change ...containerChange) *conta
 	return c
 }
 
-// finish runs a container to its end and returns what it wrote to stdout; it
-// must end with code 0.
+// finish runs a container to its end and returns what it wrote to stdout; its
+// exit code must be 0.
 func (p *pod) finish(t *testing.T, line string, change ...containerChange) string {
 	t.Helper()
 	c := p.start(t, line, change...)
@@ -168,7 +168,7 @@ func (c *container) start(t *testing.T) {
 	}
 }
 
-// stop is StopContainer with a grace period in seconds.
+// stop calls StopContainer with a grace period in seconds.
 func (c *container) stop(t *testing.T, grace int64) {
 	t.Helper()
 	if _, err := c.pod.w.Runtime().StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: c.id, Timeout: grace}); err != nil {
@@ -222,7 +222,7 @@ func (c *container) output(t *testing.T) string {
 	return kubelet.Text(c.log(t), "stdout")
 }
 
-// exec runs a probe inside, which must end with code 0, and returns its output.
+// exec runs a probe inside, whose exit code must be 0, and returns its output.
 func (c *container) exec(t *testing.T, line string) string {
 	t.Helper()
 	resp := c.execResult(t, line)
@@ -275,14 +275,14 @@ func equalSlices[T comparable](t *testing.T, what string, got, want []T) {
 
 func contains[T comparable](s []T, x T) bool { return slices.Contains(s, x) }
 
-// unique is ascending and without repetition.
+// unique returns s in ascending order without repetitions.
 func unique(s []int) []int {
 	s = slices.Clone(s)
 	slices.Sort(s)
 	return slices.Compact(s)
 }
 
-// only waits until the container has so many processes and no others.
+// only waits until the container has exactly that many processes.
 func (c *container) only(t *testing.T, processes int) {
 	t.Helper()
 	var now []int

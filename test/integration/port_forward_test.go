@@ -75,7 +75,7 @@ func ends(t *testing.T, what string, r io.Reader) {
 	scene.Receive(t, what+" to end", ended)
 }
 
-// listeners are what the pods of these tests serve.
+// listeners are the servers in the pods of these tests.
 const listeners = "tcp 127.0.0.1:7001 echo ; tcp [::1]:7002 echo ; tcp :7003 digest ; tcp 127.0.0.1:7004 noise 1000000 ; " +
 	"tcp 127.0.0.1:7005 bye ; tcp 127.0.0.1:7006 flood ; tcp 127.0.0.1:7007 mute ; echo all-set ; sleep"
 
@@ -185,7 +185,7 @@ func TestManyConnectionsOverOnePortForward(t *testing.T) {
 	group.Wait()
 }
 
-// The error says what is wrong, and the session goes on.
+// The error says what is wrong, and the session continues.
 func TestPortForwardWithNobodyListening(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -213,7 +213,7 @@ func TestPortForwardOfKubectl(t *testing.T) {
 	w := shared(t)
 	p := w.run(t, "crun")
 	p.start(t, "serve 127.0.0.1:8080 through-the-tunnel")
-	p.finish(t, "get http://127.0.0.1:8080/") // it listens: kubectl gives up at the first refusal
+	p.finish(t, "get http://127.0.0.1:8080/") // it is listening: kubectl gives up at the first refusal
 	port, _, err := w.spdy().Forward(t.Context(), p.forwardURL(t), 8080)
 	if err != nil {
 		t.Fatal(err)
@@ -278,7 +278,7 @@ func (c *channels) send(t *testing.T, channel byte, text string) {
 	}
 }
 
-// take takes exactly n bytes off a channel.
+// take reads exactly n bytes from a channel.
 func (c *channels) take(t *testing.T, channel byte, n int) string {
 	t.Helper()
 	all := c.wait(t, channel, n)
@@ -286,7 +286,7 @@ func (c *channels) take(t *testing.T, channel byte, n int) string {
 	return all[:n]
 }
 
-// wait takes all that has come on a channel, at least n bytes.
+// wait reads everything that has come on a channel, at least n bytes.
 func (c *channels) wait(t *testing.T, channel byte, n int) string {
 	t.Helper()
 	if c.got == nil {
@@ -322,8 +322,8 @@ func TestPortForwardEndsWithItsPod(t *testing.T) {
 	ends(t, "a connection to a stopped pod", wire)
 }
 
-// A connection that the client leaves alone holds up neither the others nor
-// the session's end.
+// A connection that the client abandons delays neither the others nor the
+// session's end.
 func TestPortForwardWhoseClientLeaves(t *testing.T) {
 	t.Parallel()
 	w := shared(t)

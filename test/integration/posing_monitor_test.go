@@ -10,8 +10,9 @@ import (
 	"github.com/crius-run/crius/test/kit/node"
 )
 
-// A container's process that calls itself a monitor is none: crius check reads no
-// file that it names, kills nothing in its name, and finds what it wants hidden.
+// A container's process that claims to be a monitor does not count as one:
+// crius check reads no file that it names, kills nothing in its name, and finds
+// what it tries to hide.
 func TestProcessPosesAsMonitor(t *testing.T) {
 	t.Parallel()
 	for name, config := range map[string]string{

@@ -18,7 +18,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// pullWorkers are the processes in a cgroup that unpack images.
+// pullWorkers returns the number of processes in a cgroup that unpack images.
 func pullWorkers(cgroupPath string) (workers int) {
 	pids, _ := cgroup.Procs(cgroupPath)
 	for _, pid := range pids {
@@ -29,8 +29,9 @@ func pullWorkers(cgroupPath string) (workers int) {
 	return workers
 }
 
-// An image is unpacked in the cgroup for pulls, or in that of the pod it is pulled for. The
-// cgroup goes with the pull, and with the next start or a wipe if the server was killed.
+// An image is unpacked in the cgroup for pulls, or in that of the pod for which
+// it is pulled. The cgroup is removed with the pull, or by the next start or a
+// wipe if the server was killed.
 func TestPullCgroup(t *testing.T) {
 	t.Parallel()
 	for value, parent := range map[string]string{"/{{.ID}}/pulls": "pulls", "pod": "pods/podx"} {

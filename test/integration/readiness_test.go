@@ -22,15 +22,16 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// wantNotReady waits until a condition is false and says why in these words, and wants it
-// to be that in the same words each time: the kubelet changes the node's status with them.
+// wantNotReady waits until a condition is false with these words in its reason,
+// and requires the same text each time: the kubelet updates the node's status
+// whenever it changes.
 func (w *world) wantNotReady(t *testing.T, kind string, words ...string) {
 	t.Helper()
 	first := new(cri.RuntimeCondition)
 	missing := func(word string) bool { return !strings.Contains(first.Message, word) }
 	if !wait.Until(t.Context(), func() bool {
 		first = w.condition(t, kind)
-		return !first.Status && !slices.ContainsFunc(words, missing) // after a pause it may be as before once more
+		return !first.Status && !slices.ContainsFunc(words, missing) // after a pause it may once more be as before
 	}) {
 		t.Fatalf("%s: %v, want it to be false and to say %q", kind, first, words)
 	}
@@ -51,14 +52,14 @@ func (w *world) wantReady(t *testing.T, kind, when string) {
 	}
 }
 
-// awaitReady is for what has been mended: a call waits some seconds for a look at it, and then
-// says what was.
+// awaitReady is for a problem that has been fixed: a call waits some seconds
+// for a new look, and then returns the old answer.
 func (w *world) awaitReady(t *testing.T, kind, when string) {
 	t.Helper()
 	wait.For(t, kind+" "+when, func() bool { return w.condition(t, kind).Status })
 }
 
-// offered are the handlers in the node's status.
+// offered returns the handlers in the node's status.
 func (w *world) offered(t *testing.T) (names []string) {
 	t.Helper()
 	for _, h := range w.statusOf(t).RuntimeHandlers {
@@ -67,15 +68,16 @@ func (w *world) offered(t *testing.T) (names []string) {
 	return names
 }
 
-// program replaces a program at once: the server must not find none or half of one.
+// program replaces a program atomically: the server must not find none or half
+// of one.
 func program(t *testing.T, path, script string) {
 	t.Helper()
 	scene.WriteProgram(t, path+".new", []byte("#!/bin/sh\n"+script+"\n"))
 	must(t, os.Rename(path+".new", path))
 }
 
-// A handler that is missing, broken or hangs takes only itself away: the pod that
-// installs it has to run first (D1). Everybody is told why.
+// A handler that is missing, broken or hanging affects only itself: the pod
+// that installs it has to run first (D1). The reason is reported everywhere.
 func TestOptionalHandlerDoesNotMakeTheNodeNotReady(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: `[runtime.handlers.absent]
@@ -132,8 +134,8 @@ path = "{{.Path "slow"}}"
 	w.run(t, "slow").finish(t, "echo works")
 }
 
-// Without the default handler no pod runs that asks for none, so the node is not
-// ready. A runtime that was ready and hangs is another matter.
+// Without the default handler pods that name no handler cannot run, so the node
+// is not ready. A runtime that was ready and now hangs is another case.
 func TestDefaultHandlerIsTheNodes(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: `[runtime]
@@ -161,7 +163,8 @@ path = "{{.Path "main"}}"
 	w.run(t, "").finish(t, "echo works")
 }
 
-// Without the monitor program no pod runs (O6), and what runs goes on and can be ended.
+// Without the monitor program no pod can start (O6), and running ones continue
+// and can be ended.
 func TestMissingMonitorIsNotReady(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: "[runtime]\nmonitor = \"{{.Path \"crius-conmon\"}}\"\n"})
@@ -182,8 +185,8 @@ func TestMissingMonitorIsNotReady(t *testing.T) {
 	w.run(t, "crun").finish(t, "echo works")
 }
 
-// fill leaves no byte on the node's disk, but for what the server has set aside. It
-// may be repeated.
+// fill leaves no byte on the node's disk, except for what the server has
+// reserved. It may be repeated.
 func (w *world) fill(t *testing.T) {
 	t.Helper()
 	var st unix.Statfs_t
@@ -203,8 +206,9 @@ func (w *world) fill(t *testing.T) {
 	}
 }
 
-// A full disk does not make the node not ready, which would keep the kubelet from
-// deleting what fills it: all that can be removed is removed (D7, O7).
+// A full disk does not make the node not ready, which would keep the kubelet
+// from deleting what fills it: everything that can be removed is removed (D7,
+// O7).
 func TestFullDiskAllowsRemovals(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
@@ -249,8 +253,8 @@ func TestFullDiskAllowsRemovals(t *testing.T) {
 	w.Restored(t, w.empty)
 }
 
-// modernCNI is a bridge of CNI version 1.1.0: STATUS fails while the file down is
-// there, GC hangs while hang is, and writes what it was told into gc.
+// modernCNI is a bridge of CNI version 1.1.0: STATUS fails while the file down
+// exists, GC hangs while the file hang exists, and writes its input into gc.
 const modernCNI = `case $CNI_COMMAND in
 VERSION) echo '{"cniVersion": "1.1.0", "supportedVersions": ["1.0.0", "1.1.0"]}';;
 STATUS) cat >/dev/null; [ ! -e DIR/down ] || { echo "{\"cniVersion\": \"1.1.0\", \"code\": 50, \"msg\": \"agent is away since $(date +%s%N) ns, pid $$\"}"; exit 1; };;
@@ -258,15 +262,15 @@ GC) cat >DIR/gc.new; mv DIR/gc.new DIR/gc; while [ -e DIR/hang ]; do sleep 0.02;
 *) sed 's/1\.1\.0/1.0.0/g' | /usr/lib/cni/bridge | sed 's/1\.0\.0/1.1.0/g';;
 esac`
 
-// modernNetwork gives the node that plugin, as its next server finds it.
+// modernNetwork gives the node that plugin, which its next server finds.
 func (w *world) modernNetwork(t *testing.T) {
 	t.Helper()
 	program(t, w.Path("cni", "bin", "bridge"), strings.ReplaceAll(modernCNI, "DIR", w.Path("cni")))
 	must(t, w.Write("cni/net.d/10-p.conflist", strings.Replace(portless, "1.0.0", "1.1.0", 1)))
 }
 
-// While a network add-on is restarted or updated the node stays ready; where it never
-// was, it is not.
+// While a network add-on is restarted or updated the node stays ready; if it
+// never was ready, it is not.
 func TestNetworkStaysReadyWhileAddOnRestarts(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: "[network]\nready_grace_period = \"1h\"\n"})
@@ -293,8 +297,9 @@ func TestNetworkStaysReadyWhileAddOnRestarts(t *testing.T) {
 	w.wantNotReady(t, "NetworkReady", "agent is away")
 }
 
-// At the start of a server plugins are told of the pods that there are, so that they
-// give up what they hold for others. Nobody waits for that but pods to be attached.
+// At the start of a server plugins get the list of existing pods, so that they
+// release what they hold for others. Only pods that are being attached wait for
+// that.
 func TestNetworkGarbageIsCollectedAtStart(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -320,7 +325,8 @@ func TestNetworkGarbageIsCollectedAtStart(t *testing.T) {
 	must(t, os.Remove(w.Path("cni", "hang")))
 	w.run(t, "crun", func(c *cri.PodSandboxConfig) { c.Metadata.Name += "-3" }).finish(t, "echo works")
 
-	// A lease of nobody's that this crius can know is another runtime's: hands off.
+	// A lease whose owner is unknown to this crius may be another runtime's:
+	// hands off.
 	lease := filepath.Join(w.Path("cni", "leases"), "pods", "10.99.7.7")
 	must(t, os.WriteFile(lease, []byte("somebody-else\r\neth0"), 0o600), os.Remove(w.Path("cni", "gc")), w.Crash(t.Context()))
 	wait.For(t, "the server to say so", func() bool {

@@ -9,8 +9,8 @@ import (
 	"github.com/crius-run/crius/test/kit/node"
 )
 
-// After a reboot nothing runs any more, and what is left on the disk (records
-// and addresses) is given back when the pods are removed.
+// After a reboot nothing is running, and what is left on disk (records and
+// addresses) is released when the pods are removed.
 func TestReboot_crio_5549(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})

@@ -22,10 +22,10 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// The kubelet binds a subPath by its descriptor and hands over where it is bound.
-// The path of the descriptor itself cannot be bound from another mount namespace;
-// whatever a runtime makes of it, the volume's own path, which may lead elsewhere
-// by now, is not looked up again.
+// The kubelet opens a subPath, binds it by its descriptor and passes the path
+// of that mount. The path of the descriptor itself cannot be bound from another
+// mount namespace; whatever a runtime does with it, the volume's own path,
+// which may lead elsewhere by now, is not resolved again.
 func TestOpenVolumesAreNotResolvedAgain_CVE_2017_1002101_CVE_2021_25741(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -68,7 +68,7 @@ func TestOpenVolumesAreNotResolvedAgain_CVE_2017_1002101_CVE_2021_25741(t *testi
 }
 
 // Each attempt of a container has the user of its own request, or the image's,
-// whether or not the image was there and others of it ran.
+// whether or not the image was present and others of it ran.
 func TestUserOfEachAttempt_CVE_2019_11245(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -120,7 +120,8 @@ func TestVolumesAreNotRelabelled_CVE_2021_43816(t *testing.T) {
 	})
 }
 
-// What clients ask for does not become names of metrics, which are kept for ever.
+// Names in requests of clients do not become names of metrics, which are kept
+// for ever.
 func TestMetricsDoNotGrowByRequests_CVE_2020_8551(t *testing.T) {
 	t.Parallel()
 	const odd = "unheardof"
@@ -147,7 +148,7 @@ func TestMetricsDoNotGrowByRequests_CVE_2020_8551(t *testing.T) {
 	}
 }
 
-// The streaming server speaks HTTP/1.1 to those who would rather have HTTP/2, with
+// The streaming server speaks HTTP/1.1 even to clients that prefer HTTP/2, with
 // TLS and without.
 func TestStreamsSpeakHTTP1Only_CVE_2023_39325_CVE_2023_44487(t *testing.T) {
 	t.Parallel()
@@ -185,7 +186,7 @@ func TestStreamsSpeakHTTP1Only_CVE_2023_39325_CVE_2023_44487(t *testing.T) {
 	}
 }
 
-// converse sends a text to a server and returns all that it answers.
+// converse sends a text to a server and returns its complete answer.
 func (w *world) converse(t *testing.T, address, text string) string {
 	t.Helper()
 	u, err := url.Parse(address)
@@ -216,7 +217,7 @@ func (w *world) converse(t *testing.T, address, text string) string {
 }
 
 // There are no checkpoints: nothing is written, and neither an archive nor an
-// image that calls itself a checkpoint is restored.
+// image that claims to be a checkpoint is restored.
 func TestCheckpointsAreRefused_CVE_2024_8676_CVE_2025_0426_CVE_2026_50195_CVE_2026_53489_CVE_2026_53492_CVE_2026_92574_CVE_2026_95837_CVE_2026_115520_CVE_2026_119101(t *testing.T) {
 	t.Parallel()
 	w := shared(t)

@@ -24,7 +24,8 @@ func variables(n, size int, of string) containerChange {
 	}
 }
 
-// held is what files below dir have in total, without what is mounted in containers.
+// held returns the total size of files below dir, without what is mounted in
+// containers.
 func held(t *testing.T, dir string) (size int64) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -42,7 +43,8 @@ func held(t *testing.T, dir string) (size int64) {
 	return size
 }
 
-// Of JSON's six bytes for a control character, 97 MB were on /run for each container.
+// JSON's six bytes per control character would take 97 MB on /run for each
+// container.
 func TestEnvironmentThatNoProgramTakesIsRefusedBeforeAnythingIsDone(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -87,7 +89,7 @@ func slicesOf(n, size int) []string {
 	return all
 }
 
-// A container that has exited gives back what its bundle took, so that a pod may restart its
+// The bundle of an exited container shrinks, so that a pod may restart its
 // containers for ever.
 func TestExitedContainersGiveTheirBundleBack(t *testing.T) {
 	t.Parallel()
@@ -113,7 +115,8 @@ func TestExitedContainersGiveTheirBundleBack(t *testing.T) {
 	})
 }
 
-// A command has a copy of its container's environment until it runs, and a pod decides how long that takes.
+// A command keeps a copy of its container's environment until it runs, and a
+// pod decides how long that takes.
 func TestExecsHaveNoRoomBeyondThatOfTheirPod(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -149,13 +152,14 @@ func TestExecsHaveNoRoomBeyondThatOfTheirPod(t *testing.T) {
 	})
 }
 
-// What one pod may have of the node's memory has a bound, and what is refused says which pod.
+// What one pod may use of the node's memory is bounded, and a refusal names the
+// pod.
 func TestPodHasABoundInTheRunDirectory(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
 	each(t, func(t *testing.T, handler string) {
 		p := w.run(t, handler)
-		// Two MiB that JSON makes twelve.
+		// Two MiB that become twelve in JSON.
 		large := variables(19, 100<<10, "\x01")
 		var all []*container
 		for {
@@ -174,7 +178,7 @@ func TestPodHasABoundInTheRunDirectory(t *testing.T) {
 		if now := held(t, w.RunRoot()); now > 70*mib {
 			t.Errorf("the pod has %d bytes in the run directory", now)
 		}
-		p.start(t, "exit 0").wait(t) // what is small fits, as it would in any other pod
+		p.start(t, "exit 0").wait(t) // something small fits, as in any other pod
 		for _, c := range all {
 			c.start(t)
 			c.wait(t)

@@ -21,7 +21,7 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// zoo fills a node with pods of many shapes, and containers in every state.
+// zoo fills a node with pods of many kinds, and containers in every state.
 func (w *world) zoo(t *testing.T) []*pod {
 	t.Helper()
 	file := filepath.Join(w.dir(t), "file")
@@ -72,7 +72,7 @@ func (w *world) zoo(t *testing.T) []*pod {
 	return pods
 }
 
-// strangers are pods of random shapes; FULL=1 makes 200.
+// strangers are random pods; FULL=1 makes 200.
 func (w *world) strangers(t *testing.T) (pods []*pod) {
 	t.Helper()
 	n := 3
@@ -101,8 +101,9 @@ func (w *world) strangers(t *testing.T) (pods []*pod) {
 	return pods
 }
 
-// seed is that of random input: the same in each run of all tests, so that none of them
-// meets what others did not, and a new one with FULL=1.
+// seed returns the seed of random input: the same in each run of all tests, so
+// that none of them has an input that others did not, and a new one with
+// FULL=1.
 func seed(t *testing.T) uint64 {
 	t.Helper()
 	if os.Getenv("FULL") == "" {
@@ -113,10 +114,10 @@ func seed(t *testing.T) uint64 {
 	return seed
 }
 
-// maybe is yes half of the time.
+// maybe returns true half of the time.
 func maybe(r *rand.Rand) bool { return r.IntN(2) == 0 }
 
-// text is any that a label may hold.
+// text returns a random valid label value.
 func text(r *rand.Rand) string {
 	runes := make([]rune, r.IntN(12))
 	for i := range runes {
@@ -177,7 +178,8 @@ func shapeContainer(r *rand.Rand, pod *cri.PodSandboxConfig, c *cri.ContainerCon
 	c.Linux.SecurityContext.ReadonlyRootfs = maybe(r)
 }
 
-// everything is all that CRI tells of pods, containers and images, by id.
+// everything returns all that CRI reports about pods, containers and images, by
+// id.
 func (w *world) everything(t *testing.T) map[string]proto.Message {
 	t.Helper()
 	ctx, r, out := t.Context(), w.Runtime(), map[string]proto.Message{}
@@ -242,7 +244,7 @@ func TestNothingChangesByARestart_crio_10014(t *testing.T) {
 			w.Restored(t, things)
 		})
 	}
-	// What runs is as manageable as before.
+	// What runs can be managed as before.
 	running := &container{pod: pods[0], id: pods[0].made[1], config: kubelet.Container("c1", probe, nil)}
 	running.exec(t, "echo alive")
 	running.stop(t, scene.LimitSeconds)
@@ -277,7 +279,7 @@ func TestExitsAndOutputDuringDowntime(t *testing.T) {
 			return err != nil
 		})
 	})
-	ended := time.Now() // a time taken at the restart is later
+	ended := time.Now() // a time taken at the restart would be later
 	must(t, w.Start(t.Context()))
 	for i, c := range append(all, oom) {
 		s := c.status(t)
@@ -293,7 +295,7 @@ func TestExitsAndOutputDuringDowntime(t *testing.T) {
 		equal(t, "output", c.output(t), "last-words\n")
 	}
 	must(t, w.Crash(t.Context()))
-	writer.stop(t, 0) // so that no record is half written
+	writer.stop(t, 0) // so that no record is half-written
 	for i, line := range strings.Split(strings.TrimSuffix(writer.output(t), "\n"), "\n") {
 		if line != fmt.Sprint("line ", i+1) {
 			t.Fatalf("line %d of the log is %q", i+1, line)

@@ -23,9 +23,9 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// Vulnerabilities of OCI runtimes: what crius asks of a runtime must not lead to
-// them. A distribution's runc may be older than some fixes, of which crius warns,
-// so that its place is taken by a current one.
+// Vulnerabilities of OCI runtimes: crius's calls of a runtime must not lead to
+// them. A distribution's runc may lack some fixes, of which crius warns, so a
+// current one replaces it here.
 var modern = scene.Commons{Prepare: func(ctx context.Context) (node.Options, error) {
 	runc, err := tools.Runc(ctx)
 	return node.Options{Config: "[runtime.handlers.runc]\npath = \"" + runc + "\"\n"}, err
@@ -63,9 +63,9 @@ func empty(t *testing.T, dir string) {
 	}
 }
 
-// A process of the container keeps the programs open that join it, and writes to
-// them as soon as they have ended. Commands and the container's own program are
-// the runtime itself, as far as the container can say so.
+// A process of the container keeps the programs open that join it, and writes
+// to them as soon as they have ended. Commands and the container's own program
+// are the runtime itself, as far as the container can choose that.
 func TestRuntimeIsNotOverwritten_CVE_2019_5736(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -96,7 +96,7 @@ func TestRuntimeIsNotOverwritten_CVE_2019_5736(t *testing.T) {
 	})
 }
 
-// librariesOf are the libraries without which a program does not run in a container.
+// librariesOf returns the libraries that a program needs in a container.
 func librariesOf(t *testing.T, program string) (files []image.File) {
 	t.Helper()
 	path, err := exec.LookPath(program)
@@ -130,8 +130,8 @@ func digestOf(t *testing.T, program string) string {
 	return fmt.Sprintf("%x", sha256.Sum256(data))
 }
 
-// The places of the kernel's file systems are links in the image: to a directory
-// of its own, that looks like /proc, and to one of the node.
+// The places of the kernel's file systems are links in the image: to a
+// directory of the image that looks like /proc, and to one of the node.
 func TestImageKernelDirectoriesAreNoLinks_CVE_2019_19921_CVE_2023_27561_CVE_2023_28642_CVE_2024_5154_CVE_2026_41579_CVE_2026_47766(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -150,8 +150,8 @@ func TestImageKernelDirectoriesAreNoLinks_CVE_2019_19921_CVE_2023_27561_CVE_2023
 	})
 }
 
-// An image's volume at /proc is none, and a mount over it is refused or leaves the
-// kernel's file system in force.
+// An image's volume at /proc is ignored, and a mount over it is refused or
+// leaves the kernel's file system in force.
 func TestProcIsTheKernels_CVE_2019_16884(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -175,8 +175,8 @@ func TestProcIsTheKernels_CVE_2019_16884(t *testing.T) {
 	})
 }
 
-// A volume has links into /proc, and other volumes are to be mounted on what they
-// lead to: by the container's own path or by one of its files.
+// A volume has links into /proc, on whose targets other volumes are to be
+// mounted: by the container's own path or by one of its files.
 func TestLinksOfVolumesDoNotLeadIntoProc_CVE_2019_16884_CVE_2019_19921(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -204,8 +204,9 @@ func TestLinksOfVolumesDoNotLeadIntoProc_CVE_2019_16884_CVE_2019_19921(t *testin
 	})
 }
 
-// While a container starts, its neighbour swaps the directory in their volume on
-// which another volume is to be mounted for a link that leads out.
+// While a container starts, its neighbour replaces the directory in their
+// shared volume on which another volume will be mounted with a link that leads
+// out.
 func TestMountsBesideSwappedLinks_CVE_2021_30465_CVE_2024_45310(t *testing.T) {
 	t.Parallel()
 	w := fixed(t)
@@ -258,8 +259,8 @@ func swap(t *testing.T, dir, target string) {
 	t.Cleanup(func() { stop(); <-done })
 }
 
-// What a runtime binds over masked paths, and the console, come from a /dev that
-// the container's neighbour has prepared.
+// What a runtime binds over masked paths, and the console, come from a /dev
+// that the container's neighbour has prepared.
 func TestMasksAndConsoleAreNotRedirected_CVE_2025_31133_CVE_2025_52565_CVE_2025_52881(t *testing.T) {
 	t.Parallel()
 	w := fixed(t)
@@ -301,7 +302,7 @@ func TestMasksAndConsoleAreNotRedirected_CVE_2025_31133_CVE_2025_52565_CVE_2025_
 	})
 }
 
-// The cgroups of a container are its own to read, not to change.
+// A container may read its cgroups, but not change them.
 func TestCgroupsAreReadOnly_CVE_2023_25809(t *testing.T) {
 	t.Parallel()
 	w := shared(t)

@@ -12,9 +12,9 @@ import (
 	"github.com/crius-run/crius/test/kit/node"
 )
 
-// An image that a lax namespace has pulled is neither run nor mounted in a strict
-// one, also not by its id, nor by the name of an image that is accepted, nor by a
-// server that has not seen the pull.
+// An image that was pulled by a namespace with a lax policy is neither run nor
+// mounted in a strict one, even by its id, by the name of an accepted image, or
+// by a server that has not seen the pull.
 func TestSignaturePolicyOfNamespaceHoldsForImagesThatAreHere(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{Config: "[image]\nsignature_policy_dir = \"{{.Path \"policies\"}}\"\n"})

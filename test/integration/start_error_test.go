@@ -15,7 +15,7 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// executing has a container of an image execute a program.
+// executing makes a container of an image execute a program.
 func executing(image, program string) containerChange {
 	return func(c *cri.ContainerConfig) { c.Image.Image, c.Command, c.Args = image, []string{program}, nil }
 }
@@ -25,9 +25,10 @@ func unmountable(c *cri.ContainerConfig) {
 	c.Mounts = []*cri.Mount{{HostPath: "/etc", ContainerPath: "/probe"}}
 }
 
-// A container whose program cannot be executed is created and fails to start, as
-// with peers: a kubelet that cannot create it would try for ever, also for jobs and
-// with restartPolicy Never. A server that is killed in between changes nothing.
+// A container whose program cannot be executed is created and fails to start,
+// as in other runtimes: a kubelet that cannot create it would retry for ever,
+// also for jobs and with restartPolicy Never. A kill of the server in between
+// changes nothing.
 func TestProgramThatCannotBeExecuted(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
@@ -93,7 +94,8 @@ func TestEventsOfAProgramThatCannotBeExecuted(t *testing.T) {
 	})
 }
 
-// What is not the program's fault is the creation's, and there is no container.
+// A fault other than the program's fails the creation, and there is no
+// container.
 func TestNodeFaultFailsTheCreate(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -108,8 +110,9 @@ func TestNodeFaultFailsTheCreate(t *testing.T) {
 	})
 }
 
-// The caller gets a runtime's error alone, on one line; what else the runtime says,
-// such as warnings or, here, all of its steps, goes to the server's log.
+// The caller gets only a runtime's error, on one line; the rest of the
+// runtime's output, such as warnings or, here, all of its steps, goes to the
+// server's log.
 func TestErrorsOfTheRuntimeAreOneLine(t *testing.T) {
 	t.Parallel()
 	modern, err := tools.Runc(t.Context())
@@ -146,7 +149,7 @@ func TestErrorsOfTheRuntimeAreOneLine(t *testing.T) {
 			missing := p.Create(t, "", executing(probe, "/no/such/program"))
 			oneLine("start", missing.TryStart(t.Context()))
 			log := scene.Read(t, w.LogFile())
-			if name != "crun" && !strings.Contains(log, `msg="runtime log" container=`+missing.ID) { // crun has nothing to say
+			if name != "crun" && !strings.Contains(log, `msg="runtime log" container=`+missing.ID) { // crun logs nothing
 				t.Error("the server's log has nothing of what the runtime has logged")
 			}
 			c := p.Start(t, "sleep")
@@ -156,8 +159,8 @@ func TestErrorsOfTheRuntimeAreOneLine(t *testing.T) {
 	}
 }
 
-// Only execve finds out about a program in a format that the kernel does not know:
-// the container has been started then, says so in its log in plain words, and ends.
+// Only execve finds a program in an unknown format: the container has been
+// started then, says so in its log in plain words, and ends.
 func TestProgramOfNoKnownFormat(t *testing.T) {
 	t.Parallel()
 	w := shared(t)

@@ -18,8 +18,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// What is measured may vanish at any moment (cri-o#10206): lists never fail for
-// it, and nothing is held that would stay behind.
+// What is measured may vanish at any moment (cri-o#10206): lists never fail
+// because of it, and nothing remains held.
 func TestStatsWhilePodsComeAndGo(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -58,7 +58,7 @@ func TestStatsWhilePodsComeAndGo(t *testing.T) {
 	}
 }
 
-// measureAll asks for all stats in all ways, 50 times a second if the machine
+// measureAll requests all stats in all ways, 50 times a second if the machine
 // can, until ctx ends. It counts how often.
 func (w *world) measureAll(ctx context.Context, t *testing.T, readings *atomic.Int64) {
 	r := w.Runtime()
@@ -101,7 +101,7 @@ func (w *world) measureAll(ctx context.Context, t *testing.T, readings *atomic.I
 	}
 }
 
-// onceEach checks that no series is there twice: a kubelet would show none.
+// onceEach checks that no series appears twice: a kubelet would show none.
 func onceEach(t *testing.T, pods []*cri.PodSandboxMetrics) {
 	seen := map[string]bool{}
 	check := func(metrics []*cri.Metric) {

@@ -30,7 +30,7 @@ var (
 	tasks         = knob{"pids", "pids.current", "pids.current"}
 )
 
-// counter reads a number where the kernel keeps it; of a file with many, the
+// counter reads a number from the kernel's file; in a file with many, the
 // second word of the knob names the line.
 func (c *container) counter(t *testing.T, k knob) uint64 {
 	t.Helper()
@@ -69,7 +69,7 @@ func (c *container) stats(t *testing.T) *cri.ContainerStats {
 	return resp.Stats
 }
 
-// near compares what hardly changes between two readings.
+// near compares values that hardly change between two readings.
 func near(t *testing.T, what string, got *cri.UInt64Value, want, tolerance uint64) {
 	t.Helper()
 	if got == nil || math.Abs(float64(got.Value)-float64(want)) > float64(tolerance) {
@@ -77,7 +77,7 @@ func near(t *testing.T, what string, got *cri.UInt64Value, want, tolerance uint6
 	}
 }
 
-// between compares what only grows with earlier and later readings.
+// between compares a growing value with earlier and later readings.
 func between(t *testing.T, what string, got *cri.UInt64Value, before, after uint64) {
 	t.Helper()
 	if got == nil || got.Value < before || got.Value > after {
@@ -114,7 +114,7 @@ func TestContainerStatsAreTheKernels(t *testing.T) {
 	between(t, "CPU time", s.Cpu.UsageCoreNanoSeconds, cpu, c.counter(t, cpuTime))
 	between(t, "page faults", s.Memory.PageFaults, faults, c.counter(t, pageFaults))
 	between(t, "major page faults", s.Memory.MajorPageFaults, major, c.counter(t, majorFaults))
-	const batch = mib // the kernel counts memory by CPU and adds up now and then
+	const batch = mib // the kernel counts memory per CPU and adds up now and then
 	used := c.counter(t, memoryUsed)
 	near(t, "memory", s.Memory.UsageBytes, used, batch)
 	near(t, "working set", s.Memory.WorkingSetBytes, used-c.counter(t, inactiveFiles), batch)
@@ -127,8 +127,8 @@ func TestContainerStatsAreTheKernels(t *testing.T) {
 	checkPressures(t, s, pressures, c.pressures(t))
 }
 
-// pressures are the totals that the kernel tells of a cgroup of version 2, in
-// microseconds by file and kind, if the container is in one.
+// pressures returns the totals of a v2 cgroup, in microseconds by file and
+// kind, if the container is in one.
 func (c *container) pressures(t *testing.T) map[string]uint64 {
 	t.Helper()
 	own := ""
@@ -160,8 +160,8 @@ func (c *container) pressures(t *testing.T) map[string]uint64 {
 	return out
 }
 
-// checkPressures checks the pressures against what the kernel has told before
-// and after.
+// checkPressures checks the pressures against the kernel's totals before and
+// after.
 func checkPressures(t *testing.T, s *cri.ContainerStats, before, after map[string]uint64) {
 	t.Helper()
 	for file, psi := range map[string]*cri.PsiStats{"cpu.pressure": s.Cpu.Psi, "memory.pressure": s.Memory.Psi, "io.pressure": s.GetIo().GetPsi()} {
@@ -196,7 +196,7 @@ func TestCPURateOfABusyContainer(t *testing.T) {
 	}
 	want := float64(second.UsageCoreNanoSeconds.Value-first.UsageCoreNanoSeconds.Value) / seconds
 	near(t, "rate", second.UsageNanoCores, uint64(want), uint64(want/1000))
-	// One CPU, or whatever part of it nobody else wants.
+	// One CPU, or the part of it that is free.
 	if rate := second.UsageNanoCores.Value; rate < 1e6 || rate > 2e9 {
 		t.Errorf("a busy loop uses %d nanocores", rate)
 	}
@@ -257,7 +257,8 @@ func TestStatsOfContainersThatDoNotRun(t *testing.T) {
 	}
 	exited := p.start(t, "echo done")
 	exited.wait(t)
-	// crictl takes a container without CPU and memory for one that does not run.
+	// crictl takes a container without CPU and memory for one that is not
+	// running.
 	if s := exited.stats(t); s.GetAttributes().GetId() != exited.id || s.Cpu != nil || s.Memory != nil || s.Swap != nil || s.WritableLayer == nil {
 		t.Errorf("stats of an exited container are %v", s)
 	}

@@ -29,8 +29,8 @@ func (p *pod) stats(t *testing.T) *cri.PodSandboxStats {
 	return resp.Stats
 }
 
-// ownCgroup gives a pod a cgroup of its own, as the kubelet does, and takes it
-// away when the pod is gone.
+// ownCgroup gives a pod its own cgroup, as the kubelet does, and removes it
+// when the pod is gone.
 func (w *world) ownCgroup(t *testing.T) podChange {
 	parent := ""
 	t.Cleanup(func() {
@@ -44,7 +44,7 @@ func (w *world) ownCgroup(t *testing.T) podChange {
 	}
 }
 
-// A kubelet gives each pod a cgroup of its own, whose counters are the pod's.
+// A kubelet gives each pod its own cgroup, whose counters are the pod's.
 func TestPodStatsAreThoseOfThePodsCgroup(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -70,8 +70,8 @@ func TestPodStatsAreThoseOfThePodsCgroup(t *testing.T) {
 	equalSets(t, "containers", idsOf(s.Linux.Containers), []string{a.id, b.id})
 }
 
-// What the server keeps open to answer sooner is four descriptors of a pod, however many
-// containers it has.
+// The descriptors that the server keeps open to answer faster are four per pod,
+// however many containers it has.
 func TestStatsKeepFewDescriptors(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -102,7 +102,7 @@ func TestStatsKeepFewDescriptors(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		// What other tests ask for at the moment has files open, too.
+		// Concurrent requests of other tests have files open, too.
 		wait.For(t, fmt.Sprintf("four descriptors at most of a pod with %d containers", containers), func() bool {
 			now := kept(p)
 			return len(now) > 0 && len(now) <= 4
@@ -129,8 +129,7 @@ func checkPodStats(t *testing.T, p *pod, s *cri.PodSandboxStats) {
 	}
 }
 
-// Without a cgroup of their own, pods share one: what another pod uses is not
-// theirs.
+// Pods without their own cgroups share one: another pod's usage is not theirs.
 func TestPodStatsAreTheSumOfItsContainers(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -201,8 +200,8 @@ func TestPodNetworkStats(t *testing.T) {
 	}
 }
 
-// interfaceCounters are eth0's bytes and errors received and sent, as a process
-// of the pod sees them.
+// interfaceCounters returns eth0's bytes and errors received and sent, as seen
+// by a process of the pod.
 func interfaceCounters(t *testing.T, c *container) [4]uint64 {
 	t.Helper()
 	_, line, _ := strings.Cut(c.procfs(t, "net/dev"), "eth0:")
@@ -229,8 +228,8 @@ func TestHostNetworkPodHasNoNetworkStats(t *testing.T) {
 	checkPodStats(t, p, s)
 }
 
-// Kubelets read the Linux part of every pod's stats without looking whether it
-// is there.
+// Kubelets read the Linux part of every pod's stats without checking whether it
+// exists.
 func TestStatsOfPodsThatDoNotRun(t *testing.T) {
 	t.Parallel()
 	w := shared(t)

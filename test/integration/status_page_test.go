@@ -7,8 +7,8 @@ import (
 	"github.com/crius-run/crius/test/kit/node"
 )
 
-// The page shows pods, and which of their containers do not run, and why; by default there
-// is none.
+// The page shows pods, and which of their containers do not run, and why; by
+// default there is no page.
 func TestStatusPage(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: "[metrics]\nstatus_page = true\n"})

@@ -28,7 +28,7 @@ func TestStatusCommand(t *testing.T) {
 	p.start(t, "sleep")
 	p.start(t, "exit 1").wait(t)
 
-	// A plugin that hangs is named as what the server waits for.
+	// A hanging plugin is named as what the server is waiting for.
 	plugin := w.cni(t)
 	plugin.does(t, "ADD", "hang")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -88,7 +88,7 @@ func TestStatusCommand(t *testing.T) {
 		}
 	}
 	cancel()
-	<-gaveUp // but the work goes on
+	<-gaveUp // but the work continues
 	if out, _ := w.crius(t, "status"); !strings.Contains(out, "CNI ADD") {
 		t.Errorf("the work ended with its caller:\n%s", out)
 	}

@@ -24,8 +24,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// rude are clients that break off, talk nonsense or do nothing, each with the
-// URL of a session of any kind. They return once they have gone.
+// rude are clients that break off, send garbage or do nothing, each with the
+// URL of a session of any kind. They return once they have disconnected.
 var rude = map[string]func(ctx context.Context, s kubelet.Streams, address string) error{
 	"never finishes its header": func(ctx context.Context, s kubelet.Streams, address string) error {
 		line, err := s.Dial(ctx, address)
@@ -63,7 +63,7 @@ var rude = map[string]func(ctx context.Context, s kubelet.Streams, address strin
 		defer line.Cut()
 		go conn.CreateStream(http.Header{"Streamtype": {"nonsense"}, "Port": {"-1"}})
 		_, err = conn.CreateStream(http.Header{"Streamtype": {"error"}, "Port": {"70000"}})
-		_ = err // an answer or none, as the server likes
+		_ = err // the server may or may not answer
 		return nil
 	},
 	"speaks nonsense instead of SPDY": func(ctx context.Context, s kubelet.Streams, address string) error {
@@ -142,10 +142,10 @@ func crowd(t *testing.T, n int, act func(i int) error) {
 	}
 }
 
-// Polite clients, clients that leave in the middle, that never read, that talk
-// nonsense: nothing remains of any of them in the server, in the container's
-// monitor and on the node. CVE-2025-64329: of attach; kubernetes#57992: of
-// port-forward.
+// Well-behaved clients, clients that leave in the middle, that never read, that
+// send garbage: nothing remains of any of them in the server, in the
+// container's monitor and on the node. CVE-2025-64329: of attach;
+// kubernetes#57992: of port-forward.
 func TestSessionsDoNotLeak_k8s_126608_CVE_2022_23471_CVE_2025_64329(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -163,7 +163,7 @@ func TestSessionsDoNotLeak_k8s_126608_CVE_2022_23471_CVE_2025_64329(t *testing.T
 		})
 	})
 	things, sockets := mustInventory(t, w), w.load(t).FDs["socket"]
-	// still waits until the server has no connection of a session any more. It keeps
+	// still waits until the server has no session connections any more. It keeps
 	// those that open no stream for a while.
 	still := func() inventory.Load {
 		t.Helper()
@@ -178,7 +178,7 @@ func TestSessionsDoNotLeak_k8s_126608_CVE_2022_23471_CVE_2025_64329(t *testing.T
 	crowd(t, few, visit)
 	before, monitor, working := still(), monitorLoad(t, c), w.metric(t, "go_goroutines")
 
-	wait.Retry(t, func() error { // goroutines of a session may take longer to end than its connections
+	wait.Retry(t, func() error { // a session's goroutines may take longer to end than its connections
 		crowd(t, many, visit)
 		still()
 		var now, after inventory.Load
@@ -190,7 +190,7 @@ func TestSessionsDoNotLeak_k8s_126608_CVE_2022_23471_CVE_2025_64329(t *testing.T
 		}
 		wait.Until(t.Context(), func() bool { return w.metric(t, "go_goroutines") <= working+2 }) // those that end have ended
 		var errs []error
-		for kind, n := range w.goroutines(t) { // it starts the server again
+		for kind, n := range w.goroutines(t) { // it restarts the server
 			if n > stacks[kind]+2 {
 				errs = append(errs, fmt.Errorf("%d goroutines, before %d, made at %s", n, stacks[kind], kind))
 			}
@@ -215,7 +215,7 @@ func monitorLoad(t *testing.T, c *container) inventory.Load {
 	return l
 }
 
-// rudely picks one of the rude clients by number.
+// rudely runs one of the rude clients, chosen by number.
 func rudely(ctx context.Context, i int, s kubelet.Streams, address string) error {
 	names := slices.Sorted(func(yield func(string) bool) {
 		for name := range rude {
@@ -231,7 +231,8 @@ func rudely(ctx context.Context, i int, s kubelet.Streams, address string) error
 	return nil
 }
 
-// execAddress and attachAddress are for clients that run beside the test.
+// execAddress and attachAddress are for clients that run concurrently with the
+// test.
 func (c *container) execAddress(ctx context.Context, line string, change ...execChange) (string, error) {
 	resp, err := c.pod.w.Runtime().Exec(ctx, c.execRequest(line, change...))
 	return resp.GetUrl(), err
@@ -242,7 +243,7 @@ func (c *container) attachAddress(ctx context.Context, change ...attachChange) (
 	return resp.GetUrl(), err
 }
 
-// everything is what a client of a container wants that has no terminal.
+// everything requests all streams of a container without a terminal.
 var everything = kubelet.Wants{Stdin: true, Stdout: true, Stderr: true}
 
 // visitExec is one of eight kinds of client of an exec.
@@ -250,7 +251,7 @@ func visitExec(c *container, i int) error {
 	ctx, w := context.Background(), c.pod.w
 	s := []kubelet.Streams{w.spdy(), w.websocket()}[i/8%2]
 	switch i % 8 {
-	case 0: // polite
+	case 0: // well-behaved
 		address, err := c.execAddress(ctx, "line ; echo out", withInput)
 		if err != nil {
 			return err
@@ -326,7 +327,7 @@ func visitAttach(c *container, i int) error {
 		return err
 	}
 	switch i % 8 {
-	case 0, 1: // polite
+	case 0, 1: // well-behaved
 		e := s.Open(ctx, address, everything)
 		defer e.Leave()
 		word := fmt.Sprintf("word %d\n", i)
@@ -372,7 +373,7 @@ func visitForward(c *container, i int) error {
 		return err
 	}
 	switch i % 8 {
-	case 0: // polite
+	case 0: // well-behaved
 		io.WriteString(wire, "there and back")
 		wire.Close()
 		if got, err := io.ReadAll(wire); err != nil || string(got) != "there and back" {
@@ -385,14 +386,14 @@ func visitForward(c *container, i int) error {
 		wire.Read(make([]byte, 1))
 		tunnel.Line.Freeze()
 		tunnel.Line.Cut()
-	case 3: // sends much to nobody, and cuts
+	case 3: // sends much to a server that does not read, and cuts
 		go func() { // the cut ends it
 			defer tunnel.Line.Cut()
 			tunnel.Line.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
 			io.Copy(wire, noise(50_000_000))
 		}()
 		<-tunnel.Ended()
-	case 4: // nobody listens
+	case 4: // nothing listens
 		if message, err := io.ReadAll(wire.Errors); err != nil || !strings.Contains(string(message), "7999") {
 			return fmt.Errorf("the error stream says %q, %v", message, err)
 		}
@@ -400,8 +401,8 @@ func visitForward(c *container, i int) error {
 	return nil
 }
 
-// Clients that have connected and say nothing, or nothing whole, keep nobody
-// else from being served.
+// Clients that have connected and send nothing, or only incomplete requests,
+// keep no other client from being served.
 func TestSlowClientsKeepNobodyWaiting(t *testing.T) {
 	t.Parallel()
 	w := shared(t)

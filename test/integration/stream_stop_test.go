@@ -19,7 +19,7 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// streamsOf opens an exec or attach session by hand over SPDY: the error
+// streamsOf opens an exec or attach session manually over SPDY: the error
 // stream and those named.
 func (w *world) streamsOf(t *testing.T, address string, kinds ...string) (map[string]httpstream.Stream, *kubelet.Line) {
 	t.Helper()
@@ -113,8 +113,8 @@ func (d deaf) ended(t *testing.T, except ...string) {
 	}
 }
 
-// A client that never reads cannot hold up what ends its session: a stop gives
-// up after half a minute, and a monitor that hangs in a session is ended before.
+// A client that never reads cannot delay what ends its session: a stop gives up
+// after half a minute, and a monitor that hangs in a session is ended before.
 func TestStopWithUnreadExec_crio_6699(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -123,7 +123,7 @@ func TestStopWithUnreadExec_crio_6699(t *testing.T) {
 		"RemovePodSandbox": func(t *testing.T, c *container) { c.pod.remove(t) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			wait.Retry(t, func() error { // the server kills a monitor that says nothing for ten seconds
+			wait.Retry(t, func() error { // the server kills a monitor that does not respond for ten seconds
 				c := w.run(t, "crun").start(t, "tcp 127.0.0.1:7006 flood ; flood 5ms", func(c *cri.ContainerConfig) { c.LogPath = "" })
 				d := c.deaf(t)
 				stop(t, c)
@@ -134,7 +134,7 @@ func TestStopWithUnreadExec_crio_6699(t *testing.T) {
 					t.Errorf("processes %v are left", left)
 				}
 				if name == "StopContainer" {
-					d.ended(t, "a port-forward") // which is the pod's
+					d.ended(t, "a port-forward") // which belongs to the pod
 				} else {
 					d.ended(t)
 				}
@@ -144,8 +144,8 @@ func TestStopWithUnreadExec_crio_6699(t *testing.T) {
 	}
 }
 
-// The session of a client that does read ends with the container, too, and
-// says so.
+// The session of a client that reads ends with the container, too, with a
+// message.
 func TestStopEndsSessions(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -208,12 +208,12 @@ func (w *world) survivors(t *testing.T, handler string) survivors {
 	return out
 }
 
-// check is for the time when the server is up again.
+// check must be called once the server is up again.
 func (s survivors) check(t *testing.T) {
 	t.Helper()
 	w := s.c.pod.w
 	for name, session := range s.sessions {
-		scene.Receive(t, name+" to end", session.Done()) // with an error or, over SPDY, without: client-go cannot tell
+		scene.Receive(t, name+" to end", session.Done()) // with an error or, over SPDY, without: client-go does not distinguish
 	}
 	scene.Receive(t, "the port-forward to end", s.tunnel.Ended())
 	equal(t, "state of the container", s.c.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
@@ -223,7 +223,7 @@ func (s survivors) check(t *testing.T) {
 	endsWith(t, s.c.session(t, w.spdy(), "exit 4"), 4)
 }
 
-// Those who listen to events have no session, and are told.
+// Clients that listen to events have no session, and are notified.
 func TestEndOfTheServerEndsSessionsAndSparesContainers(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -231,7 +231,7 @@ func TestEndOfTheServerEndsSessionsAndSparesContainers(t *testing.T) {
 		s, e := w.survivors(t, "runc"), w.listen(t)
 		flooded := w.run(t, "crun").start(t, "tcp 127.0.0.1:7006 flood ; flood 5ms", func(c *cri.ContainerConfig) { c.LogPath = "" })
 		flooded.deaf(t)
-		if err := w.Stop(); err != nil { // as it does when its patience with sessions has ended
+		if err := w.Stop(); err != nil { // as after its wait for sessions has ended
 			t.Fatalf("SIGTERM: %v", err)
 		}
 		must(t, w.Start(t.Context()))
@@ -242,7 +242,7 @@ func TestEndOfTheServerEndsSessionsAndSparesContainers(t *testing.T) {
 	t.Run("SIGKILL", func(t *testing.T) {
 		s := w.survivors(t, "crun")
 		must(t, w.Kill())
-		s.c.only(t, s.before) // without the server that the sessions' processes talked to
+		s.c.only(t, s.before) // without the server with which the sessions' processes communicated
 		must(t, w.Start(t.Context()))
 		s.check(t)
 	})

@@ -9,8 +9,9 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// streamFlood opens connections to the stream server as nobody, 1020 of which stay, and renews
-// the oldest for as long as it lasts, whatever becomes of a single one.
+// streamFlood opens connections to the stream server as user nobody, keeps 1020
+// of them, and renews the oldest all the time, whatever happens to a single
+// one.
 const streamFlood = `ulimit -n 4096
 trap '' PIPE
 for ((i = 0; ; i++)); do
@@ -21,7 +22,8 @@ for ((i = 0; ; i++)); do
 	printf 'GET /exec/' >&$fd
 done 2>/dev/null`
 
-// Any user of the node could keep everybody else from exec, attach and port-forward.
+// Any user of the node could keep all others from exec, attach and
+// port-forward.
 func TestExecWhileAnotherUserFloodsTheStreamServer(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})

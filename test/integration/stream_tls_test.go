@@ -143,8 +143,8 @@ func TestStreamsOverTLS(t *testing.T) {
 	}
 }
 
-// A replaced certificate counts from the next connection on; half of a pair
-// or rubbish leaves the old one in service.
+// A replaced certificate is used from the next connection on; half of a pair or
+// garbage leaves the old one in use.
 func TestAReplacedCertificateIsServed(t *testing.T) {
 	t.Parallel()
 	a, dir := newAuthority(t, "servers"), t.TempDir()
@@ -177,7 +177,8 @@ func TestAReplacedCertificateIsServed(t *testing.T) {
 	endsWith(t, c.session(t, s, "exit 4"), 4)
 }
 
-// serial is the number of the certificate that a new connection is shown.
+// serial returns the serial number of the certificate shown to a new
+// connection.
 func (w *world) serial(t *testing.T, address string, a *authority) (serial int64) {
 	t.Helper()
 	u, err := url.Parse(address)

@@ -21,7 +21,7 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// ask sends a request, which may want another protocol, and returns the status
+// ask sends a request, optionally for another protocol, and returns the status
 // code.
 func (w *world) ask(t *testing.T, address, upgrade string) int {
 	t.Helper()
@@ -39,8 +39,8 @@ func (w *world) ask(t *testing.T, address, upgrade string) int {
 	return resp.StatusCode
 }
 
-// Who knows the URL is in the container: it must not be guessed
-// (a token of at least 128 bits).
+// The URL gives access to the container: it must not be guessable (a token of
+// at least 128 bits).
 func TestStreamURLs(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
@@ -146,8 +146,8 @@ func TestStreamsAreServedOnLoopbackOnly(t *testing.T) {
 	}
 }
 
-// mute opens a session whose client says nothing of itself, as kubectl does every
-// five seconds, and tells when it has ended.
+// mute opens a session whose client sends nothing by itself, unlike kubectl,
+// which does so every five seconds, and reports when it has ended.
 func (w *world) mute(t *testing.T, address string, kinds ...string) (ended <-chan struct{}) {
 	t.Helper()
 	streams, line := w.streamsOf(t, address, kinds...)
@@ -160,7 +160,7 @@ func (w *world) mute(t *testing.T, address string, kinds ...string) (ended <-cha
 	return over
 }
 
-// Silence ends sessions of every kind, and what runs in them.
+// Silence ends sessions of every kind, and the processes in them.
 func TestStreamAddressAndIdleTimeAreConfigurable(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: "[api]\nstream_address = \"127.0.0.3:23456\"\nstream_idle_timeout = \"20s\"\n"})
@@ -188,8 +188,8 @@ func TestStreamAddressAndIdleTimeAreConfigurable(t *testing.T) {
 	equal(t, "state of the container", c.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
 }
 
-// Sessions are bounded for each container and for the node, and one that has ended
-// makes room.
+// Sessions are bounded for each container and for the node, and a session that
+// ends makes room.
 func TestSessionsAreBounded(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: "[api]\nstream_max_sessions = 4\nstream_max_sessions_per_container = 3\n"})

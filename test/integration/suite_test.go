@@ -1,10 +1,10 @@
-// Package integration holds crius's promises, tested from outside: a real
-// server, the real runc and crun, real kernel objects, and nothing but CRI to
-// talk to it. One promise a file, and the file is named after it.
+// Package integration tests crius's promises from outside: a real server, the
+// real runc and crun, real kernel objects, and only CRI as the interface. Each
+// file tests one promise and is named after it.
 //
-// Most tests share one node and remove their pods at their end; what any of
-// them leaves behind fails it. Tests that kill, restart or reconfigure the
-// server have a node of their own.
+// Most tests share one node and remove their pods at their end; a test fails
+// for anything that it leaves behind. Tests that kill, restart or reconfigure
+// the server have their own node.
 package integration
 
 import (
@@ -23,11 +23,11 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// probe is the image that nearly every container runs; see test/images/probe.
+// probe is the image of nearly every container; see test/images/probe.
 const probe = images.Probe
 
-// handlers are the runtimes that every promise holds for. One in which they play
-// no part is tested with crun alone, which is the quicker one.
+// handlers are the runtimes for which every promise is tested. A promise in
+// which they play no part is tested only with crun, which is faster.
 var handlers = scene.Handlers
 
 // world is a node whose registry has the probe's image.
@@ -41,26 +41,26 @@ var commons scene.Commons
 
 func TestMain(m *testing.M) {
 	odd.Main()
-	// Much of a test's time is waiting, so more run at once than there are CPUs.
+	// A test mostly waits, so more run at once than there are CPUs.
 	flag.Set("test.parallel", "6")
 	os.Exit(scene.Run(m, &commons, &modern))
 }
 
-// shared is the node that tests share. They must not restart or reconfigure
-// it, and must find only their own pods in its lists.
+// shared returns the node that tests share. They must not restart or
+// reconfigure it, and must find only their own pods in its lists.
 func shared(t *testing.T) *world {
 	t.Helper()
 	return known(commons.World(t))
 }
 
-// spotless is a private node that knows what it has without any pod, for tests
-// that check that nothing is left at the end.
+// spotless is a private node that records what it contains without any pod, for
+// tests that check that nothing is left at the end.
 func spotless(t *testing.T, o node.Options) *world {
 	t.Helper()
 	return known(scene.Spotless(t, o))
 }
 
-// private is a node of the test's own, running.
+// private starts a node of the test's own.
 func private(t *testing.T, o node.Options) *world {
 	t.Helper()
 	return known(scene.Private(t, o))

@@ -13,7 +13,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// A kubelet's trace goes on in the server, down to the steps of the work.
+// A kubelet's trace continues in the server, down to the steps of the work.
 func TestTracesGoOnFromTheKubelet(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: "[tracing]\nendpoint = \"http://127.0.0.1:4317\""})
@@ -26,11 +26,11 @@ func TestTracesGoOnFromTheKubelet(t *testing.T) {
 	})
 }
 
-// traced runs and removes a pod with a trace, ends the server, and tells which spans a
-// collector has not got.
+// traced runs and removes a pod with a trace, ends the server, and returns
+// which spans a collector has not received.
 func (w *world) traced(t *testing.T) error {
 	t.Helper()
-	l, err := w.Listen("127.0.0.1:4317") // of the node's own network
+	l, err := w.Listen("127.0.0.1:4317") // in the node's own network
 	must(t, err)
 	c := collector.Serve(l)
 	defer c.Close()

@@ -14,8 +14,9 @@ import (
 	"github.com/crius-run/crius/test/kit/node"
 )
 
-// tuningAllowed is configuration that lets pods tune what is the container's and the pod's own.
-// What belongs to the whole machine is tuned in tests of package tuning alone.
+// tuningAllowed is configuration that lets pods tune what is the container's
+// and the pod's own. Tuning of the whole machine is tested only in package
+// tuning.
 const tuningAllowed = `
 [tuning]
 shared_cpuset = "1"
@@ -26,7 +27,8 @@ allowed_annotations = ["cpu-quota.crio.io", "cpu-load-balancing.crio.io", "cpu-s
 allowed_annotations = ["cpu-quota.crio.io", "cpu-load-balancing.crio.io", "cpu-shared.crio.io"]
 `
 
-// guaranteed makes the cgroup of a Guaranteed pod, which the kubelet limits to one CPU.
+// guaranteed makes the cgroup of a Guaranteed pod, which the kubelet limits to
+// one CPU.
 func (w *world) guaranteed(t *testing.T, name string) (parent string) {
 	t.Helper()
 	parent = w.CgroupParent() + "/pod" + name
@@ -44,8 +46,9 @@ func (w *world) guaranteed(t *testing.T, name string) (parent string) {
 	return parent
 }
 
-// A container with a CPU of its own has no quota, and gets shared CPUs as well, whatever the
-// kubelet says later. The other containers of its pod are as they were asked for.
+// A container with an exclusive CPU has no quota, and gets shared CPUs as well,
+// whatever the kubelet sends later. The other containers of its pod are as
+// requested.
 func TestTunedCPUs(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: tuningAllowed})

@@ -12,8 +12,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// refusedServer starts a second server on the node, which is to end by itself, and
-// returns what it says.
+// refusedServer starts a second server on the node, which must exit by itself,
+// and returns its output.
 func (w *world) refusedServer(t *testing.T, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), wait.Limit)
@@ -30,9 +30,9 @@ func (w *world) refusedServer(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// Two servers do not share an image store or a run root, whether or not the first
-// one runs at the moment: the second is refused, is told of the first, and changes
-// nothing (O1).
+// Two servers do not share an image store or a run root, whether or not the
+// first one is running: the second is refused with an error that names the
+// first, and changes nothing (O1).
 func TestSecondServerIsRefused(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -59,9 +59,9 @@ func TestSecondServerIsRefused(t *testing.T) {
 	c.exec(t, "echo alive")
 }
 
-// Two servers that have the cgroup parent, the directory of namespaces and the
-// leases in common leave each other's pods alone, dead containers and pods without
-// any included, whatever they check, repair and wipe (O12).
+// Two servers that share the cgroup parent, the directory of namespaces and the
+// leases leave each other's pods alone, including dead containers and pods
+// without any, whatever they check, repair and wipe (O12).
 func TestServersLeaveEachOthersPodsAlone(t *testing.T) {
 	t.Parallel()
 	first := private(t, node.Options{})

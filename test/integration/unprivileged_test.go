@@ -11,7 +11,8 @@ import (
 	"github.com/crius-run/crius/test/kit/node"
 )
 
-// What pod.unprivileged_ports and pod.unprivileged_ping set, as in a file of a container.
+// The sysctls set by pod.unprivileged_ports and pod.unprivileged_ping, as in a
+// file of a container.
 var unprivileged = map[string]string{
 	"net.ipv4.ip_unprivileged_port_start": "0",
 	"net.ipv4.ping_group_range":           "0\t2147483647",
@@ -38,7 +39,8 @@ func TestUnprivilegedPortsAndPing(t *testing.T) {
 	})
 }
 
-// Groups of the pod are not the node's: the range has to be where they are mapped.
+// Groups of the pod are not the node's: the range must be where they are
+// mapped.
 func TestUnprivilegedPingInUserNamespace(t *testing.T) {
 	t.Parallel()
 	w := fixed(t)
@@ -72,7 +74,7 @@ func TestUnprivilegedPortsAndPingSwitchedOff(t *testing.T) {
 	}
 }
 
-// A pod's own sysctls, and those of default_sysctls, come before.
+// A pod's own sysctls, and those of default_sysctls, take precedence.
 func TestUnprivilegedPortsAndPingGiveWay(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: "pod.default_sysctls = [\"net.ipv4.ping_group_range=0 0\"]\n"})

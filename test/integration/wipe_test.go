@@ -20,8 +20,8 @@ import (
 	"github.com/crius-run/crius/test/kit/turn"
 )
 
-// wipe runs crius wipe in the node's network; answer, if there is one, is typed
-// on a terminal.
+// wipe runs crius wipe in the node's network; answer, if not empty, is typed on
+// a terminal.
 func (w *world) wipe(t *testing.T, answer string, args ...string) (out string, code int) {
 	t.Helper()
 	argv := w.Argv(append([]string{"wipe"}, args...)...)
@@ -62,7 +62,7 @@ func pseudoTerminal(t *testing.T) (master, slave *os.File) {
 	return master, slave
 }
 
-// counts are the server's pods, containers and images.
+// counts returns the numbers of the server's pods, containers and images.
 func (w *world) counts(t *testing.T) [3]int {
 	t.Helper()
 	pods, err := w.Runtime().ListPodSandbox(t.Context(), &cri.ListPodSandboxRequest{})
@@ -74,8 +74,8 @@ func (w *world) counts(t *testing.T) [3]int {
 	return [3]int{len(pods.Items), len(containers.Containers), len(images.Images)}
 }
 
-// crowd makes pods with containers in several states, and things that nobody
-// knows of.
+// crowd makes pods with containers in several states, and objects without a
+// record.
 func (w *world) crowd(t *testing.T) {
 	t.Helper()
 	for _, h := range handlers {
@@ -92,8 +92,8 @@ func (w *world) crowd(t *testing.T) {
 	}
 }
 
-// Everything goes; the server that did it serves an empty node, on which pods
-// run as before.
+// Everything is removed; the server that did it serves an empty node, on which
+// pods run as before.
 func TestWipeBesideAServer(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
@@ -113,7 +113,8 @@ func TestWipeBesideAServer(t *testing.T) {
 	w.Restored(t, w.empty)
 }
 
-// Without a server the directories go as well, and nothing outside of them.
+// Without a server the directories are removed as well, and nothing outside of
+// them.
 func TestWipeWithoutAServer(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -127,7 +128,7 @@ func TestWipeWithoutAServer(t *testing.T) {
 	if out, code := w.wipe(t, "", "--yes"); code != 0 {
 		t.Fatalf("code %d: %s", code, out)
 	}
-	for _, line := range mustInventory(t, w).Lines() { // when who was killed is dead
+	for _, line := range mustInventory(t, w).Lines() { // once the killed processes are dead
 		if !strings.HasPrefix(line, "file: "+w.Path("ns")) && !strings.HasPrefix(line, "cgroup: ") {
 			t.Errorf("left: %s", line)
 		}

@@ -13,13 +13,13 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// named gives a container its name, by which annotations call it.
+// named gives a container its name, by which annotations refer to it.
 func named(name string, r *cri.LinuxContainerResources) containerChange {
 	return func(c *cri.ContainerConfig) { c.Metadata.Name, c.Linux.Resources = name, r }
 }
 
-// Pods of OpenShift's workload partitioning get their CPUs from the node. What they
-// have outlives updates by the kubelet and restarts of the server, also one with
+// Pods of OpenShift's workload partitioning get their CPUs from the node. These
+// CPUs survive updates by the kubelet and restarts of the server, also one with
 // another configuration.
 func TestWorkloadPartitioning(t *testing.T) {
 	t.Parallel()
@@ -87,8 +87,8 @@ resources = { cpushares = 512, cpuset = "0" }
 	}
 }
 
-// CPUs of containers that the kubelet gives some of their own, and of infra containers. The
-// handler of a runtime that cannot keep exec processes on some CPUs says so.
+// Exclusive CPUs of containers, and CPUs of infra containers. The handler of a
+// runtime that cannot keep exec processes on some CPUs reports that.
 func TestExecsOnFirstCPU(t *testing.T) {
 	t.Parallel()
 	runc, err := tools.Runc(t.Context())
@@ -124,7 +124,8 @@ exec_cpu_affinity = "first"
 	wantCode(t, err, codes.Unavailable, "exec_cpu_affinity needs runc 1.3")
 }
 
-// A pod that asks its workload for nonsense is refused before anything is made.
+// A pod with an invalid request to its workload is refused before anything is
+// made.
 func TestWorkloadRefusals(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: `
