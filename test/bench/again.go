@@ -7,10 +7,11 @@ import (
 	"time"
 )
 
-// insist repeats do, which attaches or detaches a pod, if a CNI plugin was interrupted: while it
-// read a list from the kernel, others who attach pods changed that (NLM_F_DUMP_INTR in
-// linux/netlink.h). The plugins of some distributions give up then, and the kubelet would
-// ask again. Failed attempts count in the time, and are printed.
+// insist repeats do, which attaches or detaches a pod, if a CNI plugin was
+// interrupted: while it read a list from the kernel, another process that
+// attaches pods changed that list (NLM_F_DUMP_INTR in linux/netlink.h). The
+// plugins of some distributions give up then, and the kubelet would ask again.
+// Failed attempts count in the time, and are printed.
 func insist(do func() error) error {
 	const attempts = 10
 	for n := 1; ; n++ {
@@ -19,11 +20,12 @@ func insist(do func() error) error {
 			return err
 		}
 		fmt.Fprintln(os.Stderr, "bench: tries again:", err)
-		time.Sleep(10 * time.Millisecond) // others are at it
+		time.Sleep(10 * time.Millisecond) // others are changing it
 	}
 }
 
-// interrupted goes by what netlink libraries say, older and newer ones.
+// interrupted recognizes the error messages of older and newer netlink
+// libraries.
 func interrupted(err error) bool {
 	return strings.Contains(err.Error(), "interrupted system call") || strings.Contains(err.Error(), "results may be incomplete or inconsistent")
 }

@@ -11,8 +11,8 @@ const (
 	allocWorks = 50 // of calls that start programs
 )
 
-// allocsRow counts what servers allocate for calls, by the metrics that every Go
-// program has.
+// allocsRow counts what servers allocate for calls, by the metrics that every
+// Go program has.
 func allocsRow(ctx context.Context) (_ []table, err error) {
 	c, us, them, err := newServers(ctx, "runc")
 	if err != nil {
@@ -75,8 +75,8 @@ func (s *server) allocations(ctx context.Context) (all []allocation, err error) 
 	return all, err
 }
 
-// allocates is what each of some calls costs. To look costs something, too, which
-// is taken off.
+// allocates returns the mean cost of one call. It subtracts the cost of the
+// measurement itself.
 func (s *server) allocates(ctx context.Context, times int, ask func(context.Context) error) (each heap, err error) {
 	const looks = 11
 	var objects, bytes []float64

@@ -11,8 +11,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// arrival is ListContainers until the answer has arrived: what the client needs to
-// decode a long list, which is more than the server needs to send it, is not in it.
+// arrival is ListContainers until the answer has arrived: it excludes the
+// client's decoding of a long list, which takes longer than the server's
+// sending.
 func (s *server) arrival(count int) call {
 	return call{"ListContainers, not decoded", func(ctx context.Context) error {
 		var got elements
@@ -22,10 +23,10 @@ func (s *server) arrival(count int) call {
 	}}
 }
 
-// elements is how many fields a message has: all that is read of it.
+// elements is the number of fields in a message; nothing else of it is read.
 type elements int
 
-// counting is gRPC's codec, but for an answer that is only counted.
+// counting is gRPC's codec, except that answers are only counted.
 type counting struct{ encoding.CodecV2 }
 
 func (c counting) Unmarshal(data mem.BufferSlice, v any) error {

@@ -21,11 +21,12 @@ import (
 const (
 	bigSize   = 10e9 // bytes, unpacked
 	bigLayers = 10
-	littleOf  = 5 // the image of which little is read is the fifth part
+	littleOf  = 5 // the image of which little is read is a fifth of that
 )
 
-// bigRow pulls an image that is larger than the machine's memory may be, on nodes on the
-// disk, one server after the other. What one has pulled is removed before the next begins.
+// bigRow pulls an image that may be larger than the machine's memory, on nodes
+// on the disk, one server after the other. What one has pulled is removed
+// before the next begins.
 func bigRow(ctx context.Context) (tables []table, err error) {
 	size, err := bytesOf("SIZE", bigSize)
 	if err != nil {
@@ -55,8 +56,8 @@ func bigRow(ctx context.Context) (tables []table, err error) {
 	return append(pulled, little), err
 }
 
-// bytesOf is a number of bytes, unless a variable of the environment says otherwise, such as
-// 300M or 10G.
+// bytesOf returns a number of bytes: usual, unless an environment variable says
+// otherwise, such as 300M or 10G.
 func bytesOf(variable string, usual int64) (int64, error) {
 	text := os.Getenv(variable)
 	if text == "" {
@@ -75,18 +76,19 @@ func bytesOf(variable string, usual int64) (int64, error) {
 	return n * unit, nil
 }
 
-// smallestBig has a file in each layer even of the image of which little is read.
+// smallestBig is the smallest image with a file in each layer, even for the
+// image of which little is read.
 const smallestBig = 300e6
 
-// serve gives the server's registry the layers.
+// serve pushes the layers to the server's registry.
 func (b *bulk) serve(s *server) {
 	for _, l := range b.layers {
 		s.on.Registry.PushBlob(pulledFrom, l.Digest, l.blob, l.Size)
 	}
 }
 
-// big pulls two versions of the image, of which the second has another top layer, and the
-// first once more after the server has died in the middle.
+// big pulls two versions of the image, which differ in the top layer, and the
+// first once more after the server has died half-way.
 func (p pulls) big(ctx context.Context, b *bulk) ([]table, error) {
 	first, err := b.image(0, numbers(bigLayers)...)
 	if err != nil {
@@ -131,7 +133,7 @@ func (p pulls) big(ctx context.Context, b *bulk) ([]table, error) {
 	return append(tables, t.table), nil
 }
 
-// each is a sample of one figure for each server.
+// each returns one figure for each server, as samples.
 func each[T any](servers []T, figure func(T) float64) (samples [][]float64) {
 	for _, of := range servers {
 		samples = append(samples, []float64{figure(of)})
@@ -146,7 +148,7 @@ func numbers(count int) (all []int) {
 	return all
 }
 
-// figures are the lines of a pull.
+// figures are the lines for a pull.
 var figures = []struct {
 	name string
 	of   func(cost) float64
@@ -157,15 +159,15 @@ var figures = []struct {
 	{"GB of the disk at most, beside what was there before", func(c cost) float64 { return c.disk / 1e9 }},
 }
 
-// cost is what a pull takes: at most so many KiB of memory, and bytes of the disk beside what
-// was there before.
+// cost is the cost of a pull: the maximum of memory in KiB, and of the
+// additional bytes on disk.
 type cost struct {
 	outcome
 	memory, disk float64
 }
 
-// watchedPull pulls an image while its cost is looked at, and checks what a container of it
-// reads.
+// watchedPull pulls an image while it measures the cost, and checks what a
+// container of it reads.
 func (s *server) watchedPull(ctx context.Context, of *bigImage) (name string, c cost, err error) {
 	watched := make(chan struct{})
 	var watcher sync.WaitGroup
@@ -182,10 +184,11 @@ func (s *server) watchedPull(ctx context.Context, of *bigImage) (name string, c 
 	return name, c, s.reads(ctx, name, "/"+hotDir, sum)
 }
 
-// watchEvery is short beside a pull of seconds, and long beside the looking.
+// watchEvery is short compared with a pull of seconds, and long compared with
+// the measurement.
 const watchEvery = 50 * time.Millisecond
 
-// watch notes the greatest memory and room on the disk until it is over.
+// watch records the maximum of memory and disk usage until over is closed.
 func (c *cost) watch(s *server, over <-chan struct{}) error {
 	free, err := freeOf(s.on.Dir)
 	if err != nil {
@@ -211,8 +214,8 @@ func (c *cost) watch(s *server, over <-chan struct{}) error {
 	}
 }
 
-// memory is the Pss of the server and of what it has started, in KiB, without monitors and
-// containers.
+// memory returns the Pss of the server and of its children in KiB, without
+// monitors and containers.
 func (a accounting) memory() (kib float64, err error) {
 	text, err := os.ReadFile(filepath.Join(a.dir, serverCgroup, "cgroup.procs"))
 	if err != nil {
@@ -235,7 +238,8 @@ func (a accounting) memory() (kib float64, err error) {
 	return kib, nil
 }
 
-// freeOf is how many bytes are available on the file system of a directory.
+// freeOf returns how many bytes are available on the file system of a
+// directory.
 func freeOf(dir string) (float64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -244,8 +248,8 @@ func freeOf(dir string) (float64, error) {
 	return float64(st.Bavail) * float64(st.Bsize), nil
 }
 
-// hasRoom is an error if a directory cannot take the image, with what was fetched of it and
-// a second version that has one other layer.
+// hasRoom returns an error if a directory does not have room for the image,
+// with the downloads and a second version that has one other layer.
 func hasRoom(dir string, of *bigImage) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -264,7 +268,7 @@ func hasRoom(dir string, of *bigImage) error {
 	return nil
 }
 
-// fits is an error if so many bytes of a disk do not suffice.
+// fits returns an error if that many bytes of a disk do not suffice.
 func (l *bigImage) fits(free float64) error {
 	const spare = 1e9
 	packed, unpacked := l.sizes()
@@ -279,8 +283,9 @@ func (l *bigImage) fits(free float64) error {
 // littleRounds is how often each server pulls the image of which little is read.
 const littleRounds = 3
 
-// little has a container of an image of so many bytes read a few of them. Neither server
-// fetches an image lazily (decision 0046), so that all of it is pulled before.
+// little makes a container of an image of that many bytes read a few of them.
+// Neither server fetches an image lazily (decision 0046), so all of it is
+// pulled before.
 func (p pulls) little(ctx context.Context, size int64) (table, error) {
 	b, err := newBulk(ctx, bigLayers, size/bigLayers)
 	if err != nil {

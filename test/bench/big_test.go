@@ -22,7 +22,7 @@ func TestBytesOfTakesMegabytesAndGigabytes(t *testing.T) {
 	}
 }
 
-// What an image needs is said before half of it has been pulled.
+// The required space is reported before half of it has been pulled.
 func TestBigImageThatDoesNotFit(t *testing.T) {
 	of := &bigImage{layers: []bulkLayer{{Layer: image.Layer{Size: 7e9}, unpacked: 10e9}}}
 	if err := of.fits(20e9); err != nil { // 17 GB, a tenth more, and 1 GB to spare
@@ -39,7 +39,7 @@ func TestBigImageThatDoesNotFit(t *testing.T) {
 	}
 }
 
-// A run of all rows takes neither the time nor the room of the largest image.
+// A run of all rows needs neither the time nor the space of the largest image.
 func TestBigRowIsMeasuredOnlyWhereItIsNamed(t *testing.T) {
 	isBig := func(r row) bool { return r.name == "big" }
 	if all, err := pick(nil); err != nil || slices.ContainsFunc(all, isBig) {

@@ -24,9 +24,10 @@ import (
 	"github.com/crius-run/crius/test/kit/tools"
 )
 
-// An image of many gigabytes neither fits into memory nor shall wear the disk beside those
-// that pull it. Its layers therefore consist of chunks of text that were compressed once, in
-// an order of their own: the format of gzip allows to put such pieces behind each other.
+// An image of many gigabytes neither fits into memory nor should wear the disk
+// besides the pulls. Its layers therefore consist of chunks of text, compressed
+// once, each layer in its own order: the gzip format permits concatenating such
+// pieces.
 const (
 	chunkSize  = 1 << 20
 	chunkCount = 64
@@ -49,7 +50,8 @@ type bulkLayer struct {
 	hot      []byte // what the file has
 }
 
-// newBulk makes layers of so many bytes, unpacked. The first one has the probe, too.
+// newBulk makes layers of that many bytes, unpacked. The first one contains the
+// probe, too.
 func newBulk(ctx context.Context, layers int, size int64) (*bulk, error) {
 	repository, err := tools.Repository()
 	if err != nil {
@@ -79,7 +81,7 @@ func newBulk(ctx context.Context, layers int, size int64) (*bulk, error) {
 	return b, packing.Wait()
 }
 
-// newBulkLayer makes the layer with a number.
+// newBulkLayer makes the layer with that number.
 func newBulkLayer(chunks []chunk, number int, size int64, programs ...image.File) (bulkLayer, error) {
 	random := rand.New(rand.NewPCG(uint64(number), 0))
 	some := func(count int) (picked []chunk) {
@@ -113,7 +115,7 @@ func newBulkLayer(chunks []chunk, number int, size int64, programs ...image.File
 	return l, err
 }
 
-// chunk is a piece of an archive, and the same as a part of a gzip stream.
+// chunk is a piece of an archive, plain and as a part of a gzip stream.
 type chunk struct{ plain, packed []byte }
 
 func newChunks() ([]chunk, error) {
@@ -148,11 +150,11 @@ func pack(plain []byte) (chunk, error) {
 	return chunk{plain, packed.Bytes()}, err
 }
 
-// archive is a compressed tar archive that is being put together.
+// archive is a compressed tar archive under construction.
 type archive struct {
 	blob         pieces
 	unpacked     int64
-	packed, diff hash.Hash // SHA-256 of the blob and of what is in it
+	packed, diff hash.Hash // SHA-256 of the blob and of its decompressed content
 	crc          hash.Hash32
 	err          error
 }
@@ -163,7 +165,7 @@ func newArchive() *archive {
 	return a
 }
 
-// file adds one that consists of chunks.
+// file adds a file that consists of chunks.
 func (a *archive) file(header tar.Header, content ...chunk) {
 	header.ModTime = time.Unix(1704067200, 0)
 	for _, c := range content {
@@ -202,7 +204,7 @@ func (a *archive) raw(data []byte) {
 	a.blob.add(data)
 }
 
-// finish ends the archive and makes it a layer's.
+// finish ends the archive and stores it in a layer.
 func (a *archive) finish(l *bulkLayer) error {
 	a.plain(make([]byte, 1024)) // the end of a tar archive
 	var last bytes.Buffer
@@ -224,7 +226,7 @@ func (a *archive) finish(l *bulkLayer) error {
 	return a.err
 }
 
-// pieces are read as if they were one.
+// pieces are read as one.
 type pieces struct {
 	parts [][]byte
 	ends  []int64 // of each part, from the beginning
@@ -256,13 +258,13 @@ func (p *pieces) ReadAt(to []byte, from int64) (n int, err error) {
 	return n, err
 }
 
-// A bigImage is some layers of a bulk.
+// A bigImage has some layers of a bulk.
 type bigImage struct {
 	*image.Artifact
 	layers []bulkLayer
 }
 
-// image is a version with some of the layers.
+// image returns a version with some of the layers.
 func (b *bulk) image(version int, numbers ...int) (*bigImage, error) {
 	l := new(bigImage)
 	var layers []image.Layer
@@ -275,7 +277,7 @@ func (b *bulk) image(version int, numbers ...int) (*bigImage, error) {
 	return l, err
 }
 
-// sizes are the bytes of its layers.
+// sizes returns the sizes of its layers in bytes.
 func (l *bigImage) sizes() (packed, unpacked int64) {
 	for _, layer := range l.layers {
 		packed += layer.Size
@@ -284,13 +286,13 @@ func (l *bigImage) sizes() (packed, unpacked int64) {
 	return packed, unpacked
 }
 
-// String says how much there is.
+// String returns the size.
 func (l *bigImage) String() string {
 	packed, unpacked := l.sizes()
 	return fmt.Sprintf("%.2f GB in %d layers (%.2f GB unpacked)", float64(packed)/1e9, len(l.layers), float64(unpacked)/1e9)
 }
 
-// hotSum is what the probe says of hotDir, and its size.
+// hotSum returns what the probe prints for hotDir, and its size.
 func (l *bigImage) hotSum() (sum string, size int) {
 	h := sha256.New()
 	for _, layer := range l.layers { // in the order of their names

@@ -15,8 +15,8 @@ import (
 	"github.com/crius-run/crius/test/kit/image"
 )
 
-// A layer that is put together from pieces is a gzip stream with a tar archive like any
-// other, and its digests, sizes and content are what it says.
+// A layer assembled from pieces is a gzip stream with a tar archive like any
+// other, and its digests, sizes and content match.
 func TestBulkLayerIsALayer(t *testing.T) {
 	chunks, err := newChunks()
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// accounting is a cgroup in which all the work of a target is done, so that the
-// kernel adds up its CPU time.
+// accounting is a cgroup that contains all work of a target, so that the kernel
+// adds up its CPU time.
 type accounting struct{ dir, file string }
 
 // newAccounting finds the cgroup on version 1, or 2, and makes it.
@@ -24,19 +24,20 @@ func newAccounting(path string) (accounting, error) {
 	return accounting{dir, "cpu.stat"}, os.MkdirAll(dir, 0o755)
 }
 
-// serverCgroup is the one of the server, with what it starts and does not put elsewhere.
+// serverCgroup is the cgroup of the server, with its children unless they are
+// moved elsewhere.
 const serverCgroup = "server"
 
-// enter takes in a process, in a cgroup below.
+// enter moves a process into a child cgroup.
 func (a accounting) enter(pid int) error {
-	inner := filepath.Join(a.dir, serverCgroup) // version 2 wants processes in leaves
+	inner := filepath.Join(a.dir, serverCgroup) // version 2 allows processes only in leaves
 	if err := os.MkdirAll(inner, 0o755); err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(inner, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
 }
 
-// seconds of CPU, of all that ever were in the cgroup.
+// seconds returns the CPU time of all processes that were ever in the cgroup.
 func (a accounting) seconds() (float64, error) {
 	text, err := os.ReadFile(filepath.Join(a.dir, a.file))
 	if err != nil {

@@ -17,13 +17,13 @@ import (
 	"github.com/crius-run/crius/test/kit/kubelet"
 )
 
-// client asks any server of CRI, as a kubelet does.
+// client sends requests to any CRI server, as a kubelet does.
 type client struct {
 	conn    *grpc.ClientConn
 	handler string
 	image   string
-	args    []string // of the image's entry point: what a container does, for ever
-	probe   []string // what an exec probe runs
+	args    []string // of the image's entry point: what a container does until it is stopped
+	probe   []string // command of an exec probe
 	logs    string   // directory of the pods' logs
 	cgroup  func(uid string) string
 
@@ -31,7 +31,7 @@ type client struct {
 	pods map[string]*pod
 }
 
-// pod is one that is up, or on its way.
+// pod is a pod that is running or being made.
 type pod struct {
 	id        string
 	config    *cri.PodSandboxConfig
@@ -41,7 +41,7 @@ type pod struct {
 func (c *client) runtime() cri.RuntimeServiceClient { return cri.NewRuntimeServiceClient(c.conn) }
 func (c *client) images() cri.ImageServiceClient    { return cri.NewImageServiceClient(c.conn) }
 
-// pod finds the one with a name, or plans it.
+// pod returns the pod with a name, or makes a new entry.
 func (c *client) pod(name string) *pod {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -64,7 +64,7 @@ func (c *client) forget(name string) {
 	delete(c.pods, name)
 }
 
-// do passes a pod through one phase.
+// do takes a pod through one phase.
 func (c *client) do(ctx context.Context, name string, phase int) (seconds float64, err error) {
 	p := c.pod(name)
 	began := time.Now()
@@ -123,8 +123,8 @@ func (c *client) removePod(ctx context.Context, id string) error {
 	return err
 }
 
-// prove checks that a pod and its container are ready, and are so for a program in
-// the container.
+// prove checks that a pod and its container are ready, also as seen by a
+// program in the container.
 func (c *client) prove(ctx context.Context, name string) error {
 	p := c.pod(name)
 	sandbox, err := c.runtime().PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: p.id})
@@ -145,7 +145,7 @@ func (c *client) prove(ctx context.Context, name string) error {
 	return err
 }
 
-// removeAll removes all pods that the server has.
+// removeAll removes all pods of the server.
 func (c *client) removeAll(ctx context.Context) error {
 	all, err := c.runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 	if err != nil {
@@ -166,7 +166,7 @@ func (c *client) removeAll(ctx context.Context) error {
 	return err
 }
 
-// running is how many containers are.
+// running returns the number of running containers.
 func (c *client) running(ctx context.Context) (int, error) {
 	got, err := c.runtime().ListContainers(ctx, &cri.ListContainersRequest{
 		Filter: &cri.ContainerFilter{State: &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_RUNNING}},
@@ -174,7 +174,7 @@ func (c *client) running(ctx context.Context) (int, error) {
 	return len(got.GetContainers()), err
 }
 
-// pull gets an image and checks that it is the one that was built, if that is
+// pull pulls an image and checks that it is the one that was built, if that is
 // known.
 func (c *client) pull(ctx context.Context, name string, built *image.Artifact) error {
 	spec := &cri.ImageSpec{Image: name}
@@ -193,7 +193,7 @@ func (c *client) pull(ctx context.Context, name string, built *image.Artifact) e
 	return nil
 }
 
-// retreat removes the pods that are still there, of those that are its own.
+// retreat removes the client's own remaining pods.
 func (c *client) retreat(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -207,7 +207,7 @@ func (c *client) retreat(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// version is the server's name and version.
+// version returns the server's name and version.
 func (c *client) version(ctx context.Context) (string, error) {
 	v, err := c.runtime().Version(ctx, &cri.VersionRequest{})
 	return v.GetRuntimeName() + " " + v.GetRuntimeVersion(), err

@@ -16,21 +16,21 @@ import (
 	"github.com/crius-run/crius/test/kit/tools"
 )
 
-// contentShape is how the content of an image is spread.
+// contentShape is the distribution of an image's content.
 type contentShape struct {
 	layers int
 	files  int // in each layer
-	file   int // bytes at most; half of that in the mean
+	file   int // maximum in bytes; the mean is half of that
 }
 
-// content is that of images: layers with a probe and files in /data.
+// content is the content of images: layers with a probe and files in /data.
 type content struct {
 	layers           []image.Layer
-	sum              string // of /data, as the probe tells it
+	sum              string // of /data, as the probe prints it
 	packed, unpacked float64
 }
 
-// String says how much there is.
+// String returns the size.
 func (c *content) String() string {
 	return fmt.Sprintf("%.0f MB in %d layers (%.0f MB unpacked)", c.packed/1e6, len(c.layers), c.unpacked/1e6)
 }
@@ -77,7 +77,8 @@ func newContent(ctx context.Context, of contentShape) (*content, error) {
 	return c, nil
 }
 
-// text is words out of a dictionary, so that files of it shrink as programs and texts do.
+// text generates words from a dictionary, so that files compress like programs
+// and texts.
 type text struct {
 	random *rand.ChaCha8
 	words  []byte
@@ -94,7 +95,7 @@ func newText() *text {
 	return t
 }
 
-// next is a file of at most so many bytes, half of that in the mean.
+// next returns a file of at most that many bytes, half of that on average.
 func (t *text) next(most int) []byte {
 	data := make([]byte, 0, most+textWord)
 	for size := t.random.Uint64() % uint64(most); uint64(len(data)) < size; {
@@ -104,7 +105,7 @@ func (t *text) next(most int) []byte {
 	return data
 }
 
-// makeImage is a version of an image with these layers.
+// makeImage returns a version of an image with these layers.
 func makeImage(layers []image.Layer, version int) (*image.Artifact, error) {
 	img := image.Image{Layers: layers}
 	img.Config.Entrypoint = []string{"/probe"}
@@ -112,7 +113,7 @@ func makeImage(layers []image.Layer, version int) (*image.Artifact, error) {
 	return img.Build()
 }
 
-// smallImages are of 1 to 3 MB, and have their lowest layer in common.
+// smallImages returns images of 1 to 3 MB that share their lowest layer.
 func smallImages(count int) (images []*image.Artifact, err error) {
 	text := newText()
 	layer := func(name string, files int) (image.Layer, error) {
@@ -140,7 +141,8 @@ func smallImages(count int) (images []*image.Artifact, err error) {
 	return images, nil
 }
 
-// fetched is how many of the layers the server's registry was asked for, of late.
+// fetched returns how many of the layers were requested from the server's
+// registry since it was last reset.
 func (c *content) fetched(s *server) (count int) {
 	asked := map[string]bool{}
 	for _, r := range s.on.Registry.Requests() {
@@ -156,7 +158,7 @@ func (c *content) fetched(s *server) (count int) {
 	return count
 }
 
-// read checks the content as a container of an image has it.
+// read checks the content as seen by a container of an image.
 func (c *content) read(ctx context.Context, s *server, name string) error {
 	return s.reads(ctx, name, "/data", c.sum)
 }

@@ -12,14 +12,15 @@ import (
 	"time"
 )
 
-// effort is what the threads of a program have had of the processors, in milliseconds.
+// effort is the processor time of a program's threads, in milliseconds.
 type effort struct {
 	ran    float64
 	waited float64 // ready to run, while others ran
 }
 
-// threads are the efforts of the threads of a process from their start on, by their files in
-// /proc (Documentation/scheduler/sched-stats.rst, /proc/PID/schedstat).
+// threads are the efforts of the threads of a process since their start, by
+// their files in /proc (Documentation/scheduler/sched-stats.rst,
+// /proc/PID/schedstat).
 type threads map[string]effort
 
 func effortOf(pid int) (threads, error) {
@@ -45,8 +46,8 @@ func effortOf(pid int) (threads, error) {
 	return all, nil
 }
 
-// since is what the threads have had since before. What one has had that has ended meanwhile
-// is not known, and left out.
+// since returns the effort of the threads since before. It leaves out a thread
+// that has ended meanwhile.
 func (t threads) since(before threads) (sum effort) {
 	for file, now := range t {
 		sum.ran += now.ran - before[file].ran
@@ -55,18 +56,18 @@ func (t threads) since(before threads) (sum effort) {
 	return sum
 }
 
-// sample is a call: how many milliseconds its answer took, and what server and client did
-// meanwhile, for this call or others.
+// sample is a call: how many milliseconds its answer took, and the effort of
+// server and client meanwhile, for this call or others.
 type sample struct {
 	took           float64
 	server, client effort
 }
 
-// slowest is how many of the calls make up their tail: more than p99, so that one odd
-// call does not tell it all.
+// slowest is how many of the calls make up their tail: more than p99, so that a
+// single odd call does not dominate.
 const slowest = listCalls / 20
 
-// meanOfSlowest is the mean of the slowest samples.
+// meanOfSlowest returns the mean of the slowest samples.
 func meanOfSlowest(samples []sample) (mean sample) {
 	sorted := slices.SortedFunc(slices.Values(samples), func(a, b sample) int { return cmp.Compare(b.took, a.took) })
 	sorted = sorted[:min(len(sorted), slowest)]
@@ -84,7 +85,7 @@ func meanOfSlowest(samples []sample) (mean sample) {
 	return mean
 }
 
-// efforts are those of a server and of this program, its client.
+// efforts returns those of a server and of this program, its client.
 func efforts(server int) (of, ours threads, err error) {
 	of, err = effortOf(server)
 	if err != nil {
@@ -110,7 +111,8 @@ func sampled(server int, call func() error) (one sample, err error) {
 	return one, err
 }
 
-// tails is a table of where the time of the slowest calls to crius has gone.
+// tails returns a table of where the time of the slowest calls to crius was
+// spent.
 func tails(what string, all []asked) table {
 	t := table{
 		title: fmt.Sprintf("%s, the slowest %d calls to crius, and the threads of both programs meanwhile: ms", what, slowest),

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// execRuns are how probes run: so many at once, in a pod of their own each.
+// execRuns are how probes run: that many at once, each in its own pod.
 var execRuns = []struct{ atOnce, count, rounds int }{{1, 100, 5}, {8, 160, 2}}
 
 // execRow runs a command that does nothing, as exec probes do.

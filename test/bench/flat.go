@@ -5,11 +5,11 @@ import (
 	"fmt"
 )
 
-// flatWindows are the parts, of the same size, that are compared.
+// flatWindows is the number of equal parts that are compared.
 const flatWindows = 5
 
-// flatRow fills nodes far beyond what they usually have, one pod at a time, and
-// tells what the first hundred and each one after that cost.
+// flatRow fills nodes far beyond their usual number of pods, one pod at a time,
+// and shows the cost of the first hundred and of each further one.
 func flatRow(ctx context.Context) (tables []table, err error) {
 	const handler = "runc"
 	pods, err := amount("PODS", 500)

@@ -15,7 +15,7 @@ import (
 // floodRole makes this program the one in the container, which writes.
 const floodRole = "--flood"
 
-// ready and done are what it says when it can be signalled, and at the end of
+// ready and done are what it writes once it can be signalled, and at the end of
 // each pass on both streams.
 const (
 	ready = "ready"
@@ -34,7 +34,8 @@ func (s shape) args() []string {
 	return []string{floodRole, strconv.Itoa(s.line), strconv.Itoa(s.each), strconv.FormatBool(s.both)}
 }
 
-// passSize is what is written between two rests, in which the log is emptied.
+// passSize is the number of bytes written between two pauses, in which the log
+// is emptied.
 const passSize = 128 << 20
 
 // flood writes a pass at each SIGUSR1, for ever.
@@ -56,7 +57,7 @@ func flood(args []string) {
 func pass(line, each int, both bool) {
 	text := bytes.Repeat([]byte{'l'}, line)
 	text[line-1] = '\n'
-	// A write may begin anywhere in a line, as those of a buffered writer do.
+	// A write may begin anywhere in a line, as with a buffered writer.
 	text = bytes.Repeat(text, (each+line-1)/line+1)
 	var at [2]int
 	for left, turn := passSize, 0; left > 0; left -= each {
@@ -67,8 +68,8 @@ func pass(line, each int, both bool) {
 			turn = 1 - turn
 		}
 	}
-	// The last bytes of one stream may overtake those of the other, so the word
-	// that all is written must wait until all is read.
+	// The last bytes of one stream may overtake those of the other, so done must
+	// not be written until everything has been read.
 	for fd := range at {
 		for unread(1+fd) > 0 {
 			time.Sleep(time.Millisecond)

@@ -22,10 +22,10 @@ import (
 )
 
 // floorRole is the first argument of the process that does the floor's work: in
-// a cgroup of its own, so that what it costs can be told.
+// its own cgroup, so that its cost can be measured.
 const floorRole = "floor"
 
-// ground is what the floor stands on, written by one process for the other.
+// ground is the input of the floor, written by one process for the other.
 type ground struct {
 	Dir     string // of its own
 	Runtime string
@@ -37,7 +37,7 @@ type ground struct {
 }
 
 // floor is a target of raw commands: the CNI plugins, and the OCI runtime on a
-// bundle that is ready.
+// prepared bundle.
 type floor struct {
 	node *node.Node
 	used accounting
@@ -49,7 +49,7 @@ type floor struct {
 	waiting map[int]chan floorAnswer
 }
 
-// floorRequest is a phase of a pod's life, which the other process answers.
+// floorRequest requests a phase of a pod's life from the other process.
 type floorRequest struct {
 	Number int
 	Pod    string
@@ -62,7 +62,7 @@ type floorAnswer struct {
 	Error   string
 }
 
-// newFloor copies the container that a pod of like has. That pod stays, for the
+// newFloor copies the container in a pod of like. That pod stays, because the
 // copies use its IPC and UTS namespaces and its files.
 func newFloor(ctx context.Context, like *server) (_ *floor, err error) {
 	const model = "model"
@@ -114,7 +114,7 @@ func (f *floor) name() string          { return "floor" }
 func (f *floor) cpu() (float64, error) { return f.used.seconds() }
 func (f *floor) where() *node.Node     { return f.node }
 
-// prove runs a command in the pod, which fails unless the container runs.
+// prove runs a command in the pod, which fails unless the container is running.
 func (f *floor) prove(ctx context.Context, pod string) error {
 	_, err := f.do(ctx, pod, execSync)
 	return err
@@ -167,20 +167,21 @@ func (f *floor) do(ctx context.Context, pod string, phase int) (float64, error) 
 	}
 }
 
-// floorWork is what the other process does.
+// floorWork is the work of the other process.
 type floorWork struct {
 	ground
 	mu   sync.Mutex
 	pods map[string]*floorPod
 }
 
-// serveFloor is the other process.
+// serveFloor runs the other process.
 func serveFloor(options string) error {
 	g := floorWork{pods: map[string]*floorPod{}}
 	if err := json.Unmarshal([]byte(options), &g.ground); err != nil {
 		return err
 	}
-	// The containers' inits come to this process when the runtime is done.
+	// The containers' inits become children of this process when the runtime
+	// exits.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return err
 	}
@@ -211,8 +212,8 @@ func serveFloor(options string) error {
 	}
 }
 
-// pass times a phase. What a pod needs is made ready before the first, and is
-// taken away after the last.
+// pass times a phase. A pod is prepared before the first phase, and cleaned up
+// after the last.
 func (g *floorWork) pass(pod string, phase int) (seconds float64, err error) {
 	g.mu.Lock()
 	p := g.pods[pod]
@@ -240,7 +241,7 @@ func (g *floorWork) pass(pod string, phase int) (seconds float64, err error) {
 	return seconds, err
 }
 
-// floorPod is a pod on the floor: what it needs has been prepared.
+// floorPod is a prepared pod of the floor.
 type floorPod struct {
 	ground
 	id, dir string
@@ -276,7 +277,8 @@ func (g ground) prepare(name string) (*floorPod, error) {
 	return p, p.writeConfig()
 }
 
-// writeConfig is the model's, but for what must be the pod's own.
+// writeConfig writes the model's configuration, except for what must be the
+// pod's own.
 func (p *floorPod) writeConfig() error {
 	text, err := os.ReadFile(p.Config)
 	if err != nil {
@@ -333,7 +335,7 @@ func (p *floorPod) detach(ctx context.Context) error {
 
 func (p *floorPod) runtime(args ...string) error {
 	cmd := exec.Command(p.Runtime, append([]string{"--root", filepath.Join(p.Dir, "runtime")}, args...)...)
-	// No pipe: the container would hold it open.
+	// Not a pipe: the container would hold it open.
 	log, err := os.CreateTemp(p.dir, "log")
 	if err != nil {
 		return err

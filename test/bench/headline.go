@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// headline is what the page shows of a run: lines of its tables that have one unit.
+// headline is what the page shows of a run: lines of its tables that have the
+// same unit.
 type headline struct {
 	name  string // of the plot's file
 	title string
@@ -22,7 +23,7 @@ type headline struct {
 type selection struct {
 	label string
 	row   string
-	table string // how its title begins
+	table string // beginning of its title
 	line  string
 }
 
@@ -64,7 +65,8 @@ const (
 	ratio = crius + "/containerd" // the head of a column
 )
 
-// canShow reports why a run of these rows has too little for the page, before it is made.
+// canShow returns why a run of these rows has too little for the page, before
+// it is made.
 func canShow(wanted []row) error {
 	for _, variable := range []string{"PODS", "CONTAINERS"} {
 		if os.Getenv(variable) != "" {
@@ -79,7 +81,8 @@ func canShow(wanted []row) error {
 	return nil
 }
 
-// find is a line of a plot: what each one needs who was measured, in the table's order.
+// find returns a line of a plot: the values of all targets, in the table's
+// order.
 func (r *report) find(p selection) (group, error) {
 	for _, row := range r.Rows {
 		for _, t := range row.Tables {
@@ -104,12 +107,13 @@ func (r *report) find(p selection) (group, error) {
 	return group{}, fmt.Errorf("row %s has no line %q in a table %q", p.row, p.line, p.table)
 }
 
-// plainName is the head of a column without which containerd it is of: that differs between
-// handlers, as the page explains.
+// plainName returns the head of a column without the kind of containerd, which
+// differs between handlers, as the page explains.
 func plainName(head string) string { return strings.TrimSuffix(head, ofDebian) }
 
-// page writes the short page to file, and its plots into the directory of the same
-// name beside it. Raw is the file with all tables, to which the page links.
+// page writes the short page to file, and its plots into the directory of the
+// same name beside it. raw is the file with all tables, to which the page
+// links.
 func (r *report) page(file, raw string) error {
 	plots := strings.TrimSuffix(file, filepath.Ext(file))
 	if err := os.MkdirAll(plots, 0o755); err != nil {
@@ -137,7 +141,8 @@ func (r *report) page(file, raw string) error {
 	return os.WriteFile(file, []byte(text.String()), 0o644)
 }
 
-// link is the path of a file as the page at from names it; "": there is none.
+// link returns the path of a file relative to the page at from; "": there is
+// none.
 func link(from, to string) string {
 	if to == "" {
 		return ""
@@ -184,7 +189,7 @@ func (r *report) explain(w io.Writer) {
 	}
 }
 
-// markdown has the values of a plot as a table.
+// markdown writes the values of a plot as a table.
 func (p *plot) markdown(w io.Writer) {
 	names := p.names()
 	fmt.Fprintf(w, "| %s | %s | %s |\n|---|%s--:|\n", p.unit, strings.Join(names, " | "), ratio, strings.Repeat("--:|", len(names)))

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// recorded is a run that has what the headlines want, and no more.
+// recorded is a run that has what the headlines need, and no more.
 func recorded() *report {
 	r := &report{Date: "2026-01-02", Command: "make bench", Machine: [][2]string{{"kernel", "Linux 6.18"}}}
 	for _, h := range headlines {
@@ -69,7 +69,7 @@ func TestShortPage(t *testing.T) {
 	}
 }
 
-// A run that lacks a headline keeps its tables, and says what is missing.
+// A run that lacks a headline keeps its tables, and reports what is missing.
 func TestPageLacksAHeadline(t *testing.T) {
 	t.Parallel()
 	r, dir := recorded(), t.TempDir()

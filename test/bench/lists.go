@@ -11,13 +11,13 @@ import (
 )
 
 const (
-	// listPods have a container that runs each, and others that have ended.
+	// listPods each have a running container, and others that have ended.
 	listPods  = 100
 	listCalls = 300
 )
 
-// listsRow asks nodes what a kubelet asks all the time: with a few containers,
-// with many, and while others are made and removed.
+// listsRow sends nodes the frequent requests of a kubelet: with a few
+// containers, with many, and while others are made and removed.
 func listsRow(ctx context.Context) (tables []table, err error) {
 	most, err := amount("CONTAINERS", 2000)
 	if err != nil {
@@ -77,7 +77,7 @@ func listsRow(ctx context.Context) (tables []table, err error) {
 	return tables, nil
 }
 
-// crowd gives each pod of fill so many containers more, which end at once.
+// crowd gives each pod of fill that many more containers, which end at once.
 func (s *server) crowd(ctx context.Context, more int) error {
 	var group errgroup.Group
 	group.SetLimit(nodeAtOnce)
@@ -106,7 +106,7 @@ func (s *server) crowd(ctx context.Context, more int) error {
 	return err
 }
 
-// asked is a call, and what its answers took.
+// asked is a call with the time of its answers.
 type asked struct {
 	call    string
 	samples []sample
@@ -119,7 +119,8 @@ func (a asked) took() (ms []float64) {
 	return ms
 }
 
-// ask times calls. Busy: while another container comes and goes again and again.
+// ask times calls. With busy, another container is created and removed again
+// and again meanwhile.
 func (s *server) ask(ctx context.Context, count int, busy bool) (all []asked, err error) {
 	if busy {
 		stop := s.bustle(ctx)
@@ -146,14 +147,14 @@ func (s *server) ask(ctx context.Context, count int, busy bool) (all []asked, er
 	return all, nil
 }
 
-// call is something that a kubelet asks.
+// call is a request of a kubelet.
 type call struct {
 	name string
 	ask  func(ctx context.Context) error
 }
 
-// calls check their answers: the server has so many containers, and perhaps one
-// more that comes and goes.
+// calls check their answers: the server has that many containers, and perhaps
+// one more that comes and goes.
 func (s *server) calls(p *pod, count int) []call {
 	r := s.runtime()
 	return []call{
@@ -197,7 +198,8 @@ func wrong(err error, got, want, more int) error {
 	return err
 }
 
-// bustle creates and removes a container until it is stopped, and tells how often.
+// bustle creates and removes a container until it is stopped; stop returns how
+// often.
 func (s *server) bustle(ctx context.Context) (stop func() (int, error)) {
 	ctx, cancel := context.WithCancel(ctx)
 	var group errgroup.Group

@@ -11,10 +11,10 @@ import (
 	"github.com/crius-run/crius/test/kit/node"
 )
 
-// loadRole makes this program ask one server that is there already.
+// loadRole makes this program send requests to one existing server.
 const loadRole = "load"
 
-// load lets pods live on any server of CRI.
+// load runs pods on any CRI server.
 func load(ctx context.Context, args []string) (err error) {
 	flags := flag.NewFlagSet(loadRole, flag.ContinueOnError)
 	endpoint := flags.String("endpoint", "unix:///run/crius/crius.sock", "socket of the server")
@@ -65,7 +65,7 @@ func (c *client) load(ctx context.Context, count, atOnce int) (*table, error) {
 	one := func(ctx context.Context, i int) (life, error) {
 		return live(ctx, c, fmt.Sprintf("load-%d-%d", os.Getpid(), i))
 	}
-	_, err := together(ctx, 1, 1, one) // what is made at first use is not measured
+	_, err := together(ctx, 1, 1, one) // the first use of something is not measured
 	var o outcome
 	if err == nil {
 		o, err = together(ctx, count, atOnce, one)

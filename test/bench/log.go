@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shapes of output: records from short to several a line, from programs that
-// buffer and from those that don't.
+// shapes of output: from short records to several records a line, from programs
+// with and without buffering.
 var shapes = []shape{
 	{name: "80-byte lines", line: 80, each: 64 << 10},
 	{name: "80-byte lines, a write each", line: 80, each: 80},
@@ -28,14 +28,14 @@ var shapes = []shape{
 
 const (
 	logRounds = 3
-	// enoughCPU is what a monitor uses up in one measurement: much more than the
-	// 10 ms in which the kernel tells it.
+	// enoughCPU is the CPU time of a monitor in one measurement: much more than
+	// the kernel's resolution of 10 ms.
 	enoughCPU = 2100 * time.Millisecond
 	idle      = 10 // monitors whose memory is measured
 )
 
-// logRow measures what it costs a monitor to log a container's output, and to
-// stand beside one that is silent. The logs are on a tmpfs.
+// logRow measures the cost of a monitor for logging a container's output, and
+// beside a silent container. The logs are on a tmpfs.
 func logRow(ctx context.Context) (_ []table, err error) {
 	l, err := newLab(ctx)
 	if err != nil {
@@ -81,7 +81,7 @@ func (l *lab) logSpeed(ctx context.Context) (table, error) {
 	return t, nil
 }
 
-// logRate is MB per CPU second.
+// logRate returns MB per CPU second.
 func (l *lab) logRate(ctx context.Context, m monitor, s shape) (_ float64, err error) {
 	c, err := l.run(ctx, m, s.args()...)
 	if err != nil {
@@ -100,7 +100,7 @@ func (l *lab) logRate(ctx context.Context, m monitor, s shape) (_ float64, err e
 		switch {
 		case err != nil:
 			return 0, err
-		case before < 0: // the first pass is there to warm up
+		case before < 0: // the first pass is for warming up
 			before, passes = now, -1
 		case now-before >= enoughCPU:
 			return float64(passes+1) * passSize / 1e6 / (now - before).Seconds(), nil
@@ -127,7 +127,7 @@ func (c *container) pass(ctx context.Context) error {
 	return os.Truncate(c.log, 0)
 }
 
-// awaitLog waits until the end of the log has a word so many times.
+// awaitLog waits until the end of the log contains a word that many times.
 func (c *container) awaitLog(ctx context.Context, word string, times int) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -162,8 +162,8 @@ func tail(file string, n int64) ([]byte, error) {
 	return io.ReadAll(io.NewSectionReader(f, max(0, st.Size()-n), n))
 }
 
-// cpu is what a process has used, as itself and for system calls. (What its
-// children have used is not in it.)
+// cpu returns the CPU time of a process, in user and kernel mode, without its
+// children.
 func cpu(pid int) (time.Duration, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -181,7 +181,7 @@ func cpu(pid int) (time.Duration, error) {
 	return time.Duration(ticks) * (time.Second / 100), nil
 }
 
-// idleMemory measures monitors of containers that say nothing.
+// idleMemory measures monitors of silent containers.
 func (l *lab) idleMemory(ctx context.Context) (table, error) {
 	t := table{
 		title: fmt.Sprintf("KiB of memory (Pss) of an idle monitor (mean of %d)", idle),
@@ -216,7 +216,7 @@ func (l *lab) idlePss(ctx context.Context, m monitor) (kib float64, err error) {
 		}
 	}
 	select {
-	case <-time.After(2 * time.Second): // what is needed no more is given back after a second of silence
+	case <-time.After(2 * time.Second): // unneeded memory is given back after a second of silence
 	case <-ctx.Done():
 		return 0, context.Cause(ctx)
 	}
@@ -230,7 +230,8 @@ func (l *lab) idlePss(ctx context.Context, m monitor) (kib float64, err error) {
 	return kib, nil
 }
 
-// pss is a process's memory in KiB, of which what it shares counts in part.
+// pss returns a process's memory in KiB, with a proportional share of shared
+// memory.
 func pss(pid int) (float64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 	if err != nil {

@@ -1,16 +1,16 @@
-// Bench measures crius beside its peers, in one run and with the same work for
-// all:
+// Bench measures crius and its peers in one run and with the same work for all:
 //
 //	go run ./test/bench [-out FILE.md] [-raw FILE.md] [-json FILE] [-containerd current|debian] [ROW...]
 //	go run ./test/bench load -endpoint unix:///run/containerd/containerd.sock -image IMAGE -n 100 -parallel 8
 //
-// A row is one thing that is measured; without an argument all of them are, except "big",
-// which needs a disk with much room. It takes root and the peers' Debian packages, which
-// `make bench` installs. What is printed are medians of rounds in which crius and its peers
-// take turns, so that a machine that is busy for a while is so for all. A row fails unless
-// what it measures has worked, and has left nothing behind.
+// A row is one measurement; without an argument all rows are measured, except
+// "big", which needs a disk with much room. It needs root and the peers' Debian
+// packages, which `make bench` installs. It prints medians of rounds in which
+// crius and its peers take turns, so that a temporarily busy machine affects
+// all. A row fails unless what it measures has worked, and has left nothing
+// behind.
 //
-// Load lets pods live on one server of CRI, whichever it is.
+// Load runs pods on one CRI server of any kind.
 package main
 
 import (
@@ -31,13 +31,13 @@ import (
 	"github.com/crius-run/crius/test/kit/tools"
 )
 
-// A row is one thing that is measured.
+// A row is one measurement.
 type row struct {
 	name, about string
 	measure     func(ctx context.Context) ([]table, error)
 }
 
-// rows are in the order in which a reader wants them.
+// rows are in the order for a reader.
 var rows = []row{
 	{"pods", "What a pod with one container costs from its start to its end, alone and 8 at once.", podsRow},
 	{"plugins", "What NRI plugins add to a pod's life: none, one and ten that change nothing.", pluginsRow},
@@ -53,7 +53,7 @@ var rows = []row{
 	{"steps", "Where crius's time goes.", stepsRow},
 }
 
-// apart are rows that are measured only where they are named.
+// apart are rows that are measured only if named.
 var apart = []row{
 	{"big", "An image of 10 GB, on the disk: time, memory and room, what is fetched again, and what reading a little of one takes.", bigRow},
 }
@@ -109,7 +109,7 @@ func measure(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	dir, err := tools.Programs(ctx, false) // while what a build may need is there
+	dir, err := tools.Programs(ctx, false) // while the prerequisites of a build are available
 	if err == nil {
 		err = r.addVersion(ctx, crius, filepath.Join(dir, "crius"), "--version")
 	}
@@ -154,15 +154,15 @@ func measure(ctx context.Context, args []string) error {
 	if err := r.addLoad("load after"); err != nil {
 		return err
 	}
-	// What is missing on a page would not be seen.
+	// A reader would not notice a row that is missing on the page.
 	if err := errors.Join(failed...); err != nil {
 		return err
 	}
 	return r.write(*page, *raw, *file)
 }
 
-// write writes the files that are wanted. The page comes last: a table that it does
-// not find shall not cost the others.
+// write writes the requested files. The page comes last: if a table is missing
+// for it, the other files must still be written.
 func (r *report) write(page, raw, file string) error {
 	var err error
 	if raw != "" {
@@ -179,8 +179,8 @@ func (r *report) write(page, raw, file string) error {
 	return err
 }
 
-// dropEnviron leaves of the environment what a service has: monitors and shims
-// inherit it, and are weighed.
+// dropEnviron reduces the environment to a service's: monitors and shims
+// inherit it, and their memory is measured.
 func dropEnviron() {
 	for _, variable := range os.Environ() {
 		name, _, _ := strings.Cut(variable, "=")
@@ -190,7 +190,7 @@ func dropEnviron() {
 	}
 }
 
-// command is what makes the same files again.
+// command returns the command that makes the same files again.
 func command(names []string, containerd, page, raw string) string {
 	words := []string{"make bench"}
 	if containerd != "current" {

@@ -35,7 +35,8 @@ func get(ctx context.Context, network, address, path string) (string, error) {
 	return string(text), err
 }
 
-// series is the value of a metric without labels, in Prometheus's text format.
+// series returns the value of a metric without labels, in Prometheus's text
+// format.
 func series(text, name string) (float64, error) {
 	for line := range strings.Lines(text) {
 		if value, ok := strings.CutPrefix(line, name+" "); ok {
@@ -45,14 +46,14 @@ func series(text, name string) (float64, error) {
 	return 0, fmt.Errorf("the server has no metric %s", name)
 }
 
-// heap is what a Go program has allocated in its life.
+// heap is everything that a Go program has allocated in its life.
 type heap struct{ objects, bytes float64 }
 
 func (h heap) minus(before heap) heap {
 	return heap{h.objects - before.objects, h.bytes - before.bytes}
 }
 
-// allocated asks a server that is written in Go.
+// allocated reads it from a server written in Go.
 func (s *server) allocated(ctx context.Context) (h heap, err error) {
 	text, err := s.metrics(ctx)
 	if err != nil {

@@ -20,32 +20,32 @@ import (
 	"github.com/crius-run/crius/test/kit/tools"
 )
 
-// ociRuntime makes the containers for either monitor.
+// ociRuntime makes the containers for both monitors.
 const ociRuntime = "crun"
 
-// A monitor starts what stands beside container c, which that creates, and
-// returns its pid.
+// A monitor starts the monitoring process of container c, which creates the
+// container, and returns its pid.
 type monitor struct {
 	name  string
 	start func(ctx context.Context, l *lab, c *container) (pid int, err error)
 }
 
-// peers are whom a row about monitors compares, crius first.
+// peers are the monitors that a row compares, crius first.
 var peers = []monitor{
 	{"crius-conmon", startCrius},
 	{"conmon", startConmon},
 }
 
-// lab is where the containers live.
+// lab is the environment of the containers.
 type lab struct {
-	dir     string // bundles, and what belongs to them
+	dir     string // bundles, and related files
 	logs    string // where the logs are
 	cgroup  string
 	program string // crius-conmon
 	number  int
 }
 
-// newLab needs log directories in memory: the disk is not what is measured.
+// newLab requires log directories in memory: the disk is not measured.
 func newLab(ctx context.Context) (l *lab, err error) {
 	l = &lab{cgroup: fmt.Sprintf("/crius-bench-%d", os.Getpid())}
 	defer func() {
@@ -57,7 +57,7 @@ func newLab(ctx context.Context) (l *lab, err error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return l, err
 	}
-	if l.dir, err = os.MkdirTemp("", "bench"); err != nil { // a socket's path is short
+	if l.dir, err = os.MkdirTemp("", "bench"); err != nil { // a socket's path must be short
 		return l, err
 	}
 	l.logs = filepath.Join(l.dir, "logs")
@@ -75,7 +75,7 @@ func newLab(ctx context.Context) (l *lab, err error) {
 	return l, l.fillRoot()
 }
 
-// fillRoot makes the containers' root file system, with this program in it.
+// fillRoot makes the containers' root file system, which contains this program.
 func (l *lab) fillRoot() error {
 	for _, name := range []string{"proc", "dev"} {
 		if err := os.MkdirAll(filepath.Join(l.root(), name), 0o755); err != nil {
@@ -159,7 +159,7 @@ func (c *container) writeBundle(args []string) error {
 func (c *container) file(name string) string { return filepath.Join(c.dir, name) }
 
 func (c *container) runtime(ctx context.Context, args ...string) error {
-	// No pipe: whatever the runtime leaves behind would hold it open.
+	// Not a pipe: processes that the runtime leaves behind would hold it open.
 	out, err := os.Create(c.file("runtime.out"))
 	if err != nil {
 		return err
@@ -214,8 +214,8 @@ func startCrius(ctx context.Context, l *lab, c *container) (pid int, err error) 
 }
 
 // startConmon drives conmon as podman and CRI-O do. It is told not to sync the
-// log at the container's end, as crius-conmon does not either: that is not
-// what is measured.
+// log at the container's end, because crius-conmon does not either: that is not
+// measured.
 func startConmon(ctx context.Context, _ *lab, c *container) (pid int, err error) {
 	path, err := exec.LookPath(ociRuntime)
 	if err != nil {
@@ -246,7 +246,8 @@ func startConmon(ctx context.Context, _ *lab, c *container) (pid int, err error)
 		Message string
 	}
 	decoded := json.NewDecoder(result).Decode(&created)
-	// What is waited for has forked by now; conmon itself is what it left.
+	// The awaited process has forked by now; conmon itself is the child that it
+	// left.
 	if err := errors.Join(cmd.Wait(), decoded); err != nil {
 		return 0, fmt.Errorf("%w: %s", err, said)
 	}

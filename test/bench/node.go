@@ -13,20 +13,20 @@ import (
 )
 
 const (
-	// nodePods are as many as a node has by a kubelet's own limit, or nearly.
+	// nodePods is about a kubelet's own limit for a node.
 	nodePods = 100
 	// nodeAtOnce is how many of them come and go at once.
 	nodeAtOnce = 8
 	// nodeRounds is how often each node is filled and emptied for its speed.
 	nodeRounds = 3
-	// idleTime is how long a node is left alone to see what it uses.
+	// idleTime is how long a node is left idle for measuring its usage.
 	idleTime = 10 * time.Second
-	// silentTime is for how long the containers have been silent then: crius's monitors
-	// rest after a minute.
+	// silentTime is how long the containers have been silent then: crius's
+	// monitors rest after a minute.
 	silentTime = 75 * time.Second
 )
 
-// nodeRow weighs nodes full of pods, and then fills and empties them in turn.
+// nodeRow measures nodes full of pods, and then fills and empties them in turn.
 func nodeRow(ctx context.Context) (tables []table, err error) {
 	const handler = "runc"
 	pods, err := amount("PODS", nodePods)
@@ -53,7 +53,7 @@ func nodeRow(ctx context.Context) (tables []table, err error) {
 	if err := c.bare(ctx); err != nil {
 		return nil, err
 	}
-	if err := c.addFloor(ctx, us); err != nil { // only now, since its pod would weigh, too
+	if err := c.addFloor(ctx, us); err != nil { // only now, because its pod would count, too
 		return nil, err
 	}
 	speed, err := speedOf(ctx, c.targets, pods)
@@ -68,7 +68,7 @@ func nodeRow(ctx context.Context) (tables []table, err error) {
 	return []table{t.table, weights}, nil
 }
 
-// speeds are how a node was filled and emptied.
+// speeds are the speeds of filling and emptying a node.
 type speeds struct{ up, down outcome }
 
 // speedOf fills and empties nodes in turn, some rounds.
@@ -89,7 +89,7 @@ func speedOf(ctx context.Context, targets []target, pods int) (all [][]speeds, e
 	return all, nil
 }
 
-// measured is one figure of each round, for each target.
+// measured returns one figure of each round, for each target.
 func measured(all [][]speeds, part func(speeds) outcome, figure func(outcome) float64) [][]float64 {
 	samples := make([][]float64, len(all))
 	for i, rounds := range all {
@@ -100,7 +100,7 @@ func measured(all [][]speeds, part func(speeds) outcome, figure func(outcome) fl
 	return samples
 }
 
-// burden is what a node carries without pods, and with them.
+// burden is the usage of a node without pods, and with them.
 type burden struct{ empty, full, silent weight }
 
 func burdenOf(ctx context.Context, s *server, pods int) (b burden, err error) {
@@ -123,10 +123,10 @@ func burdenOf(ctx context.Context, s *server, pods int) (b burden, err error) {
 	return b, err
 }
 
-// pods are named by number.
+// podName returns the name of a pod with that number.
 func podName(i int) string { return fmt.Sprintf("pod-%d", i) }
 
-// fill runs the pods from one number up to another, and looks at the last.
+// fill runs the pods from one number up to another, and checks the last.
 func fill(ctx context.Context, t target, from, to, atOnce int) (outcome, error) {
 	o, err := accounted(ctx, t, to-from, atOnce, func(ctx context.Context, i int) (life, error) { return up(ctx, t, podName(from+i)) })
 	if err != nil {
@@ -138,12 +138,12 @@ func fill(ctx context.Context, t target, from, to, atOnce int) (outcome, error) 
 	return o, nil
 }
 
-// drain removes so many of them.
+// drain removes that many of them.
 func drain(ctx context.Context, t target, count, atOnce int) (outcome, error) {
 	return accounted(ctx, t, count, atOnce, func(ctx context.Context, i int) (life, error) { return down(ctx, t, podName(i)) })
 }
 
-// weight is memory in KiB (Pss), and CPU in ms a second.
+// weight is memory in KiB (Pss), and CPU in ms per second.
 type weight struct {
 	server, helpers, pauses float64
 	cpu                     float64 // of all together

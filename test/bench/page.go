@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// report is what a run has found out, and on what.
+// report is the results of a run, with its environment.
 type report struct {
 	Date    string      `json:"date"`
 	Command string      `json:"command"`
@@ -30,8 +30,8 @@ type result struct {
 	Tables []*table `json:"tables"`
 }
 
-// programs are those whose version is told, and the arguments that make them say
-// it in their first line.
+// programs are those whose version is reported, with the arguments that print
+// it in the first line.
 var programs = [][]string{
 	{"runc", "runc", "--version"},
 	{"crun", "crun", "--version"},
@@ -39,7 +39,7 @@ var programs = [][]string{
 	{"CNI plugins", "dpkg-query", "--show", "--showformat=${Version}", "containernetworking-plugins"},
 }
 
-// newReport looks at the machine.
+// newReport describes the machine.
 func newReport(ctx context.Context, command string) (*report, error) {
 	r := &report{Date: time.Now().UTC().Format("2006-01-02 15:04 UTC"), Command: command}
 	add := func(what, value string) { r.Machine = append(r.Machine, [2]string{what, value}) }
@@ -73,7 +73,8 @@ func newReport(ctx context.Context, command string) (*report, error) {
 	return r, nil
 }
 
-// addVersion tells the version of a program, which a command says in its first line.
+// addVersion adds the version of a program, from the first line of a command's
+// output.
 func (r *report) addVersion(ctx context.Context, program string, command ...string) error {
 	version, err := firstLine(ctx, command)
 	version = strings.TrimPrefix(strings.TrimSpace(strings.TrimPrefix(version, program)), "version ")
@@ -81,7 +82,7 @@ func (r *report) addVersion(ctx context.Context, program string, command ...stri
 	return err
 }
 
-// addLoad tells how busy the machine is.
+// addLoad adds the load of the machine.
 func (r *report) addLoad(when string) error {
 	load, err := os.ReadFile("/proc/loadavg")
 	if err == nil {
@@ -111,7 +112,7 @@ func firstLine(ctx context.Context, argv []string) (string, error) {
 	return line, nil
 }
 
-// markdown is the report with all its tables.
+// markdown writes the report with all its tables.
 func (r *report) markdown(w io.Writer) {
 	fmt.Fprintf(w, "# A run of the benchmarks\n\n"+
 		"Measured on %s by\n\n```\n%s\n```\n\n"+

@@ -8,11 +8,11 @@ import (
 	"unicode/utf8"
 )
 
-// plotWidth is how many characters the longest bar of a line has.
+// plotWidth is the length of the longest bar of a line in characters.
 const plotWidth = 40
 
-// plot draws the lines of a table that compares, as bars. Each line has a measure
-// of its own, for one may be milliseconds and the next pods per second.
+// plot draws the lines of a comparison as bars. Each line has its own scale,
+// because one may be milliseconds and the next pods per second.
 func (t *table) plot(w io.Writer) {
 	if len(t.bars) < 2 {
 		return
@@ -47,7 +47,7 @@ func (t *table) plot(w io.Writer) {
 
 func value(cells []string, column int) float64 { return parse(cells[column]) }
 
-// parse is the number in a cell; 0: there is none.
+// parse returns the number in a cell; 0: there is none.
 func parse(cell string) float64 {
 	v, err := strconv.ParseFloat(cell, 64)
 	if err != nil {
@@ -56,7 +56,7 @@ func parse(cell string) float64 {
 	return v
 }
 
-// bar is a part of plotWidth, to an eighth of a character.
+// bar returns a bar of that part of plotWidth, to an eighth of a character.
 func bar(part float64) string {
 	eighths := int(part*plotWidth*8 + 0.5)
 	last := ""

@@ -13,11 +13,11 @@ const (
 	pluginRounds = 6
 )
 
-// pluginCounts are how many NRI plugins nodes have.
+// pluginCounts are the numbers of NRI plugins on the nodes.
 var pluginCounts = []int{0, 1, 10}
 
-// pluginsRow lets pods live on nodes with NRI plugins that are told everything and change
-// nothing, in turn.
+// pluginsRow runs pods on nodes with NRI plugins that receive all events and
+// change nothing, in turn.
 func pluginsRow(ctx context.Context) (_ []table, err error) {
 	const handler = "runc"
 	pods, err := amount("PODS", pluginPods)

@@ -5,15 +5,15 @@ import (
 	"fmt"
 )
 
-// podsRuns are how the pods of a run live: sets of atOnce, as many rounds as
-// make count.
+// podsRuns are how the pods of a run live: in sets of atOnce, in as many rounds
+// as make count.
 var podsRuns = []struct{ atOnce, count, rounds int }{{1, 30, 6}, {8, 48, 3}}
 
 // handlers are the runtimes with which pods are measured.
 var handlers = []string{"runc", "crun"}
 
-// podsRow lets pods live on the floor, that is by the commands that nobody can
-// avoid, on crius and on containerd, in turn.
+// podsRow runs pods on the floor, that is with only the unavoidable commands,
+// on crius and on containerd, in turn.
 func podsRow(ctx context.Context) (tables []table, err error) {
 	for _, handler := range handlers {
 		more, err := podsOf(ctx, handler)
@@ -50,7 +50,7 @@ func podsOf(ctx context.Context, handler string) (tables []table, err error) {
 	return tables, nil
 }
 
-// livesTable compares whole lives, phase by phase.
+// livesTable compares complete lives, phase by phase.
 func livesTable(title string, names []string, results []outcome) table {
 	t := compare(title, 95, names...)
 	line := func(name string, of func(o outcome) []float64) {

@@ -20,8 +20,8 @@ const (
 // usual is the content of an image of some 200 MB.
 var usual = contentShape{layers: 6, files: 500, file: 200 << 10}
 
-// pullRow pulls images of several shapes, and finds out what is fetched again of one
-// that is there in part.
+// pullRow pulls images of several shapes, and measures what is fetched again
+// for one that is partly present.
 func pullRow(ctx context.Context) (tables []table, err error) {
 	c, us, them, err := newServers(ctx, "runc")
 	if err != nil {
@@ -48,7 +48,7 @@ type pulls struct {
 	servers []*server
 }
 
-// large pulls an image, each time followed by another one of the same layers.
+// large pulls an image, each time followed by another one with the same layers.
 func (p pulls) large(ctx context.Context) (table, error) {
 	return p.shaped(ctx, usual, pullRounds, "nothing of it there", "all layers there")
 }
@@ -63,8 +63,8 @@ func (p pulls) deep(ctx context.Context) (table, error) {
 	return p.shaped(ctx, contentShape{layers: 100, files: 20, file: 20 << 10}, pullRounds, "nothing of it there")
 }
 
-// shaped pulls images of the same layers, one for each step, and removes them. In the
-// first round it also checks what containers of them read.
+// shaped pulls images with the same layers, one for each step, and removes
+// them. In the first round it also checks what containers of them read.
 func (p pulls) shaped(ctx context.Context, of contentShape, rounds int, steps ...string) (table, error) {
 	made, err := newContent(ctx, of)
 	if err != nil {
@@ -109,7 +109,8 @@ func (p pulls) shaped(ctx context.Context, of contentShape, rounds int, steps ..
 	return p.table(title, rounds, sums, steps...), nil
 }
 
-// small pulls many images on one base, one after the other as kubelets do.
+// small pulls many images with a common base, one after the other like a
+// kubelet.
 func (p pulls) small(ctx context.Context) (table, error) {
 	images, err := smallImages(smallCount)
 	if err != nil {
@@ -135,7 +136,8 @@ func (p pulls) small(ctx context.Context) (table, error) {
 	return p.table(title, pullRounds, sums, "nothing of them there"), nil
 }
 
-// inTurns has each server do the steps of a round, and adds up what each step took.
+// inTurns has each server do the steps of a round, and adds up what each step
+// took.
 func (p pulls) inTurns(rounds int, do func(s *server, round int) ([]outcome, error)) (sums [][]outcome, err error) {
 	sums = make([][]outcome, len(p.servers))
 	for round := range rounds {
@@ -155,7 +157,7 @@ func (p pulls) inTurns(rounds int, do func(s *server, round int) ([]outcome, err
 	return sums, nil
 }
 
-// table has seconds and CPU seconds of each step, in the mean of all rounds.
+// table returns seconds and CPU seconds of each step, as means of all rounds.
 func (p pulls) table(title string, rounds int, sums [][]outcome, steps ...string) table {
 	t := compare(title, 0, p.names...)
 	for step, name := range steps {
@@ -170,7 +172,8 @@ func (p pulls) table(title string, rounds int, sums [][]outcome, steps ...string
 	return t.table
 }
 
-// refetches are what is counted of an image in several layers.
+// refetches are the cases in which fetches of an image with several layers are
+// counted.
 var refetches = [...]string{
 	"nothing of it there",
 	"another version there, which has another top layer",
@@ -178,7 +181,7 @@ var refetches = [...]string{
 	"both before and after it was killed",
 }
 
-// again counts what is fetched of an image of which something is there.
+// again measures what is fetched for an image that is partly present.
 func (p pulls) again(ctx context.Context) (table, error) {
 	of := usual
 	of.layers++ // the top one of the second version
@@ -211,8 +214,8 @@ func (p pulls) again(ctx context.Context) (table, error) {
 	return t.table, nil
 }
 
-// refetch is how many megabytes the server fetches in each case of refetches. The images are
-// pulled with pull.
+// refetch returns how many megabytes the server fetches in each case of
+// refetches. The images are pulled with pull.
 func (s *server) refetch(ctx context.Context, pull puller, first, second *image.Artifact) (megabytes [len(refetches)]float64, err error) {
 	fetched := func() float64 { return float64(s.on.Registry.Sent("/blobs/")) / 1e6 }
 	var names []string
@@ -240,7 +243,8 @@ func (s *server) refetch(ctx context.Context, pull puller, first, second *image.
 	return megabytes, s.removeImages(ctx, name)
 }
 
-// dieInPull kills the server while it pulls an image, at a moment, and starts it again.
+// dieInPull kills the server while it pulls an image, once now returns true,
+// and restarts it.
 func (s *server) dieInPull(ctx context.Context, name string, now func() bool) error {
 	s.on.Registry.Forget()
 	ended := make(chan error, 1)
@@ -261,21 +265,21 @@ func (s *server) dieInPull(ctx context.Context, name string, now func() bool) er
 	return s.used.enter(s.program.PID())
 }
 
-// pulledFrom is the repository of what is pulled, in the node's registry.
+// pulledFrom is the repository of pulled images, in the node's registry.
 const pulledFrom = "pulled"
 
-// push has the node's registry serve an image, and returns its name there.
+// push pushes an image to the node's registry, and returns its name there.
 func (s *server) push(built *image.Artifact) (name string) {
 	tag := built.ID()[:12]
 	s.on.Registry.Push(pulledFrom, tag, built)
 	return fmt.Sprintf("%s/%s:%s", node.RegistryHost, pulledFrom, tag)
 }
 
-// A puller pulls an image, and tells its name and what it took. What the registry remembers
-// is of this pull alone.
+// A puller pulls an image, and returns its name and the cost. The registry's
+// records are of this pull alone.
 type puller func(ctx context.Context, built *image.Artifact) (name string, took outcome, err error)
 
-// timedPull pulls an image. What the registry remembers is of this pull alone.
+// timedPull pulls an image. The registry's records are of this pull alone.
 func (s *server) timedPull(ctx context.Context, built *image.Artifact) (name string, took outcome, err error) {
 	name = s.push(built)
 	s.on.Registry.Forget()
@@ -284,7 +288,7 @@ func (s *server) timedPull(ctx context.Context, built *image.Artifact) (name str
 		return life{}, err
 	})
 	if err == nil {
-		err = s.pull(ctx, name, built) // it is there, so that this asks what it is
+		err = s.pull(ctx, name, built) // it is present, so that this only resolves it
 	}
 	return name, took, err
 }

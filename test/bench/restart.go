@@ -14,8 +14,8 @@ const (
 	restartRounds = 5
 )
 
-// restartRow kills the servers of nodes with many running containers and measures
-// until the next one has recovered them and answers.
+// restartRow kills the servers of nodes with many running containers and
+// measures until the next one has recovered them and answers.
 func restartRow(ctx context.Context) (tables []table, err error) {
 	count, err := amount("CONTAINERS", 1000)
 	if err != nil {
@@ -43,8 +43,8 @@ func restartRow(ctx context.Context) (tables []table, err error) {
 	return []table{t.table}, nil
 }
 
-// restarts fills the server's node, kills the server again and again, and removes
-// what it has.
+// restarts fills the server's node, kills the server again and again, and
+// removes its pods.
 func (s *server) restarts(ctx context.Context, pods int) (took []float64, err error) {
 	if _, err := fill(ctx, s, 0, pods, nodeAtOnce); err != nil {
 		return nil, err
@@ -77,7 +77,7 @@ func (s *server) restarts(ctx context.Context, pods int) (took []float64, err er
 	return took, s.removeAll(ctx)
 }
 
-// join starts the containers of a pod that are missing.
+// join starts the missing containers of a pod.
 func (s *server) join(ctx context.Context, p *pod) error {
 	for i := range restartPerPod - 1 {
 		id, err := s.create(ctx, p, fmt.Sprint("c", i), s.args)

@@ -13,7 +13,7 @@ import (
 	"github.com/crius-run/crius/test/kit/node"
 )
 
-// server is any server of CRI, in a node of its own.
+// server is any CRI server, on its own node.
 type server struct {
 	client
 	label   string
@@ -24,7 +24,8 @@ type server struct {
 	metrics func(ctx context.Context) (string, error)
 }
 
-// program is what serves. Kill is with SIGKILL; Start returns when it answers.
+// program is the serving program. Kill uses SIGKILL; Start returns once it
+// answers.
 type program interface {
 	Start(ctx context.Context) error
 	Stop() error
@@ -45,7 +46,7 @@ func (s *server) where() *node.Node     { return s.on }
 
 func (s *server) close() error { return s.end() }
 
-// newCrius runs crius as an operator would, not as a test does.
+// newCrius runs crius with an operator's settings, not a test's.
 func newCrius(ctx context.Context, handler string) (*server, error) {
 	return newCriusOn(ctx, handler, node.Options{})
 }
@@ -70,7 +71,8 @@ func newCriusOn(ctx context.Context, handler string, o node.Options) (_ *server,
 	return s, s.start(ctx)
 }
 
-// start runs the server, accounts for it and gives it its images.
+// start starts the server, puts it into its accounting cgroup and gives it its
+// images.
 func (s *server) start(ctx context.Context) (err error) {
 	if s.used, err = newAccounting("/" + s.on.ID); err != nil {
 		return err
@@ -89,14 +91,16 @@ func (s *server) start(ctx context.Context) (err error) {
 	return s.pull(ctx, images.Probe, built)
 }
 
-// peer is the kind of containerd that this run measures.
+// peer is the kind of containerd in this run.
 var peer = containerd.Kinds["current"]
 
-// ofDebian ends the name of Debian's containerd in tables, where another is the peer as well.
+// ofDebian ends the name of Debian's containerd in tables in which another one
+// is the peer as well.
 const ofDebian = " (Debian's)"
 
-// peerOf is the peer for a handler, and its name in tables. Debian's crun does not take
-// the version of the runtime specification that a current containerd writes.
+// peerOf returns the peer for a handler, and its name in tables. Debian's crun
+// does not accept the version of the runtime specification that a current
+// containerd writes.
 func peerOf(handler string) (kind containerd.Kind, name string) {
 	if handler == "crun" {
 		return containerd.Kinds["debian"], "containerd" + ofDebian
@@ -104,7 +108,7 @@ func peerOf(handler string) (kind containerd.Kind, name string) {
 	return peer, "containerd"
 }
 
-// newContainerd runs the peer in a node of its own.
+// newContainerd runs the peer on its own node.
 func newContainerd(ctx context.Context, handler string, o node.Options) (_ *server, err error) {
 	kind, label := peerOf(handler)
 	c, err := containerd.New(ctx, kind, o)
@@ -125,13 +129,13 @@ func newContainerd(ctx context.Context, handler string, o node.Options) (_ *serv
 	return s, s.pull(ctx, containerd.PauseImage, c.Pause)
 }
 
-// bundle is the directory of one of crius's containers.
+// bundle returns the directory of one of crius's containers.
 func (s *server) bundle(container string) string {
 	return filepath.Join(s.on.RunRoot(), "containers", container)
 }
 
-// lowers are the layers of the root file system of one of crius's containers,
-// as the kernel knows them.
+// lowers returns the layers of the root file system of one of crius's
+// containers, as the kernel lists them.
 func (s *server) lowers(container string) (string, error) {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {

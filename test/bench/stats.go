@@ -16,8 +16,8 @@ const (
 	statsRounds = 200
 )
 
-// statsRow asks a node with statsPods pods, of one container each, for all
-// stats. CPU is what the server uses for a call, all its threads together.
+// statsRow requests all stats from a node with statsPods pods, of one container
+// each. CPU is the server's CPU time for a call, all its threads together.
 func statsRow(ctx context.Context) (tables []table, err error) {
 	s, err := newCrius(ctx, "crun")
 	if err != nil {
@@ -62,7 +62,7 @@ func statsRow(ctx context.Context) (tables []table, err error) {
 	return []table{t}, nil
 }
 
-// askOften returns the seconds that a call takes, and those of CPU.
+// askOften returns the duration of a call, and its CPU time, in seconds.
 func askOften(pid int, ask func() (int, error)) (p50, cpu float64, err error) {
 	before, err := cpuSeconds(pid)
 	if err != nil {
@@ -84,7 +84,7 @@ func askOften(pid int, ask func() (int, error)) (p50, cpu float64, err error) {
 	return median(took), (after - before) / statsRounds, err
 }
 
-// cpuSeconds is the CPU time of a process, by its clock (see
+// cpuSeconds returns the CPU time of a process, by its clock (see
 // clock_getcpuclockid(3)), which is finer than /proc.
 func cpuSeconds(pid int) (float64, error) {
 	const ofProcess = 2

@@ -10,11 +10,12 @@ import (
 	"strings"
 )
 
-// stepsLives is of how many pods, one at a time, the steps are the mean.
+// stepsLives is the number of pods, one at a time, over which the steps are
+// averaged.
 const stepsLives = 60
 
-// stepsRow says where the time of a pod's life goes, by crius's own metrics: the
-// calls, and the steps that they consist of.
+// stepsRow shows where the time of a pod's life is spent, by crius's own
+// metrics: the calls, and their steps.
 func stepsRow(ctx context.Context) (tables []table, err error) {
 	for _, handler := range []string{"runc", "crun"} {
 		t, err := stepsOf(ctx, handler)

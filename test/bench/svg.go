@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// plot is a picture of bars, which have one measure.
+// plot is a picture of bars with a common scale.
 type plot struct {
 	title, unit string
 	groups      []group
@@ -20,10 +20,10 @@ type group struct {
 	ratio  string // of crius to containerd
 }
 
-// figure is what somebody needs, as a table has it; an empty text: nobody knows.
+// figure is the value of one target, as in a table; an empty text: unknown.
 type figure struct{ name, text string }
 
-// names are those who have bars, in their order.
+// names returns the names of those that have bars, in their order.
 func (p *plot) names() []string {
 	var names []string
 	for _, g := range p.groups {
@@ -48,7 +48,7 @@ const (
 	barsTop   = 62
 )
 
-// style has colours for pages that are light and for those that are dark.
+// style has colours for light and for dark pages.
 const style = `
 text { font: 13px sans-serif; fill: #24292f }
 .title { font-weight: bold; font-size: 15px }
@@ -63,7 +63,7 @@ text { font: 13px sans-serif; fill: #24292f }
 }
 `
 
-// svg draws the plot. The longest bar of all has the whole width.
+// svg draws the plot. The longest bar has the full width.
 func (p *plot) svg() string {
 	var shapes strings.Builder
 	text := func(x, y int, attributes, content string) {

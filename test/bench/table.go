@@ -10,13 +10,13 @@ import (
 	"unicode/utf8"
 )
 
-// table is what a row prints: a title, column heads and lines of cells, of
-// which the first is a name and the others are numbers.
+// table is the result of a row: a title, column heads and lines of cells; the
+// first cell is a name and the others are numbers.
 type table struct {
 	title string
 	head  []string
 	lines [][]string
-	bars  []int // columns that a plot shows beside each other
+	bars  []int // columns that a plot shows side by side
 }
 
 func (t *table) add(cells ...string) { t.lines = append(t.lines, cells) }
@@ -44,7 +44,7 @@ func (t *table) print(w io.Writer) {
 	}
 }
 
-// markdown is the same for a page.
+// markdown writes the table for a page.
 func (t *table) markdown(w io.Writer) {
 	fmt.Fprintf(w, "\n**%s**\n\n", t.title)
 	for i, cells := range slices.Insert(slices.Clone(t.lines), 0, t.head) {
@@ -56,7 +56,7 @@ func (t *table) markdown(w io.Writer) {
 	}
 }
 
-// MarshalJSON has numbers where cells are numbers, and null where they are empty.
+// MarshalJSON encodes cells as numbers, and empty ones as null.
 func (t *table) MarshalJSON() ([]byte, error) {
 	rows := make([][]any, len(t.lines))
 	for i, cells := range t.lines {
@@ -75,17 +75,17 @@ func (t *table) MarshalJSON() ([]byte, error) {
 	return json.Marshal(map[string]any{"title": t.title, "columns": t.head, "rows": rows})
 }
 
-// comparison is a table of what crius and others need for the same.
+// comparison is a table of the cost of the same work for crius and others.
 type comparison struct {
 	table
 	names []string
-	tail  int // the percentile beside the median
+	tail  int // the percentile shown besides the median
 }
 
-// crius is the name that is compared with each other one.
+// crius is the name that is compared with every other one.
 const crius = "crius"
 
-// compare begins a comparison; without a tail there are medians alone.
+// compare begins a comparison; without a tail there are only medians.
 func compare(title string, tail int, names ...string) *comparison {
 	c := &comparison{table: table{title: title, head: []string{""}}, names: names, tail: tail}
 	for _, name := range names {
@@ -103,8 +103,8 @@ func compare(title string, tail int, names ...string) *comparison {
 	return c
 }
 
-// line has the median and the tail of each one's sample; a single number is told
-// as it is, and whoever has none leaves its cells empty.
+// line adds the median and the tail of each sample; a single number is printed
+// as it is, and a missing sample leaves its cells empty.
 func (c *comparison) line(name string, samples ...[]float64) {
 	cells := []string{name}
 	for _, sample := range samples {
@@ -135,7 +135,7 @@ func (c *comparison) line(name string, samples ...[]float64) {
 	c.add(cells...)
 }
 
-// number has three digits, or all that are before the point.
+// number formats three digits, or all digits before the point.
 func number(v float64) string {
 	switch {
 	case v < 9.995:
@@ -146,7 +146,8 @@ func number(v float64) string {
 	return fmt.Sprintf("%.0f", v)
 }
 
-// percentile is the smallest value that so many of a hundred do not exceed.
+// percentile returns the smallest value that p percent of the values do not
+// exceed.
 func percentile(values []float64, p int) float64 {
 	if len(values) == 0 {
 		return 0
@@ -155,7 +156,7 @@ func percentile(values []float64, p int) float64 {
 	return sorted[max(0, (len(sorted)*p+99)/100-1)]
 }
 
-// median of an even number is the mean of the two in the middle.
+// median returns, for an even number, the mean of the two in the middle.
 func median(values []float64) float64 {
 	if len(values) == 0 {
 		return 0

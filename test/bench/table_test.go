@@ -77,7 +77,7 @@ func TestNumber(t *testing.T) {
 	}
 }
 
-// example has samples, single numbers, and somebody who has none.
+// example has samples, single numbers, and a target without any.
 func example() *comparison {
 	c := compare("A title", 95, "floor", "crius", "peer")
 	c.line("up", []float64{2, 1, 3}, []float64{4}, []float64{5, 16, 8})

@@ -32,24 +32,26 @@ const (
 	podDown
 )
 
-// life is how many seconds each phase of a pod's life took.
+// life is the duration of each phase of a pod's life, in seconds.
 type life [len(phases)]float64
 
-// A target lets pods live: a server of CRI, or the commands below all of them.
+// A target runs pods: a CRI server, or the commands below all of them.
 type target interface {
 	name() string
-	// do is one phase of the life of the pod with a name, and tells its seconds.
+	// do runs one phase of the life of the pod with a name, and returns its
+	// duration in seconds.
 	do(ctx context.Context, pod string, phase int) (float64, error)
-	// cpu is how many seconds everything of the target has used until now.
+	// cpu returns the CPU seconds that everything of the target has used until
+	// now.
 	cpu() (float64, error)
-	// prove checks that a pod that is up is what it should be.
+	// prove checks that a running pod is as it should be.
 	prove(ctx context.Context, pod string) error
-	// where is the node that it has for itself.
+	// where returns its own node.
 	where() *node.Node
 	close() error
 }
 
-// A doer is what lets pods live, wherever it is.
+// A doer runs pods, wherever it is.
 type doer interface {
 	do(ctx context.Context, pod string, phase int) (float64, error)
 }
@@ -84,7 +86,7 @@ func (l *life) pass(ctx context.Context, t doer, pod string, through ...int) (er
 	return nil
 }
 
-// outcome is what somebody made of some pods.
+// outcome is the result of running some pods.
 type outcome struct {
 	lives     []life
 	cpu, wall float64 // seconds
@@ -96,7 +98,7 @@ func (o *outcome) add(more outcome) {
 	o.wall += more.wall
 }
 
-// of are the milliseconds of one phase.
+// of returns the milliseconds of one phase.
 func (o outcome) of(phase int) []float64 {
 	took := make([]float64, len(o.lives))
 	for i, l := range o.lives {
@@ -105,13 +107,13 @@ func (o outcome) of(phase int) []float64 {
 	return took
 }
 
-// each is the milliseconds of CPU for one of them.
+// each returns the milliseconds of CPU time per pod.
 func (o outcome) each() float64 { return o.cpu * 1e3 / float64(len(o.lives)) }
 
-// rate is how many there were in a second.
+// rate returns the number of pods per second.
 func (o outcome) rate() float64 { return float64(len(o.lives)) / o.wall }
 
-// together does something so many times, some at once, unless one fails.
+// together does something that many times, some at once, unless one fails.
 func together(ctx context.Context, count, atOnce int, do func(ctx context.Context, i int) (life, error)) (o outcome, err error) {
 	o.lives = make([]life, count)
 	began := time.Now()
@@ -131,7 +133,7 @@ func together(ctx context.Context, count, atOnce int, do func(ctx context.Contex
 	return o, err
 }
 
-// accounted is together, with what it costs the target.
+// accounted is together with the target's cost.
 func accounted(ctx context.Context, t target, count, atOnce int, do func(ctx context.Context, i int) (life, error)) (outcome, error) {
 	before, err := t.cpu()
 	if err != nil {
@@ -146,8 +148,7 @@ func accounted(ctx context.Context, t target, count, atOnce int, do func(ctx con
 	return o, err
 }
 
-// amount is how many there shall be, unless a variable of the environment says
-// otherwise.
+// amount returns usual, unless an environment variable says otherwise.
 func amount(variable string, usual int) (int, error) {
 	text := os.Getenv(variable)
 	if text == "" {
@@ -160,10 +161,10 @@ func amount(variable string, usual int) (int, error) {
 	return n, nil
 }
 
-// A contest is targets that do the same work in turn, each on a node of its own.
+// A contest is targets that do the same work in turn, each on its own node.
 type contest struct {
 	targets []target
-	empty   []*inventory.Snapshot // what the nodes have without pods
+	empty   []*inventory.Snapshot // contents of the nodes without pods
 }
 
 // newContest has the floor, crius and containerd in this order.
@@ -178,7 +179,7 @@ func newContest(ctx context.Context, handler string) (*contest, error) {
 	return c, nil
 }
 
-// addFloor puts the floor first, which uses what a pod of like has.
+// addFloor adds the floor as the first target; it uses parts of a pod of like.
 func (c *contest) addFloor(ctx context.Context, like *server) error {
 	ground, err := newFloor(ctx, like)
 	if err != nil {
@@ -204,8 +205,8 @@ func newServersOn(ctx context.Context, handler string, o node.Options) (c *conte
 	return &contest{targets: []target{ours, theirs}}, ours, theirs, nil
 }
 
-// settle lets a first pod live on each target, since what is made at first use is
-// neither measured nor left over, and checks that it is one.
+// settle runs a first pod on each target, because what is made at first use is
+// neither measured nor left over, and checks it.
 func (c *contest) settle(ctx context.Context) error {
 	c.empty = nil
 	for _, t := range c.targets {
@@ -229,8 +230,8 @@ func (c *contest) settle(ctx context.Context) error {
 	return nil
 }
 
-// stock is what a target's node has, without the server, which may be another
-// process by then.
+// stock returns the contents of a target's node, without the server, which may
+// be another process by then.
 func stock(t target) (*inventory.Snapshot, error) {
 	all, err := t.where().Inventory()
 	if err == nil {
@@ -239,7 +240,8 @@ func stock(t target) (*inventory.Snapshot, error) {
 	return all, err
 }
 
-// bare checks that the targets have left nothing, or soon will.
+// bare checks that the targets have left nothing, or will have left nothing
+// soon.
 func (c *contest) bare(ctx context.Context) error {
 	for i, t := range c.targets {
 		var left inventory.Difference
@@ -260,7 +262,7 @@ func (c *contest) bare(ctx context.Context) error {
 	return nil
 }
 
-// end is bare, after what has gone well, and close.
+// end calls bare, after success, and close.
 func (c *contest) end(ctx context.Context, err error) error {
 	if err == nil {
 		err = c.bare(ctx)
@@ -273,7 +275,7 @@ func (c *contest) end(ctx context.Context, err error) error {
 	return errors.Join(err, c.close())
 }
 
-// warnings are the last lines of a log that say more than what has changed.
+// warnings returns the last lines of a log that are warnings or errors.
 func warnings(log string) string {
 	var lines []string
 	for line := range strings.Lines(log) {

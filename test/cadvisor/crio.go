@@ -13,23 +13,23 @@ import (
 
 // sight is what cAdvisor sees in a cgroup.
 type sight struct {
-	Type       string // crio, or raw if nobody claims it
+	Type       string // crio, or raw if no handler claims it
 	Aliases    []string
 	Image      string
 	Labels     map[string]string
 	Interfaces map[string]uint64 // bytes received and sent
 	Usage      usage
-	Error      string // of the handler or the reading; the rest may be there all the same
+	Error      string // of the handler or the reading; the rest may be set nevertheless
 }
 
-// usage is what a kubelet takes from cAdvisor for its summary: nanoseconds of CPU,
-// bytes, counts.
+// usage is what a kubelet takes from cAdvisor for its summary: nanoseconds of
+// CPU, bytes, counts.
 type usage struct {
 	CPU, Memory, WorkingSet, RSS, Swap, PageFaults, MajorPageFaults uint64
 }
 
 // look registers cAdvisor's factories for CRI-O and for unknown cgroups, as
-// kubelets do, and has each cgroup handled by the one that claims it.
+// kubelets do, and has each cgroup handled by the factory that claims it.
 func look(cgroups []string) (map[string]*sight, error) {
 	included := container.MetricSet{
 		container.CpuUsageMetrics: {}, container.MemoryUsageMetrics: {}, container.DiskIOMetrics: {},
@@ -92,7 +92,7 @@ func see(cgroup string) *sight {
 	return s
 }
 
-// machine is one of which cAdvisor has found out nothing.
+// machine is a machine about which cAdvisor knows nothing.
 type machine struct{}
 
 func (machine) GetMachineInfo() (*info.MachineInfo, error) {

@@ -1,16 +1,16 @@
-// Command cadvisor compares what crius says of itself with cAdvisor's own code.
-// It is a module of its own, so that cAdvisor never becomes a dependency of
-// crius: call it with
+// Command cadvisor compares crius's data with cAdvisor's own code. It is a
+// separate module, so that cAdvisor never becomes a dependency of crius: call
+// it with
 //
 //	go run -C test/cadvisor . metrics <crius.json
 //
-// which prints what differs from cAdvisor's metrics, and fails if anything does,
-// and with
+// which prints the differences from cAdvisor's metrics, and fails if there are
+// any, and with
 //
 //	cadvisor crio CGROUP...
 //
-// which asks whoever has CRI-O's socket as cAdvisor does in a kubelet, and prints
-// what it takes the cgroups for, in JSON.
+// which queries CRI-O's socket as cAdvisor does in a kubelet, and prints what
+// it takes the cgroups for, in JSON.
 package main
 
 import (

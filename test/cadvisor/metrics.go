@@ -16,15 +16,15 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// metric is one of crius's or of cAdvisor's.
+// metric is a metric of crius or of cAdvisor.
 type metric struct {
 	Help   string
 	Type   string   // COUNTER or GAUGE
 	Labels []string // keys, in any order
-	Values []string // of the labels that are the metric's own, where those are fixed
+	Values []string // of the metric's own labels, if those are fixed
 }
 
-// kinds are cAdvisor's names of crius's kinds of metrics. Those of spec come
+// kinds are cAdvisor's names for crius's kinds of metrics. Those of spec come
 // with all.
 var kinds = map[string]container.MetricSet{
 	"cpu":      {container.CpuUsageMetrics: {}},
@@ -56,7 +56,7 @@ var kindsLeftOut = map[container.MetricKind]string{
 	container.ResctrlMetrics:                 "off in kubelets",
 }
 
-// leftOut are those that crius does not have, with the reason
+// leftOut are metrics that crius does not have, with the reason
 // (docs/decisions/0007-pod-metrics.md).
 var leftOut = map[string]string{
 	"container_scrape_error":                      "of the scrape, which is the kubelet's",
@@ -141,8 +141,8 @@ func equal(got, want metric) bool {
 	return got.Help == want.Help && got.Type == want.Type && slices.Equal(got.Labels, want.Labels) && sameValues
 }
 
-// cadvisorMetrics is what cAdvisor's collector says of a container that uses
-// some of everything, with the labels that kubelets give it.
+// cadvisorMetrics returns what cAdvisor's collector reports for a container
+// that uses some of everything, with the labels that kubelets give it.
 func cadvisorMetrics(set container.MetricSet) (map[string]metric, error) {
 	collector := metrics.NewPrometheusCollector(provider{}, kubeletLabels, set, clock.RealClock{}, v2.RequestOptions{})
 	registry := prometheus.NewRegistry()
@@ -167,7 +167,8 @@ func cadvisorMetrics(set container.MetricSet) (map[string]metric, error) {
 	return all, nil
 }
 
-// ownValues are those of the labels that not every metric has, sorted by key.
+// ownValues returns the values of the labels that not every metric has, sorted
+// by key.
 func ownValues(sample *dto.Metric) string {
 	var own []string
 	for _, l := range sample.GetLabel() {

@@ -41,7 +41,7 @@ func newAPI(n *node.Node, auth *authority) (*api, error) {
 	}}, nil
 }
 
-// errNotFound is the answer about an object that is not there.
+// errNotFound is the answer about a missing object.
 var errNotFound = errors.New("not found")
 
 // call sends an object, nil for none, and reads the answer, unless into is nil.
@@ -102,13 +102,13 @@ func (a *api) nodeIs(ctx context.Context, condition, status string) bool {
 
 const pods = "/api/v1/namespaces/default/pods"
 
-// podStatus is the part of a pod's status that is looked at.
+// podStatus is the used part of a pod's status.
 type podStatus struct {
 	Phase, Reason, Message string
 	ContainerStatuses      []json.RawMessage
 }
 
-// createPod makes a pod of one container.
+// createPod creates a pod with one container.
 func (a *api) createPod(ctx context.Context, name string, container map[string]any, volumes ...any) error {
 	container["name"] = name
 	pod := map[string]any{
@@ -120,7 +120,7 @@ func (a *api) createPod(ctx context.Context, name string, container map[string]a
 			"restartPolicy":                 "Never",
 		},
 	}
-	return a.until(ctx, func() error { // its service account is made meanwhile
+	return a.until(ctx, func() error { // its service account is being made
 		return a.call(ctx, http.MethodPost, pods, pod, nil)
 	})
 }
@@ -149,7 +149,7 @@ func (a *api) removePod(ctx context.Context, name string) error {
 	})
 }
 
-// runPod lets a pod with an image run and removes it.
+// runPod runs a pod with an image and removes it.
 func (a *api) runPod(ctx context.Context, image string) error {
 	const name = "first"
 	if err := a.createPod(ctx, name, map[string]any{"image": image}); err != nil {
@@ -161,7 +161,7 @@ func (a *api) runPod(ctx context.Context, image string) error {
 	return a.removePod(ctx, name)
 }
 
-// until tries again until it goes well.
+// until retries until it succeeds.
 func (a *api) until(ctx context.Context, try func() error) (err error) {
 	wait.Until(ctx, func() bool { err = try(); return err == nil })
 	return err

@@ -15,15 +15,15 @@ import (
 	"time"
 )
 
-// authority signs the certificates by which the programs of a cluster know each other.
-// It keeps them in a directory.
+// authority signs the certificates by which the programs of a cluster
+// authenticate each other. It keeps them in a directory.
 type authority struct {
 	dir  string
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 }
 
-// newAuthority makes one; its own certificate is ca.crt.
+// newAuthority makes an authority; its own certificate is ca.crt.
 func newAuthority(dir string) (*authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -49,7 +49,7 @@ func template(subject pkix.Name) *x509.Certificate {
 	}
 }
 
-// file is where a certificate (NAME.crt) or a key (NAME.key) is.
+// file returns the path of a certificate (NAME.crt) or a key (NAME.key).
 func (a *authority) file(name string) string { return filepath.Join(a.dir, name) }
 
 // client makes NAME.crt and NAME.key for a user in a group, "" for none.
@@ -99,8 +99,8 @@ func (a *authority) sign(name string, cert *x509.Certificate, key *ecdsa.Private
 	return os.WriteFile(a.file(name+".key"), keyPEM, 0o600)
 }
 
-// kubeconfig writes NAME.kubeconfig, with which the client NAME finds an API server. It is
-// JSON, which is YAML as well.
+// kubeconfig writes NAME.kubeconfig, with which the client NAME finds an API
+// server. It is JSON, which is also YAML.
 func (a *authority) kubeconfig(name, server string) error {
 	text, err := json.MarshalIndent(map[string]any{
 		"apiVersion": "v1",

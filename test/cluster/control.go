@@ -44,13 +44,13 @@ type cluster struct {
 	auth     *authority
 	api      *api
 
-	kubeletArgs []string // beside those that every kubelet has
+	kubeletArgs []string // besides those of every kubelet
 
 	daemons []*daemon.Daemon // in the order of their starts
 }
 
-// newCluster prepares Kubernetes on a node whose runtime serves at a socket. The changes are
-// laid over the kubelet's configuration.
+// newCluster prepares Kubernetes on a node whose runtime serves at a socket.
+// changes override the kubelet's configuration.
 func newCluster(ctx context.Context, n *node.Node, programs tools.Cluster, socket string, conn *grpc.ClientConn, changes map[string]any) (*cluster, error) {
 	auth, err := newAuthority(n.Path("pki"))
 	if err != nil {
@@ -80,8 +80,8 @@ func newCluster(ctx context.Context, n *node.Node, programs tools.Cluster, socke
 	return c, realkubelet.Prepare(ctx, n, socket, config)
 }
 
-// up starts Kubernetes and returns when the node is ready for pods. Stop it, also after an
-// error.
+// up starts Kubernetes and returns when the node is ready for pods. Call stop,
+// also after an error.
 func (c *cluster) up(ctx context.Context) error {
 	for _, start := range []func(context.Context) error{c.startEtcd, c.startAPIServer, c.startControllers, c.startKubelet} {
 		if err := start(ctx); err != nil {
@@ -144,7 +144,7 @@ func (c *cluster) startAPIServer(ctx context.Context) error {
 		"--allow-privileged"))
 }
 
-// startControllers starts what gets along with the API server by itself.
+// startControllers starts the programs that need only the API server.
 func (c *cluster) startControllers(ctx context.Context) error {
 	now := func() bool { return true }
 	return errors.Join(
@@ -170,8 +170,8 @@ func (c *cluster) listens(ctx context.Context, address string) bool {
 	return conn.Close() == nil
 }
 
-// emptied waits until the kubelet has removed the sandboxes of all pods, which it does once
-// a minute with those of pods that are gone.
+// emptied waits until the kubelet has removed the sandboxes of all pods, which
+// it does once a minute for pods that are gone.
 func (c *cluster) emptied(ctx context.Context) error {
 	var left *cri.ListPodSandboxResponse
 	var err error

@@ -17,35 +17,35 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// The sizes of the suite "disk", in MiB. What the node needs itself takes a few more.
+// The sizes of the suite "disk", in MiB. The node itself needs a few more.
 const (
 	diskSize     = 256
 	pressureFrom = 48 // available at most
 
-	quietFile = 20  // what a pod that is not to be evicted writes
-	noisyFile = 165 // what the other one writes: pressure, whatever else is removed
+	quietFile = 20  // written by a pod that must not be evicted
+	noisyFile = 165 // written by the other one: pressure, whatever else is removed
 	imageSize = 20
 
-	highThreshold = 46 // percent: with all unused images, and not with one less
+	highThreshold = 46 // percent: reached with all unused images, and not with one less
 	lowThreshold  = 32 // with one of them left
 )
 
 // pinnedImage is never collected.
 const pinnedImage = node.RegistryHost + "/disk/pinned:latest"
 
-// diskConfig is crius's.
+// diskConfig is crius's configuration.
 var diskConfig = fmt.Sprintf("[image]\npinned_images = [%q]\n", pinnedImage)
 
-// diskKubelet is the kubelet's.
+// diskKubelet is the kubelet's configuration.
 var diskKubelet = map[string]any{
 	"evictionHard":                     map[string]any{"memory.available": "1Mi", "imagefs.available": fmt.Sprintf("%dMi", pressureFrom)},
-	"evictionPressureTransitionPeriod": "30s", // long enough to be seen
+	"evictionPressureTransitionPeriod": "30s", // long enough to be observed
 	"imageGCHighThresholdPercent":      highThreshold,
 	"imageGCLowThresholdPercent":       lowThreshold,
 }
 
-// diskKubeletArgs have images collected however young they are; in the configuration 0 is the
-// default of two minutes.
+// diskKubeletArgs have images collected at any age; in the configuration 0
+// means the default of two minutes.
 var diskKubeletArgs = []string{"--minimum-image-ttl-duration", "0"}
 
 // disk is a node's image disk that fills up.
@@ -54,13 +54,13 @@ type disk struct {
 	images *images
 }
 
-// quiet and noisy are pods, one of which does not take much of the disk.
+// quiet and noisy are pods; quiet does not use much of the disk.
 const (
 	quiet = "quiet"
 	noisy = "noisy"
 )
 
-// fillDisk has the image disk fill up with what a container writes, and then with images.
+// fillDisk fills the image disk with a container's data, and then with images.
 func (c *cluster) fillDisk(ctx context.Context, i *images) (*result, error) {
 	d := &disk{c, i}
 	if err := d.push(); err != nil {
@@ -91,14 +91,14 @@ func (c *cluster) fillDisk(ctx context.Context, i *images) (*result, error) {
 	return r, nil
 }
 
-// unused is the name of an image that no pod has.
+// unused returns the name of an image that no pod uses.
 func unused(i int) string { return fmt.Sprintf("%s/disk/unused:%d", node.RegistryHost, i) }
 
-// unusedImages is how many of them there are: one is there at the eviction, all others come
+// unusedImages is their number: one is present at the eviction, all others come
 // when it is over.
 const unusedImages = 5
 
-// push has the registry serve images of noise, which takes on disk what it takes in an
+// push pushes images of random data, which take the same space on disk as in an
 // archive.
 func (d *disk) push() error {
 	names := []string{pinnedImage}
@@ -131,13 +131,15 @@ func (d *disk) pull(ctx context.Context, names ...string) error {
 	return nil
 }
 
-// has reports whether an image is there. An image that cannot be asked for is.
+// has reports whether an image is present. An image whose status is unavailable
+// counts as present.
 func (d *disk) has(ctx context.Context, name string) bool {
 	s, err := d.Images().ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: name}})
 	return err != nil || s.Image != nil
 }
 
-// writer has a pod write a file of so many MiB into its writable layer, and run on.
+// writer makes a pod write a file of that many MiB into its writable layer, and
+// keep running.
 func (d *disk) writer(ctx context.Context, name string, mebibytes int) error {
 	command := fmt.Sprintf("dd if=/dev/zero of=/file bs=1M count=%d; sleep 100000", mebibytes)
 	err := d.api.createPod(ctx, name, map[string]any{"image": d.images.one("busybox"), "command": []any{"sh", "-c", command}})
@@ -147,14 +149,14 @@ func (d *disk) writer(ctx context.Context, name string, mebibytes int) error {
 	return d.api.awaitPod(ctx, name, func(s podStatus) bool { return s.Phase == "Running" || s.Phase == "Failed" })
 }
 
-// available and capacity of the disk, in bytes.
+// space returns the available and the total space of the disk, in bytes.
 func (d *disk) space() (available, capacity uint64, err error) {
 	var st unix.Statfs_t
 	err = unix.Statfs(d.ImageRoot(), &st)
 	return st.Bavail * uint64(st.Bsize), st.Blocks * uint64(st.Bsize), err
 }
 
-// summary is the part of the kubelet's statistics that is looked at.
+// summary is the used part of the kubelet's statistics.
 type summary struct {
 	Node struct {
 		Runtime struct {
@@ -167,7 +169,7 @@ type summary struct {
 	}
 }
 
-// measured waits until the kubelet's statistics say what is on the disk.
+// measured waits until the kubelet's statistics agree with the disk.
 func (d *disk) measured(ctx context.Context) error {
 	return d.api.until(ctx, func() error {
 		var s summary
@@ -198,14 +200,14 @@ func (d *disk) measured(ctx context.Context) error {
 	})
 }
 
-// near allows for what directories, records and logs take.
+// near allows for the space of directories, records and logs.
 func near(a, b uint64) bool {
 	const slack = 8 << 20
 	return max(a, b)-min(a, b) < slack
 }
 
-// evicts has a pod fill the disk beside an image that is used, one that is pinned and one
-// that is neither.
+// evicts has a pod fill the disk besides an image that is used, one that is
+// pinned and one that is neither.
 func (d *disk) evicts(ctx context.Context) error {
 	if err := d.pull(ctx, pinnedImage, unused(0)); err != nil {
 		return err
@@ -238,7 +240,7 @@ func (d *disk) evicts(ctx context.Context) error {
 	return errors.Join(d.keeps(ctx), d.removes(ctx, unused(0)))
 }
 
-// pressure waits until the kubelet says whether there is DiskPressure.
+// pressure waits until the kubelet reports this status of DiskPressure.
 func (d *disk) pressure(ctx context.Context, status string) error {
 	if !wait.Until(ctx, func() bool { return d.api.nodeIs(ctx, "DiskPressure", status) }) {
 		return fmt.Errorf("DiskPressure does not become %s", status)
@@ -262,7 +264,8 @@ func (d *disk) isGone(ctx context.Context, pod string) error {
 	})
 }
 
-// keeps checks that the quiet pod runs and that the images are there that must not be removed.
+// keeps checks that the quiet pod is running and that the images that must not
+// be removed are present.
 func (d *disk) keeps(ctx context.Context) error {
 	var now struct{ Status podStatus }
 	err := d.api.call(ctx, http.MethodGet, pods+"/"+quiet, nil, &now)
@@ -285,8 +288,8 @@ func (d *disk) removes(ctx context.Context, name string) error {
 	return nil
 }
 
-// collects fills the disk with images above the high threshold. The kubelet looks every five
-// minutes.
+// collects fills the disk with images above the high threshold. The kubelet
+// checks every five minutes.
 func (d *disk) collects(ctx context.Context) error {
 	for i := 1; i < unusedImages; i++ {
 		if err := d.pull(ctx, unused(i)); err != nil {
@@ -297,7 +300,7 @@ func (d *disk) collects(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if used < highThreshold && d.unusedLeft(ctx) == unusedImages-1 { // with less it has begun already
+	if used < highThreshold && d.unusedLeft(ctx) == unusedImages-1 { // with less it has already begun
 		return fmt.Errorf("%d%% of the disk are used, which is no reason to remove images", used)
 	}
 	collected := func() bool {
@@ -315,7 +318,8 @@ func (d *disk) collects(ctx context.Context) error {
 	return d.keeps(ctx)
 }
 
-// unusedLeft is how many of the unused images that were pulled last are there.
+// unusedLeft returns how many of the unused images that were pulled last are
+// present.
 func (d *disk) unusedLeft(ctx context.Context) (left int) {
 	for i := 1; i < unusedImages; i++ {
 		if d.has(ctx, unused(i)) {
@@ -325,7 +329,7 @@ func (d *disk) unusedLeft(ctx context.Context) (left int) {
 	return left
 }
 
-// percent is how much of the disk is used.
+// percent returns how much of the disk is used.
 func (d *disk) percent() (uint64, error) {
 	available, capacity, err := d.space()
 	if err != nil {

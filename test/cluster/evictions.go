@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// evictions are what Kubernetes' own tests look at only on machines of their own: pods that
-// take more of the disk than they may. The kubelet knows that by what the runtime tells.
+// evictions are what Kubernetes' own tests check only on dedicated machines:
+// pods that exceed their disk limits. The kubelet learns that from the runtime.
 var evictions = []struct {
 	name, says string // a part of the pod's message
 	container  map[string]any

@@ -19,16 +19,17 @@ import (
 	"github.com/crius-run/crius/test/kit/tools"
 )
 
-// The registries whose images the node's registry serves. Others cannot be reached.
+// The registries whose images the node's registry serves. Others are
+// unreachable.
 var hosts = []string{"registry.k8s.io", "gcr.io", "docker.io"}
 
-// images are those of the end-to-end tests, by the names that the tests have for them.
+// images are those of the end-to-end tests, by the names in the tests.
 type images struct {
 	made    map[string]*image.Artifact
-	missing []string // what cannot be made here
+	missing []string // cannot be made here
 }
 
-// listImages are the names of the images that the tests ask for.
+// listImages returns the names of the images that the tests use.
 func listImages(ctx context.Context, tests string) ([]string, error) {
 	dir, err := os.MkdirTemp("", "")
 	if err != nil {
@@ -36,7 +37,7 @@ func listImages(ctx context.Context, tests string) ([]string, error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	cmd := exec.CommandContext(ctx, tests, "--list-images")
-	cmd.Env = append(os.Environ(), "TMPDIR="+dir) // some tests make directories before they are asked to run
+	cmd.Env = append(os.Environ(), "TMPDIR="+dir) // some tests make directories before they are run
 	list, err := cmd.Output()
 	if err != nil {
 		return nil, fmt.Errorf("list the images of the tests: %w", err)
@@ -44,7 +45,7 @@ func listImages(ctx context.Context, tests string) ([]string, error) {
 	return strings.Fields(string(list)), nil
 }
 
-// newImages makes the images with these names, as far as can be.
+// newImages makes the images with these names, as far as possible.
 func newImages(ctx context.Context, programs tools.Cluster, names []string) (*images, error) {
 	makers, err := newMakers(ctx, programs)
 	if err != nil {
@@ -70,17 +71,18 @@ func newImages(ctx context.Context, programs tools.Cluster, names []string) (*im
 	return i, nil
 }
 
-// private is where images are for which the tests expect to need credentials.
+// private is the repository prefix of images for which the tests expect to need
+// credentials.
 const private = "k8s-authenticated-test/"
 
-// push serves the images.
+// push pushes the images.
 func (i *images) push(r *registry.Registry) {
 	for name, built := range i.made {
 		r.Push(repository(name), name[strings.LastIndexByte(name, ':')+1:], built)
 	}
 }
 
-// one is the name of an image, by the last part of its repository.
+// one returns the name of an image, by the last part of its repository.
 func (i *images) one(base string) string {
 	for _, name := range slices.Sorted(maps.Keys(i.made)) {
 		if path.Base(repository(name)) == base {
@@ -90,13 +92,13 @@ func (i *images) one(base string) string {
 	return base
 }
 
-// host is the registry in the name of an image.
+// host returns the registry in the name of an image.
 func host(name string) string {
 	host, _, _ := strings.Cut(name, "/")
 	return host
 }
 
-// repository is the name of an image without its registry and tag.
+// repository returns the name of an image without its registry and tag.
 func repository(name string) string {
 	_, name, _ = strings.Cut(name, "/")
 	if tag := strings.LastIndexByte(name, ':'); tag > 0 {
@@ -105,7 +107,8 @@ func repository(name string) string {
 	return name
 }
 
-// newMakers has what can be made, by the last part of the image's repository.
+// newMakers returns what can be made, by the last part of the image's
+// repository.
 func newMakers(ctx context.Context, programs tools.Cluster) (map[string]image.Image, error) {
 	parts, err := tools.CritestParts(ctx)
 	if err != nil {
@@ -148,7 +151,7 @@ func newMakers(ctx context.Context, programs tools.Cluster) (map[string]image.Im
 		"busybox":           on(imagespec.ImageConfig{Cmd: []string{"sh"}}, busybox),
 		"ipc-utils":         on(imagespec.ImageConfig{Cmd: []string{"sh"}}, busybox),
 		"glibc-dns-testing": on(imagespec.ImageConfig{Cmd: []string{"sh"}}, busybox, hostname),
-		"kitten":            on(imagespec.ImageConfig{}, kitten), // what the specs of image volumes read
+		"kitten":            on(imagespec.ImageConfig{}, kitten), // read by the specs of image volumes
 		"nginx":             on(imagespec.ImageConfig{Cmd: []string{"nginx"}}, busybox, standins["nginx"]),
 		"nonewprivs":        on(imagespec.ImageConfig{Cmd: []string{"nnp"}}, busybox, standins["nonewprivs"]),
 		"nonroot":           on(imagespec.ImageConfig{Cmd: []string{"sh"}, User: "1234"}, busybox),
@@ -170,7 +173,7 @@ const (
 		"group-defined-in-image:x:50000:user-defined-in-image\n"
 )
 
-// agnhostLayer is what agnhost has beside a busybox: itself, and the programs of this
+// agnhostLayer contains agnhost and, besides a busybox, the programs of this
 // machine that the tests call in it.
 func agnhostLayer(ctx context.Context, program string) (image.Layer, error) {
 	agnhost, err := image.HostFile("agnhost", program, 0o755)
@@ -211,7 +214,7 @@ func localhost() ([]image.File, error) {
 	return files, nil
 }
 
-// hostLayer is programs of this machine and what else is wanted.
+// hostLayer contains programs of this machine and further files.
 func hostLayer(ctx context.Context, programs []string, files ...image.File) (image.Layer, error) {
 	for _, name := range programs {
 		more, err := hostProgram(ctx, name)
@@ -223,7 +226,7 @@ func hostLayer(ctx context.Context, programs []string, files ...image.File) (ima
 	return image.NewLayer(distinct(files)...)
 }
 
-// distinct leaves out files that are there already: not every runtime takes a layer that
+// distinct leaves out repeated files: not every runtime accepts a layer that
 // has one twice.
 func distinct(files []image.File) []image.File {
 	var out []image.File
@@ -237,7 +240,8 @@ func distinct(files []image.File) []image.File {
 	return out
 }
 
-// hostProgram is a program of this machine, in /usr/bin and in /bin, with its libraries.
+// hostProgram returns a program of this machine, in /usr/bin and in /bin, with
+// its libraries.
 func hostProgram(ctx context.Context, name string) ([]image.File, error) {
 	program, err := exec.LookPath(name)
 	if err != nil {
@@ -266,7 +270,7 @@ func hostProgram(ctx context.Context, name string) ([]image.File, error) {
 	return files, nil
 }
 
-// libraries are the files that ldd names.
+// libraries returns the files that ldd names.
 func libraries(ldd string) []string {
 	var out []string
 	for line := range strings.Lines(ldd) {

@@ -1,22 +1,25 @@
-// Cluster runs the end-to-end tests of Kubernetes in a cluster of one node with crius,
-// without the internet:
+// Cluster runs the end-to-end tests of Kubernetes in a cluster of one node with
+// crius, without the internet:
 //
 //	go run ./test/cluster [-runtime containerd] [-suite features] [-focus REGEXP] [-skip REGEXP]
 //
-// The cluster is etcd, an API server, a controller manager, a scheduler and a kubelet, all
-// in the network of a node of package node. The images that the tests ask for are made on
-// the spot, as far as can be, and served by the node's registry under their public names.
+// The cluster is etcd, an API server, a controller manager, a scheduler and a
+// kubelet, all in the network of a node of package node. It makes the images
+// that the tests use, as far as possible, and the node's registry serves them
+// under their public names.
 //
-// The suite "conformance" is NodeConformance, "features" are the other tests of sig-node
-// that need no cloud. "disk" runs none of them: on a node with a small file system for images
-// and containers it has that fill up, and looks at what the kubelet does. At the end of a run it prints the counts, what has not run and why,
-// and what has failed:
+// The suite "conformance" is NodeConformance, "features" are the other tests of
+// sig-node that need no cloud. "disk" runs none of them: on a node with a small
+// file system for images and containers it fills that, and checks what the
+// kubelet does. At the end of a run it prints the counts, what has not run and
+// why, and what has failed:
 //
 //	crius: 162 passed, 0 failed, 13 not run
 //
-// The exit code is 1 if a spec failed that is not known to (see known.go), or if pods have
-// left something behind on crius's node. What the tests print and their report, in the
-// format of JUnit, are kept in .cache/cluster/RUNTIME.log and .xml.
+// The exit code is 1 if a spec failed that is not known to fail (see known.go),
+// or if pods have left something behind on crius's node. The output of the
+// tests and their report, in the format of JUnit, are kept in
+// .cache/cluster/RUNTIME.log and .xml.
 package main
 
 import (
@@ -33,7 +36,7 @@ import (
 	"github.com/crius-run/crius/test/kit/tools"
 )
 
-// options say what a run is about.
+// options are the settings of a run.
 type options struct {
 	runtime, handler string
 	selection        selection
@@ -103,7 +106,7 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	if _, err := claim.Sweep(); err != nil { // what a run that was killed has left
+	if _, err := claim.Sweep(); err != nil { // left by a run that was killed
 		return err
 	}
 	t := &trial{options: o, programs: programs, images: images, dir: dir}

@@ -10,17 +10,17 @@ import (
 	"strings"
 )
 
-// A result is what became of the specs of one run.
+// A result is the outcome of the specs of one run.
 type result struct {
 	passed []spec
 	failed []spec
-	notRun []spec // those that the focus named
+	notRun []spec // selected by the focus
 }
 
-// spec is one, with the reason why it did not pass, in a line and whole.
+// spec is a spec with the reason why it did not pass, in one line and in full.
 type spec struct{ name, reason, output string }
 
-// testCase is what is wanted of a spec in ginkgo's JUnit report.
+// testCase is the used part of a spec in ginkgo's JUnit report.
 type testCase struct {
 	Name    string `xml:"name,attr"`
 	Status  string `xml:"status,attr"`
@@ -35,8 +35,8 @@ type cause struct {
 	Text    string `xml:",chardata"`
 }
 
-// readReport counts what a JUnit report tells. A spec that failed because an image is
-// missing that cannot be made here has not run.
+// readReport counts the results in a JUnit report. A spec that failed because
+// of an image that cannot be made here counts as not run.
 func readReport(report io.Reader, missing []string) (*result, error) {
 	var suites struct {
 		Cases []testCase `xml:"testsuite>testcase"`
@@ -55,7 +55,7 @@ func readReport(report io.Reader, missing []string) (*result, error) {
 	return r, nil
 }
 
-// notSelected is what ginkgo says of a spec that the focus does not name.
+// notSelected is ginkgo's status of a spec that the focus does not select.
 const notSelected = "skipped"
 
 func (r *result) add(c testCase, missing []string) {
@@ -80,14 +80,15 @@ func (r *result) add(c testCase, missing []string) {
 	}
 }
 
-// fail adds a failure that is no spec's.
+// fail adds a failure outside of the specs.
 func (r *result) fail(what string, err error) {
 	r.failed = append(r.failed, spec{what, err.Error(), err.Error()})
 }
 
 var pullFailed = regexp.MustCompile(`(?:Failed to pull image|Back-off pulling image) "([^"]+)"`)
 
-// unpulled is the first of the missing images that an output says could not be pulled.
+// unpulled returns the first of the missing images that could not be pulled
+// according to an output.
 func unpulled(output string, missing []string) string {
 	for _, match := range pullFailed.FindAllStringSubmatch(output, -1) {
 		if slices.Contains(missing, match[1]) {
@@ -97,7 +98,8 @@ func unpulled(output string, missing []string) string {
 	return ""
 }
 
-// brief is the first line of a reason that says something, and no longer than a line.
+// brief returns the first informative line of a reason, truncated to a line's
+// length.
 func brief(reason string) string {
 	for line := range strings.Lines(reason) {
 		if line = strings.TrimSpace(line); line != "" {
@@ -107,8 +109,8 @@ func brief(reason string) string {
 	return ""
 }
 
-// print tells the counts, what has not run and why, and what has failed. It reports
-// whether something failed that is not known to.
+// print prints the counts, what has not run and why, and what has failed. It
+// reports whether something failed that is not known to fail.
 func (r *result) print(out io.Writer, runtime string) (unknown bool) {
 	fmt.Fprintf(out, "\n%s: %d passed, %d failed, %d not run\n", runtime, len(r.passed), len(r.failed), len(r.notRun))
 	for _, s := range r.notRun {

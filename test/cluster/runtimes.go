@@ -17,7 +17,7 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// The runtimes that the tests can be run with.
+// The runtimes with which the tests can be run.
 const (
 	withCrius      = "crius"
 	withContainerd = "containerd"
@@ -31,10 +31,11 @@ type trial struct {
 	dir      string // for the log and the report
 }
 
-// hostFiles are what the tests of host paths write on the machine itself, and leave there.
+// hostFiles are what the tests of host paths write on the machine itself, and
+// leave there.
 var hostFiles = []string{"/tmp/test-file", "/tmp/sub-path", "/tmp/job-e2e"}
 
-// run runs the tests on a node of its own.
+// run runs the tests on its own node.
 func (t *trial) run(ctx context.Context) (_ *result, err error) {
 	for _, file := range hostFiles {
 		if _, err := os.Lstat(file); !errors.Is(err, fs.ErrNotExist) {

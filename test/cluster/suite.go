@@ -18,12 +18,13 @@ const limit = 6 * time.Hour
 // A selection says which specs run.
 type selection struct {
 	focus, skip string
-	disk        bool // none, but fillDisk
+	disk        bool // none, except fillDisk
 }
 
-// selections are those with a name. None has what needs a cloud, other nodes, gates that are
-// off by default, a driver that cannot be built here or minutes for a spec, or what breaks
-// the node or mounts in the machine's own /var/lib/kubelet.
+// selections are the named ones. They leave out what needs a cloud, other
+// nodes, gates that are off by default, a driver that cannot be built here or
+// minutes for a spec, and what breaks the node or mounts in the machine's own
+// /var/lib/kubelet.
 var selections = map[string]selection{
 	"conformance": {focus: `\[NodeConformance\]`, skip: `\[(Disruptive|Flaky|Slow|Serial)\]|\[Feature:`},
 	"features": {focus: `\[sig-node\]`, skip: `\[NodeConformance\]|\[(Disruptive|Flaky|Slow|Serial)\]|\[Provider:|\[DRA\] control plane|Mount propagation|` +
@@ -31,11 +32,11 @@ var selections = map[string]selection{
 	"disk": {disk: true},
 }
 
-// together is how many specs run at the same time: nearly all their time they wait.
+// together is how many specs run at the same time: they mostly wait.
 const together = 6
 
-// runTests runs the tests in the cluster. They print into RUNTIME.log, and their report is
-// RUNTIME.xml, both in the trial's directory.
+// runTests runs the tests in the cluster. Their output goes to RUNTIME.log, and
+// their report to RUNTIME.xml, both in the trial's directory.
 func (c *cluster) runTests(ctx context.Context, t *trial) (*result, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -69,7 +70,7 @@ func (c *cluster) runTests(ctx context.Context, t *trial) (*result, error) {
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
 	cmd.WaitDelay = time.Minute
-	ran := c.Do(cmd.Run) // the report counts
+	ran := c.Do(cmd.Run) // the report decides
 	file, err := os.Open(report)
 	if err != nil {
 		return nil, errors.Join(err, ran)

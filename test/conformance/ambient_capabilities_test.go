@@ -20,7 +20,7 @@ func both(a, b scene.ContainerChange) scene.ContainerChange {
 	return func(c *cri.ContainerConfig) { a(c); b(c) }
 }
 
-// An ambient capability is the only one that a process without uid 0 keeps
+// An ambient capability is the only kind that a process without uid 0 keeps
 // over execve.
 func TestAmbientCapabilities(t *testing.T) {
 	t.Parallel()
@@ -52,7 +52,7 @@ func TestAmbientCapabilities(t *testing.T) {
 				}
 			})
 		}
-		// Not without asking.
+		// Not unless requested.
 		caps := p.Facts(t, both(app, capabilities(&cri.Capability{AddCapabilities: []string{"NET_RAW"}}))).Caps
 		scene.Equal(t, "ambient set without asking", caps.Ambient, 0)
 		scene.Equal(t, "effective set without asking", caps.Effective, 0)

@@ -10,7 +10,7 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// appArmor asks for a profile in the new form or, when profile is nil, in the
+// appArmor requests a profile in the new form or, when profile is nil, in the
 // deprecated one.
 func appArmor(profile *cri.SecurityProfile, text string) scene.ContainerChange {
 	return func(c *cri.ContainerConfig) {
@@ -19,9 +19,8 @@ func appArmor(profile *cri.SecurityProfile, text string) scene.ContainerChange {
 	}
 }
 
-// On a node without AppArmor there is nothing that the default profile could
-// be, and a pod that asks for no more than that runs. A profile by name is a
-// promise that cannot be kept.
+// On a node without AppArmor there is no default profile, and a pod that
+// requests only that runs. A named profile is a promise that cannot be kept.
 func TestAppArmorOnANodeWithout(t *testing.T) {
 	t.Parallel()
 	if _, err := os.Stat("/sys/kernel/security/apparmor"); err == nil {
@@ -34,7 +33,7 @@ func TestAppArmorOnANodeWithout(t *testing.T) {
 		"unconfined":      appArmor(&cri.SecurityProfile{ProfileType: cri.SecurityProfile_Unconfined}, ""),
 		"old, default":    appArmor(nil, "runtime/default"),
 		"old, unconfined": appArmor(nil, "unconfined"),
-		// The new form counts where both are sent, as kubelets from 1.30 do.
+		// If both are sent, as by kubelets from 1.30 on, the new form counts.
 		"both": appArmor(&cri.SecurityProfile{}, "runtime/default"),
 	}
 	fails := map[string]struct {
@@ -67,7 +66,7 @@ func TestAppArmorOnANodeWithout(t *testing.T) {
 	})
 }
 
-// Where SELinux is off, its labels mean nothing, and relabelling neither.
+// Without SELinux its labels have no effect, nor has relabelling.
 func TestSELinuxOnANodeWithout(t *testing.T) {
 	t.Parallel()
 	if _, err := os.Stat("/sys/fs/selinux/enforce"); err == nil {

@@ -56,7 +56,7 @@ func cdi(names ...string) scene.ContainerChange {
 	}
 }
 
-// cdiAnnotation is how they came before the field was there.
+// cdiAnnotation requests devices as before the field existed.
 func cdiAnnotation(value string) scene.ContainerChange {
 	return func(c *cri.ContainerConfig) { c.Annotations["cdi.k8s.io/plugin_acme"] = value }
 }
@@ -129,11 +129,11 @@ func noCDIDevices(t *testing.T, w *scene.World) {
 			})
 		}
 	})
-	// A broken file spoils only what it describes.
+	// A broken file affects only what it describes.
 	scene.Equal(t, "ACME_ONE", env(t, p.Start(t, "sleep", cdi("acme.test/dev=one")), "ACME_ONE"), "1")
 }
 
-// Device plugins write and change their files while the node runs.
+// Device plugins write and change their files while the node is running.
 func cdiFilesChange(t *testing.T, w *scene.World) {
 	p := w.Pod(t, "runc")
 	scene.Equal(t, "at first", env(t, p.Start(t, "sleep", cdi("acme.test/dev=one")), "ACME_ONE"), "1")
@@ -144,7 +144,7 @@ func cdiFilesChange(t *testing.T, w *scene.World) {
 		return env(t, p.Start(t, "sleep", cdi("acme.test/dev=one")), "ACME_ONE") == "changed"
 	})
 	later := `{"cdiVersion": "0.6.0", "kind": "later.test/dev", "devices": [{"name": "one", "containerEdits": {"env": ["LATER=yes"]}}]}`
-	if err := w.Write("cdi2/later.json", later); err != nil { // in a directory that was not there
+	if err := w.Write("cdi2/later.json", later); err != nil { // in a directory that did not exist
 		t.Fatal(err)
 	}
 	var c *scene.Container

@@ -10,9 +10,9 @@ import (
 	"github.com/crius-run/crius/test/kit/tools"
 )
 
-// TestCritest runs the suite with every handler: the whole of it with Debian's
-// runtimes, with a current runc what they cannot do. What it skips must be out
-// of reach: its benchmarks, AppArmor where the kernel has none, and user
+// TestCritest runs the suite with every handler: all of it with Debian's
+// runtimes, and with a current runc what they cannot do. Skipped specs must be
+// impossible here: its benchmarks, AppArmor if the kernel has none, and user
 // namespaces with Debian's runtimes, which lack id-mapped mounts.
 func TestCritest(t *testing.T) {
 	parts, err := tools.CritestParts(t.Context())

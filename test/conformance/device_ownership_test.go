@@ -13,8 +13,8 @@ func withDevice(c *cri.ContainerConfig) {
 	c.Devices = append(c.Devices, &cri.Device{HostPath: "/dev/zero", ContainerPath: "/dev/mine", Permissions: "rw"})
 }
 
-// A device plugin's device is of use to a user without rights only when it
-// belongs to them.
+// A user without rights can use a device plugin's device only if it belongs to
+// that user.
 func TestDeviceOwnershipFromSecurityContext(t *testing.T) {
 	t.Parallel()
 	w := scene.Private(t, node.Options{Config: "[pod]\ndevice_ownership_from_security_context = true\n"})

@@ -13,8 +13,8 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// The kubelet shows reason and exit code to users, and tells crash loops by
-// finished_at.
+// The kubelet shows reason and exit code to users, and recognizes crash loops
+// by finished_at.
 func TestExitReasons(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -47,7 +47,7 @@ func TestExitReasons(t *testing.T) {
 		for _, signal := range []struct {
 			name   string
 			number int32
-		}{{"HUP", 1}, {"INT", 2}, {"KILL", 9}, {"TERM", 15}} { // those that the Go runtime dies of
+		}{{"HUP", 1}, {"INT", 2}, {"KILL", 9}, {"TERM", 15}} { // signals from which the Go runtime dies
 			s := p.Start(t, "suicide "+signal.name, inPod).Wait(t)
 			scene.Equal(t, "exit code by "+signal.name, s.ExitCode, 128+signal.number)
 			scene.Equal(t, "reason by "+signal.name, s.Reason, "Error")
@@ -55,8 +55,8 @@ func TestExitReasons(t *testing.T) {
 	})
 }
 
-// A program that cannot be run: the caller gets an error, and the container is
-// at its end with a reason, code 128 and times, so that the kubelet backs off.
+// A program that cannot be run: the caller gets an error, and the container has
+// exited with a reason, code 128 and times, so that the kubelet backs off.
 func TestProgramsThatCannotBeRun(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -102,8 +102,8 @@ func TestProgramsThatCannotBeRun(t *testing.T) {
 	})
 }
 
-// Only execve finds out about a missing interpreter, after the runtime has
-// said that the container runs.
+// Only execve detects a missing interpreter, after the runtime has reported
+// that the container is running.
 func TestMissingInterpreter(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -124,7 +124,7 @@ func TestMissingInterpreter(t *testing.T) {
 	})
 }
 
-// What ended stays as it ended.
+// An exit never changes.
 func TestExitStaysAsItWas(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)

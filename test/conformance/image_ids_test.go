@@ -13,10 +13,10 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// TestImageIDsAreTheSameEverywhere is the rule that api.proto has since 1.36:
+// TestImageIDsAreTheSameEverywhere tests the rule in api.proto since 1.36:
 // PullImageResponse.image_ref, Image.id, Container.image_id and
-// ContainerStatus.image_id are the same for the same image, by whatever name
-// it was pulled, be it a manifest or an index.
+// ContainerStatus.image_id are the same for the same image, by whatever name it
+// was pulled, whether it is a manifest or an index.
 func TestImageIDsAreTheSameEverywhere(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -90,7 +90,7 @@ func agrees(t *testing.T, p *scene.Pod, name, want string) {
 }
 
 // A new image under an old tag is another image, and containers of the old one
-// say so.
+// report the old id.
 func TestImageIDsOfAMovedTag(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)

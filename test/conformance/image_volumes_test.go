@@ -17,7 +17,7 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// content is an image without a program, as a volume's may be (KEP-4639).
+// content is an image without a program, as permitted for volumes (KEP-4639).
 func content(t *testing.T, w *scene.World) (ref, id string) {
 	t.Helper()
 	layer, err := image.NewLayer(
@@ -59,12 +59,12 @@ func TestImageVolume(t *testing.T) {
 			if m.GetImage().GetImage() != name || !m.Readonly || m.HostPath != "" {
 				t.Errorf("the status tells the mount %v", m)
 			}
-			if got := m.GetImage().GetImageRef(); got != id { // KEP-5365: as of PullImage
+			if got := m.GetImage().GetImageRef(); got != id { // KEP-5365: since PullImage
 				t.Errorf("image_ref in the status is %q, want %q", got, id)
 			}
 			c.Remove(t)
 		}
-		// Every container has its own, and one may have several.
+		// Every container has its own mount, and may have several.
 		c := p.Start(t, "sleep", imageVolume(id, ""), imageVolume(id, "data/sub", func(m *cri.Mount) { m.ContainerPath = "/w/deep" }))
 		scene.Equal(t, "content of the second volume", c.Exec(t, "cat /w/deep/b"), "deeper")
 		p.Start(t, "sleep", imageVolume(id, "")).Stop(t, 0)
@@ -72,7 +72,8 @@ func TestImageVolume(t *testing.T) {
 	})
 }
 
-// Not even who may mount can change what other containers will see.
+// Not even a container that may mount can change what other containers will
+// see.
 func TestImageVolumeStaysReadOnly(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -110,7 +111,7 @@ func TestImageVolumeSubPath(t *testing.T) {
 			})
 		}
 	})
-	// A link of the image leads nowhere but into the image.
+	// A link in the image leads only into the image.
 	p.Untouched(t, func() {
 		for _, sub := range []string{"outward", "upward"} {
 			t.Run("not "+sub, func(t *testing.T) {
@@ -121,9 +122,9 @@ func TestImageVolumeSubPath(t *testing.T) {
 	})
 }
 
-// Kubelets of 1.36 and 1.37 send the sub path of any volume of a pod that has an image
-// volume as a path inside an image (makeMounts in kubelet_pods.go). The host path has it
-// already.
+// Kubelets of 1.36 and 1.37 send the sub path of any volume of a pod that has
+// an image volume as a path inside an image (makeMounts in kubelet_pods.go).
+// The host path includes it already.
 func TestSubPathOfAVolumeThatIsNoImage(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -164,8 +165,8 @@ func TestImageVolumesThatCannotBe(t *testing.T) {
 	})
 }
 
-// The kubelet counts failed image volumes by how CreateContainer's message
-// begins, whatever its code.
+// The kubelet counts failed image volumes by the beginning of CreateContainer's
+// message, whatever its code.
 func TestImageVolumeErrorsThatTheKubeletCounts(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -181,7 +182,7 @@ func TestImageVolumeErrorsThatTheKubeletCounts(t *testing.T) {
 	}
 }
 
-// An image that is removed keeps its content for those who have mounted it.
+// A removed image keeps its content for containers that have mounted it.
 func TestImageVolumeOutlivesItsImage(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -189,7 +190,7 @@ func TestImageVolumeOutlivesItsImage(t *testing.T) {
 	p := w.Pod(t, "runc")
 	c := p.Start(t, "sleep", imageVolume(id, "data"))
 	if _, err := w.Images().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}}); err != nil {
-		scene.WantCode(t, err, codes.FailedPrecondition, c.ID[:12]) // in use, and by whom
+		scene.WantCode(t, err, codes.FailedPrecondition, c.ID[:12]) // in use, with the container
 	}
 	scene.Equal(t, "content", c.Exec(t, "cat /v/a"), "from the image")
 	c.Remove(t)

@@ -19,9 +19,9 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// recording is what a kubelet of some version sends for a simple pod, written
-// down from its source (pkg/kubelet/kuberuntime). $NODE, $CGROUPS, $IMAGE and
-// $UID stand for what is another one each time.
+// recording is what a kubelet of some version sends for a simple pod, derived
+// from its source (pkg/kubelet/kuberuntime). $NODE, $CGROUPS, $IMAGE and $UID
+// stand for values that differ each time.
 type recording struct {
 	API            string
 	Pod, Container json.RawMessage
@@ -43,7 +43,7 @@ func (k *replay) call(t *testing.T, method string, req, reply proto.Message) {
 }
 
 // load reads a recording and makes the files and directories that the kubelet
-// makes before it asks for a container.
+// makes before it creates a container.
 func load(t *testing.T, w *scene.World, version, handler string) *replay {
 	t.Helper()
 	uid := strings.ToLower(strings.ReplaceAll("5b0c4f6e-"+version+"-"+handler, ".", ""))
@@ -59,7 +59,7 @@ func load(t *testing.T, w *scene.World, version, handler string) *replay {
 			t.Fatal(err)
 		}
 	}
-	k.container.Linux.Resources.HugepageLimits = nil // one for each size that the node has, and what was recorded had others
+	k.container.Linux.Resources.HugepageLimits = nil // one for each size on the node; the recorded node had others
 	for _, size := range cgroup.HugePageSizes(os.DirFS("/")) {
 		k.container.Linux.Resources.HugepageLimits = append(k.container.Linux.Resources.HugepageLimits, &cri.HugepageLimit{PageSize: size})
 	}
@@ -88,14 +88,14 @@ func load(t *testing.T, w *scene.World, version, handler string) *replay {
 	return k
 }
 
-// TestRequestsOfKubelets replays what kubelets send in the order in which they
-// send it, and looks at what comes back with their eyes.
+// TestRequestsOfKubelets replays the requests of kubelets in their order, and
+// checks the answers as the kubelets do.
 func TestRequestsOfKubelets(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
 	for i, version := range []string{"1.18", "1.22", "1.34", "1.37"} {
 		t.Run(version, func(t *testing.T) {
-			handler := scene.Handlers[i%2] // which plays no part
+			handler := scene.Handlers[i%2] // which does not matter
 			k := load(t, w, version, handler)
 			k.greets(t)
 			p := k.runsPod(t, handler)
@@ -107,7 +107,7 @@ func TestRequestsOfKubelets(t *testing.T) {
 	}
 }
 
-// greets is what comes first after the connection.
+// greets sends the first requests after the connection.
 func (k *replay) greets(t *testing.T) {
 	t.Helper()
 	var v cri.VersionResponse
@@ -126,8 +126,8 @@ func (k *replay) greets(t *testing.T) {
 	}
 }
 
-// runsPod starts the sandbox and decides, as the kubelet does, whether it will
-// do: ready, on the network that the pod is for, with an address.
+// runsPod starts the sandbox and checks, as the kubelet does, that it is
+// usable: ready, in the requested network mode, with an address.
 func (k *replay) runsPod(t *testing.T, handler string) *scene.Pod {
 	t.Helper()
 	var run cri.RunPodSandboxResponse
@@ -151,7 +151,7 @@ func (k *replay) runsContainer(t *testing.T, p *scene.Pod) *scene.Container {
 	t.Helper()
 	var image cri.ImageStatusResponse
 	k.call(t, "ImageService/ImageStatus", &cri.ImageStatusRequest{Image: k.container.Image}, &image)
-	if image.Image == nil || image.Image.Username != "" || image.Image.GetUid().GetValue() != 0 { // which the kubelet takes for root
+	if image.Image == nil || image.Image.Username != "" || image.Image.GetUid().GetValue() != 0 { // which the kubelet treats as root
 		t.Errorf("ImageStatus says %v", image.Image)
 	}
 	var created cri.CreateContainerResponse
@@ -162,8 +162,8 @@ func (k *replay) runsContainer(t *testing.T, p *scene.Pod) *scene.Container {
 	return c
 }
 
-// relists asks what the kubelet asks every second, and reads what it reads:
-// the restart count and the hash of an annotation, the path of the log.
+// relists sends the kubelet's requests of every second, and reads what it
+// reads: the restart count and the hash of an annotation, the path of the log.
 func (k *replay) relists(t *testing.T, p *scene.Pod, c *scene.Container) {
 	t.Helper()
 	var pods cri.ListPodSandboxResponse
@@ -195,7 +195,7 @@ func (k *replay) relists(t *testing.T, p *scene.Pod, c *scene.Container) {
 		t.Errorf("the kubelet cannot do without times and image: %v", s)
 	}
 	scene.Equal(t, "number of mounts", len(s.Mounts), len(k.container.Mounts))
-	if k.api == "v1" { // what in-place resize compares
+	if k.api == "v1" { // compared by in-place resize
 		want := k.container.Linux.Resources
 		got := s.GetResources().GetLinux()
 		for what, pair := range map[string][2]int64{
@@ -207,7 +207,7 @@ func (k *replay) relists(t *testing.T, p *scene.Pod, c *scene.Container) {
 	}
 }
 
-// looksInside compares the container with what was asked for.
+// looksInside compares the container with the request.
 func (k *replay) looksInside(t *testing.T, c *scene.Container) {
 	t.Helper()
 	f := c.Facts(t)
@@ -236,8 +236,8 @@ func (k *replay) looksInside(t *testing.T, c *scene.Container) {
 	}
 }
 
-// ends is how the kubelet deletes a pod: the preStop hook, the container with
-// its grace period, the sandbox, then what is left of both.
+// ends deletes the pod as the kubelet does: the preStop hook, the container
+// with its grace period, the sandbox, then the rest of both.
 func (k *replay) ends(t *testing.T, p *scene.Pod, c *scene.Container) {
 	t.Helper()
 	var hook cri.ExecSyncResponse

@@ -1,18 +1,18 @@
-// Conformance runs the whole of critest, the conformance suite of CRI, against
-// crius, without the internet:
+// Conformance runs all of critest, the conformance suite of CRI, against crius,
+// without the internet:
 //
 //	go run ./test/conformance [-focus REGEXP] [HANDLER...]
 //
 // Each runtime handler, by default Debian's runc and crun and a current runc
-// (runc-current), and on demand gVisor (runsc) and containerd's shim of runc
-// (shim-runc), gets a node of its own. The images that the suite names are
-// built on the spot and served by the node's registry under their public names.
-// At the end of a run it prints one plain line, the specs that were skipped and
-// those that failed, and so is anything that the pods have left behind:
+// (runc-current), and on request gVisor (runsc) and containerd's shim of runc
+// (shim-runc), gets its own node. The images that the suite names are built
+// here and served by the node's registry under their public names. At the end
+// of a run it prints one plain line, the specs that were skipped and those that
+// failed, and anything that the pods have left behind:
 //
 //	runc: 122 passed, 0 failed, 20 skipped
 //
-// The exit code is 1 if any failed. What the suite itself prints is kept in
+// The exit code is 1 if any failed. The suite's own output is kept in
 // .cache/conformance/HANDLER.log.
 package main
 
@@ -62,7 +62,7 @@ func conform(ctx context.Context, focus string, handlers []string) error {
 		return err
 	}
 	suite.Focus = focus
-	if _, err := claim.Sweep(); err != nil { // what a run that was killed has left
+	if _, err := claim.Sweep(); err != nil { // left by a run that was killed
 		return err
 	}
 	failed := false
@@ -81,7 +81,7 @@ func conform(ctx context.Context, focus string, handlers []string) error {
 	return nil
 }
 
-// logged is run, with the suite's output in a file.
+// logged is run with the suite's output in a file.
 func logged(ctx context.Context, path string, suite *critest.Suite, handler string) (*critest.Result, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
@@ -98,14 +98,14 @@ func logged(ctx context.Context, path string, suite *critest.Suite, handler stri
 
 func allHandlers() []string { return []string{"runc", "crun", currentRunc} }
 
-// Handlers that a node does not have by itself.
+// Handlers that are not in every node.
 const (
-	currentRunc = "runc-current" // beside Debian's
+	currentRunc = "runc-current" // in addition to Debian's
 	gvisor      = "runsc"
 	shimOfRunc  = "shim-runc"
 )
 
-// options are those of a node for a handler.
+// options returns the options of a node for a handler.
 func options(ctx context.Context, handler string) (o node.Options, err error) {
 	kind := "oci"
 	var path string
@@ -120,13 +120,13 @@ func options(ctx context.Context, handler string) (o node.Options, err error) {
 		return o, nil
 	}
 	o.Config = fmt.Sprintf("[runtime.handlers.%s]\ntype = %q\npath = %q\n", handler, kind, path)
-	if handler == gvisor { // which by itself lets no profile of a pod and no set-user-id in
+	if handler == gvisor { // which by default allows neither a pod's profile nor set-user-id
 		o.Config += `options = ["--oci-seccomp", "--allow-suid"]` + "\n"
 	}
 	return o, err
 }
 
-// run runs the suite once with a runtime handler, on a node of its own.
+// run runs the suite once with a runtime handler, on its own node.
 func run(ctx context.Context, suite *critest.Suite, handler string) (_ *critest.Result, err error) {
 	o, err := options(ctx, handler)
 	if err != nil {
@@ -168,8 +168,8 @@ func run(ctx context.Context, suite *critest.Suite, handler string) (_ *critest.
 	return r, nil
 }
 
-// settle runs a few pods of the suite, so that what the first of each kind makes
-// for good does not look like left behind.
+// settle runs a few pods of the suite, so that permanent objects made by the
+// first of each kind do not look like leftovers.
 func settle(ctx context.Context, suite critest.Suite, target critest.Target) error {
 	suite.Focus = "UserNamespaces|PodPID|should support starting container with log"
 	_, err := suite.Run(ctx, target)

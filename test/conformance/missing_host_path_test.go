@@ -14,7 +14,7 @@ import (
 )
 
 // hostPath volumes of type "" rely on it, and both peers do so, though
-// api.proto asks for an error.
+// api.proto requires an error.
 func TestMissingHostPathIsMade(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -31,7 +31,7 @@ func TestMissingHostPathIsMade(t *testing.T) {
 	}
 }
 
-// The source of a mount is what a link leads to.
+// The source of a mount is the target of a link.
 func TestHostPathThatIsALink(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)

@@ -17,8 +17,8 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// toolbox is a volume with the probe, the probe as a setuid program of root's,
-// and a device.
+// toolbox is a volume with the probe, the probe as root's setuid program, and a
+// device.
 func toolbox(t *testing.T, w *scene.World) string {
 	t.Helper()
 	repo, err := tools.Repository()
@@ -45,7 +45,8 @@ func toolbox(t *testing.T, w *scene.World) string {
 	return dir
 }
 
-// effective is CapEff of what runs from the volume as a user without rights.
+// effective returns CapEff of a program on the volume run by a user without
+// rights.
 func effective(t *testing.T, c *scene.Container) uint64 {
 	t.Helper()
 	f, err := facts.Parse([]byte(c.Exec(t, "run /v/setuid facts")))
@@ -55,8 +56,8 @@ func effective(t *testing.T, c *scene.Container) uint64 {
 	return f.Caps.Effective
 }
 
-// TestMountOptions is KEP-5855: the three options that a pod may name hold in
-// the container, and those that are not named don't.
+// TestMountOptions tests KEP-5855: the three options that a pod may name are in
+// force in the container, and those that are not named are not.
 func TestMountOptions(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -95,7 +96,7 @@ func hasAll(options []string, want ...string) bool {
 	return !slices.ContainsFunc(want, func(o string) bool { return !slices.Contains(options, o) })
 }
 
-// Options go together with the other wishes of a mount.
+// Options combine with the other settings of a mount.
 func TestMountOptionsTogetherWithOthers(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -119,8 +120,8 @@ func TestMountOptionsTogetherWithOthers(t *testing.T) {
 	})
 }
 
-// What is not an option of a bind mount must not reach the runtime, where it
-// might mean something else.
+// What is not an option of a bind mount must not reach the runtime, for which
+// it might mean something else.
 func TestMountOptionsThatAreNone(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)

@@ -17,7 +17,7 @@ func limitedTo(bytes int64) scene.ContainerChange {
 
 // From api.proto: the reason "must be set to OOMKilled for containers
 // terminated by cgroup-based Out-of-Memory killer". A program that ends well
-// has not been terminated, whatever became of a child.
+// has not been terminated, whatever happened to a child.
 func TestOOMKilled(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -55,7 +55,7 @@ func TestOOMKilled(t *testing.T) {
 	})
 }
 
-// An exec that is killed is not the container.
+// A killed exec is not the container.
 func TestOOMOfAnExec(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)

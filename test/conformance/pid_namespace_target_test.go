@@ -20,8 +20,8 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// targeting puts a container into another one's PID namespace, as kubectl
-// debug --target does.
+// targeting puts a container into another one's PID namespace, as kubectl debug
+// --target does.
 func targeting(id string) scene.ContainerChange {
 	return func(c *cri.ContainerConfig) {
 		c.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{Pid: cri.NamespaceMode_TARGET, TargetId: id}
@@ -37,7 +37,7 @@ func TestTargetedContainerSeesTheTargetsProcesses(t *testing.T) {
 		bystander := p.Start(t, "sleep 3h")
 		target.Says(t, "ready")
 		debug := p.Start(t, "echo ready ; sleep 4h", targeting(target.ID))
-		debug.Says(t, "ready") // until it runs, its first process is called runc init
+		debug.Says(t, "ready") // before the program runs, its first process is called runc init
 
 		f := debug.Facts(t)
 		var seen []string
@@ -64,13 +64,13 @@ func TestTargetedContainerSeesTheTargetsProcesses(t *testing.T) {
 			t.Error("a container that is not the target sees the new one")
 		}
 
-		// The namespace ends with its process 1, and all in it.
+		// The namespace ends with its process 1, and so does everything in it.
 		target.Stop(t, 0)
 		scene.Equal(t, "exit code of who was inside", debug.Wait(t).ExitCode, 137)
 	})
 }
 
-// Whoever leaves a targeted namespace does the target no harm.
+// The end of a container that targets a namespace does not affect the target.
 func TestTargetSurvivesTheExitOfTargetedContainers(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -142,8 +142,8 @@ func TestTargetsThatCannotBe(t *testing.T) {
 	}
 }
 
-// A target may end, and its pid become that of a process of the node, before the
-// runtime gets to joining its PID namespace.
+// A target may end, and its pid may be reused by a process of the node, before
+// the runtime joins its PID namespace.
 func TestTargetsPidGivenToAnother(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -192,8 +192,8 @@ func exists(path string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// takePid starts a process with this pid, for as long as the test runs. Others of
-// the machine start processes, too, so it may take several tries.
+// takePid starts a process with this pid, for as long as the test runs. Other
+// programs start processes, too, so it may take several tries.
 func takePid(t *testing.T, pid int) {
 	t.Helper()
 	wait.For(t, "the pid to be free, and given to a process of the node", func() bool {

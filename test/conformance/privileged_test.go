@@ -13,20 +13,21 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// privileged is what the kubelet asks for a privileged container.
+// privileged is the kubelet's request for a privileged container.
 func privileged(c *cri.ContainerConfig) {
 	s := c.Linux.SecurityContext
 	s.Privileged, s.MaskedPaths, s.ReadonlyPaths = true, nil, nil
 }
 
-// announce makes the pod's configuration one of a pod with a privileged container from now
-// on, as the kubelet does when an ephemeral container of that kind comes.
+// announce changes the pod's configuration to that of a pod with a privileged
+// container, as the kubelet does when such an ephemeral container is added.
 func announce(p *scene.Pod) {
 	p.Config = proto.CloneOf(p.Config)
 	p.Config.Linux.SecurityContext.Privileged = true
 }
 
-// namespaced sets a pod's namespaces, and those of its containers, which repeat them.
+// namespaced sets a pod's namespaces, and those of its containers, which repeat
+// them.
 func namespaced(o *cri.NamespaceOption) (scene.PodChange, scene.ContainerChange) {
 	return func(c *cri.PodSandboxConfig) {
 			c.Linux.SecurityContext.NamespaceOptions = proto.CloneOf(o)
@@ -38,7 +39,7 @@ func namespaced(o *cri.NamespaceOption) (scene.PodChange, scene.ContainerChange)
 		}
 }
 
-// podsOfAnyKind are the namespaces that pods may have.
+// podsOfAnyKind are the possible namespaces of pods.
 func podsOfAnyKind() map[string]*cri.NamespaceOption {
 	const container, pod, host = cri.NamespaceMode_CONTAINER, cri.NamespaceMode_POD, cri.NamespaceMode_NODE
 	return map[string]*cri.NamespaceOption{
@@ -50,7 +51,7 @@ func podsOfAnyKind() map[string]*cri.NamespaceOption {
 	}
 }
 
-// sysIs checks whether the container may write to /sys, by what the kernel says.
+// sysIs checks whether the container may write to /sys, by trying.
 func sysIs(t *testing.T, c *scene.Container, writable bool) {
 	t.Helper()
 	const file = "/sys/class/net/lo/ifalias"
@@ -68,7 +69,8 @@ func sysIs(t *testing.T, c *scene.Container, writable bool) {
 	}
 }
 
-// eachRuntime runs a test with the runtimes of the distribution and a current runc.
+// eachRuntime runs a test with the runtimes of the distribution and a current
+// runc.
 func eachRuntime(t *testing.T, test func(t *testing.T, w *scene.World, handler string)) {
 	t.Helper()
 	w := modern.World(t)
@@ -110,8 +112,8 @@ func TestPrivilegedContainerComesToAPodWithoutOne(t *testing.T) {
 	})
 }
 
-// Whoever mounts sysfs first in a network namespace decides whether it is read-only
-// (containerd#8445, cri-tools#1747).
+// The first mount of sysfs in a network namespace decides whether it is
+// read-only (containerd#8445, cri-tools#1747).
 func TestSysIsWritableForPrivilegedContainersInAnyOrder(t *testing.T) {
 	t.Parallel()
 	eachRuntime(t, func(t *testing.T, w *scene.World, handler string) {
@@ -134,7 +136,7 @@ func TestSysIsWritableForPrivilegedContainersInAnyOrder(t *testing.T) {
 					sysIs(t, c, order[i])
 					c.Remove(t)
 				}
-				for _, is := range []bool{false, true} { // the last mount of before is gone
+				for _, is := range []bool{false, true} { // the last earlier mount is gone
 					sysIs(t, start(is), is)
 				}
 			})
@@ -142,7 +144,8 @@ func TestSysIsWritableForPrivilegedContainersInAnyOrder(t *testing.T) {
 	})
 }
 
-// A privileged container of a pod with a user namespace has all that this namespace has.
+// A privileged container of a pod with a user namespace has all rights of that
+// namespace.
 func TestPrivilegedContainerInAUserNamespace(t *testing.T) {
 	t.Parallel()
 	eachMapping(t, func(t *testing.T, w *scene.World, handler string) {
@@ -151,7 +154,7 @@ func TestPrivilegedContainerInAUserNamespace(t *testing.T) {
 		plain := p.Start(t, "sleep", mapped(host))
 		announce(p)
 		debug := p.Start(t, "sleep", mapped(host), privileged)
-		// Who may write to which file there is the kernel's.
+		// The kernel decides who may write to which file there.
 		if m := plain.Facts(t).Mount("/sys"); m == nil || !slices.Contains(m.Options, "ro") {
 			t.Errorf("/sys of a container that is not privileged is %+v", m)
 		}
@@ -194,8 +197,8 @@ func TestPrivilegedContainerComesAfterARestart(t *testing.T) {
 	}
 }
 
-// What else the pod's configuration says when a container is created does not count
-// (docs/decisions/0055-current-pod.md).
+// Other changes in the pod's configuration when a container is created do not
+// count (docs/decisions/0055-current-pod.md).
 func TestPodConfigurationOfTheSandboxCounts(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)

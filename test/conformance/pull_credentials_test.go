@@ -32,9 +32,9 @@ func encode(user, password string) string {
 	return base64.StdEncoding.EncodeToString([]byte(user + ":" + password))
 }
 
-// guarded is a node with an image that only those with credentials may pull.
-// It is named by its registry's address, since credentials are for the host
-// that the name has, and not for one that registries.conf puts in its place.
+// guarded is a node with an image that requires credentials. Its name contains
+// its registry's address, because credentials are for the host in the name, and
+// not for one with which registries.conf replaces it.
 func guarded(t *testing.T) (w *scene.World, ref string) {
 	t.Helper()
 	w = scene.Private(t, node.Options{})
@@ -59,7 +59,7 @@ func pull(t *testing.T, w *scene.World, ref string, auth *cri.AuthConfig) error 
 	return err
 }
 
-// forget removes the image, so that the next pull has to ask again.
+// forget removes the image, so that the next pull must ask the registry again.
 func forget(t *testing.T, w *scene.World, ref string) {
 	t.Helper()
 	if _, err := w.Images().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}}); err != nil {
@@ -67,8 +67,8 @@ func forget(t *testing.T, w *scene.World, ref string) {
 	}
 }
 
-// TestPullCredentials has every form of AuthConfig, right and wrong, against
-// registries that want Basic or a token.
+// TestPullCredentials tests every form of AuthConfig, right and wrong, against
+// registries that require Basic or a token.
 func TestPullCredentials(t *testing.T) {
 	t.Parallel()
 	w, ref := guarded(t)
@@ -159,8 +159,8 @@ func TestPullCredentialsThatAreNone(t *testing.T) {
 	}
 }
 
-// What one pod may pull is not for the next one, who comes without or with
-// other credentials, nor while the first pull is under way.
+// What one pod may pull is not available to the next one without or with other
+// credentials, not even during the first pull.
 func TestCredentialsOfOnePullNeverServeAnother(t *testing.T) {
 	t.Parallel()
 	w, ref := guarded(t)
@@ -173,7 +173,7 @@ func TestCredentialsOfOnePullNeverServeAnother(t *testing.T) {
 		if err := pull(t, w, ref, right); err != nil {
 			t.Fatal(err)
 		}
-		// The image is there, and still nobody pulls it without credentials.
+		// The image is present, and still cannot be pulled without credentials.
 		for _, other := range []*cri.AuthConfig{nil, {Username: "joe", Password: "wrong-secret"}} {
 			if err := pull(t, w, ref, other); err == nil {
 				t.Errorf("a pull with %v was let in after one with credentials", other.GetUsername())
@@ -205,8 +205,8 @@ func TestCredentialsOfOnePullNeverServeAnother(t *testing.T) {
 	}
 }
 
-// The kubelet turns two errors into reasons of their own. It knows them by how
-// the message begins, and only where the code is Unknown, since its client
+// The kubelet turns two errors into its own reasons. It recognizes them by the
+// beginning of the message, and only with code Unknown, because its client
 // keeps the code in all other messages.
 func TestPullErrorsThatTheKubeletKnows(t *testing.T) {
 	t.Parallel()

@@ -38,7 +38,7 @@ func TestRecursiveReadOnly(t *testing.T) {
 		p := w.Pod(t, handler)
 		plain := p.Start(t, "sleep", mounted(&cri.Mount{ContainerPath: "/v", HostPath: top, Readonly: true}))
 		plain.Refuses(t, "write /v/f x", "read-only file system")
-		plain.Exec(t, "write /v/sub/f x") // what "recursive" is for
+		plain.Exec(t, "write /v/sub/f x") // the purpose of "recursive"
 		scene.Equal(t, "recursive_read_only in the status", plain.Status(t).Mounts[0].RecursiveReadOnly, false)
 
 		c, err := p.Try(t.Context(), "sleep", mounted(&cri.Mount{ContainerPath: "/v", HostPath: top, Readonly: true, RecursiveReadOnly: true}))
@@ -58,7 +58,7 @@ func TestRecursiveReadOnly(t *testing.T) {
 		c.Exec(t, "cat /v/sub/f")
 		m := c.Status(t).Mounts[0]
 		scene.Equal(t, "readonly and recursive_read_only in the status", m.Readonly && m.RecursiveReadOnly, true)
-		plain.Exec(t, "write /v/sub/g x") // it is the mount that is read-only, not what is mounted
+		plain.Exec(t, "write /v/sub/g x") // only the mount is read-only, not what is mounted below
 	})
 }
 

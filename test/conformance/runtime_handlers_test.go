@@ -13,9 +13,8 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// TestRuntimeHandlersAreHonest compares what Status says of each handler with
-// what its runtime says of itself; that it is true the tests of each feature
-// show.
+// TestRuntimeHandlersAreHonest compares Status's features of each handler with
+// the runtime's own report; the tests of each feature show that it is true.
 func TestRuntimeHandlersAreHonest(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -57,8 +56,8 @@ func TestRuntimeHandlersAreHonest(t *testing.T) {
 	}
 }
 
-// abilities are what the features document of the OCI runtime specification
-// says that matters here.
+// abilities are the relevant part of the features document of the OCI runtime
+// specification.
 type abilities struct {
 	MountOptions []string
 	Linux        struct {
@@ -66,7 +65,8 @@ type abilities struct {
 	}
 }
 
-// ask is a runtime's own "features"; old ones do not know the command.
+// ask returns a runtime's own "features"; told is false for old ones, which do
+// not know the command.
 func ask(t *testing.T, runtime string) (a abilities, told bool) {
 	t.Helper()
 	out, err := exec.Command(runtime, "features").Output()

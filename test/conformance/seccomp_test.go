@@ -19,7 +19,7 @@ type version string
 
 var versions = []version{"v1", "v1alpha2"}
 
-// start makes and starts a container by that version of CRI.
+// start creates and starts a container through that version of CRI.
 func (v version) start(t *testing.T, p *scene.Pod, line string, change ...scene.ContainerChange) (*scene.Container, error) {
 	t.Helper()
 	invoke := func(method string, req, reply proto.Message) error {
@@ -35,8 +35,8 @@ func (v version) start(t *testing.T, p *scene.Pod, line string, change ...scene.
 	return c, invoke("StartContainer", &cri.StartContainerRequest{ContainerId: c.ID}, &cri.StartContainerResponse{})
 }
 
-// eachVersion runs a test for each version of CRI, in a pod. Each has another
-// handler, which knows of no version.
+// eachVersion runs a test for each version of CRI, in a pod. Each uses another
+// handler, because handler and version are independent.
 func eachVersion(t *testing.T, test func(t *testing.T, p *scene.Pod, v version)) {
 	t.Helper()
 	w := commons.World(t)
@@ -57,8 +57,8 @@ const (
 	oldForm
 )
 
-// profiled asks for a seccomp profile in the new form and in the old one, a
-// string that kubelets up to 1.18 know alone.
+// profiled requests a seccomp profile in the new form or in the old one, a
+// string, which is the only form that kubelets up to 1.18 know.
 func profiled(form int, kind cri.SecurityProfile_ProfileType, text string) scene.ContainerChange {
 	return func(c *cri.ContainerConfig) {
 		c.Linux.SecurityContext.Seccomp = nil
@@ -78,7 +78,7 @@ func TestSeccompProfiles(t *testing.T) {
 	cases := map[string]struct {
 		change       scene.ContainerChange
 		filter       int
-		mkdir, mount string // the kernel finds out first that the path is wrong
+		mkdir, mount string // the kernel first finds that the path is wrong
 	}{
 		"new, default":             {profiled(newForm, byDefault, ""), 2, "ok", "EPERM"},
 		"new, unconfined":          {profiled(newForm, none, ""), 0, "ok", "ENOENT"},
@@ -105,14 +105,15 @@ func TestSeccompProfiles(t *testing.T) {
 	})
 }
 
-// seccompField adds the new form to whatever else is there.
+// seccompField adds the new form.
 func seccompField(kind cri.SecurityProfile_ProfileType, ref string) scene.ContainerChange {
 	return func(c *cri.ContainerConfig) {
 		c.Linux.SecurityContext.Seccomp = &cri.SecurityProfile{ProfileType: kind, LocalhostRef: ref}
 	}
 }
 
-// What cannot be enforced must not run unconfined, and the message names it.
+// A container whose profile cannot be enforced must not run unconfined, and the
+// message names the profile.
 func TestSeccompProfilesThatCannotBe(t *testing.T) {
 	t.Parallel()
 	dir := commons.World(t).Dir(t)

@@ -13,9 +13,9 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// TestAfterStopPodSandbox is what the kubelet counts on once StopPodSandbox
-// has returned: no process, no network, every container exited, and the pod
-// not ready, however often it is asked.
+// TestAfterStopPodSandbox tests what the kubelet relies on once StopPodSandbox
+// has returned: no process, no network, every container exited, and the pod not
+// ready, however often it is asked.
 func TestAfterStopPodSandbox(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -46,7 +46,7 @@ func TestAfterStopPodSandbox(t *testing.T) {
 			t.Errorf("container %d still has the processes %v", i, pids)
 		}
 	}
-	// One that never ran has nothing left either, and can't be started.
+	// A container that never ran has nothing left either, and can't be started.
 	scene.Equal(t, "state of the container that never ran", all[3].Status(t).State, cri.ContainerState_CONTAINER_EXITED)
 	scene.WantCode(t, all[3].TryStart(t.Context()), codes.FailedPrecondition)
 	noProcess(t, p)
@@ -62,12 +62,12 @@ func TestAfterStopPodSandbox(t *testing.T) {
 	_, err = w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: all[0].ID, Cmd: []string{"/probe"}})
 	scene.WantCode(t, err, codes.FailedPrecondition)
 	p.Remove(t)
-	p.Stop(t) // one that is gone is stopped
+	p.Stop(t) // a missing pod counts as stopped
 	p.Remove(t)
 }
 
-// noProcess checks that of a stopped pod there is none, monitors included: these
-// leave when they have told what they know.
+// noProcess checks that a stopped pod has no processes, including monitors:
+// these exit when they have reported everything.
 func noProcess(t *testing.T, p *scene.Pod) {
 	t.Helper()
 	var left []string

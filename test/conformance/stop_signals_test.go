@@ -12,7 +12,8 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// caught is all that the probe waits for: every real-time signal, and some.
+// caught returns all signals that the probe waits for: every real-time signal,
+// and some others.
 func caught() string {
 	names := []string{"trap TERM HUP INT QUIT USR1 USR2 WINCH"}
 	for n := 34; n <= 64; n++ {
@@ -21,9 +22,9 @@ func caught() string {
 	return strings.Join(names, " ")
 }
 
-// TestStopSignals has each container say which signal came (KEP-4960): the
-// request's, else the image's, else TERM. Real-time signals are counted from
-// 34 up and from 64 down.
+// TestStopSignals has each container print the signal that it received
+// (KEP-4960): the request's, else the image's, else TERM. Real-time signals are
+// counted from 34 up and from 64 down.
 func TestStopSignals(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -72,8 +73,8 @@ func TestStopSignals(t *testing.T) {
 	}
 }
 
-// The Go program that the probe is cannot catch RTMIN itself, so this one is
-// proven by its default action, which the kernel spares a process 1.
+// A Go program such as the probe cannot catch RTMIN itself, so its default
+// action, which does not apply to a process 1, proves this one.
 func TestStopSignalRTMIN(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -88,7 +89,7 @@ func TestStopSignalRTMIN(t *testing.T) {
 	scene.Equal(t, "exit code", c.Status(t).ExitCode, 128+34)
 }
 
-// A STOPSIGNAL that is none is told at once, or TERM is sent instead: a
+// An invalid STOPSIGNAL is either refused at once, or TERM is sent instead: a
 // container that cannot be stopped is worse than either.
 func TestStopSignalOfAnImageThatIsNone(t *testing.T) {
 	t.Parallel()
@@ -113,7 +114,7 @@ func TestStopSignalOfAnImageThatIsNone(t *testing.T) {
 	}
 }
 
-// The pod's end asks in the same way.
+// Stopping the pod sends the same signal.
 func TestStopPodSendsTheStopSignal(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -127,12 +128,12 @@ func TestStopPodSendsTheStopSignal(t *testing.T) {
 	}
 }
 
-// A stop signal of KILL asks nobody.
+// A stop signal of KILL has no grace period.
 func TestStopSignalKill(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
 	c := w.Pod(t, "crun").Start(t, "echo ready ; sleep", func(c *cri.ContainerConfig) { c.StopSignal = cri.Signal_SIGNAL_SIGKILL })
 	c.Says(t, "ready")
-	c.Stop(t, 3600) // the call would be given up long before
+	c.Stop(t, 3600) // the call would time out long before
 	scene.Equal(t, "exit code", c.Status(t).ExitCode, 137)
 }

@@ -1,7 +1,7 @@
 // The promises of CRI that critest leaves out, tested from outside: what the
 // comments of its api.proto, the KEPs and the kubelet expect, on a real server
-// with the real runc and crun. One promise a file, and the file is named after
-// it. See test/scene for the words in which they are written.
+// with the real runc and crun. Each file tests one promise and is named after
+// it. Package test/scene is their kit.
 package main_test
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// commons is a plain node, modern one with a runc of today beside Debian's.
+// commons is a plain node, modern one with a current runc besides Debian's.
 var (
 	commons scene.Commons
 	modern  = scene.Commons{Also: []string{current}, Prepare: func(ctx context.Context) (node.Options, error) {
@@ -31,12 +31,12 @@ var (
 const current = "runc-current"
 
 func TestMain(m *testing.M) {
-	// Much of a test's time is waiting, so more run at once than there are CPUs.
+	// A test mostly waits, so more run at once than there are CPUs.
 	flag.Set("test.parallel", "6")
 	os.Exit(scene.Run(m, &commons, &modern))
 }
 
-// nodeStatus is Status.
+// nodeStatus calls Status.
 func nodeStatus(t *testing.T, w *scene.World) *cri.StatusResponse {
 	t.Helper()
 	resp, err := w.Runtime().Status(t.Context(), &cri.StatusRequest{})
@@ -46,7 +46,7 @@ func nodeStatus(t *testing.T, w *scene.World) *cri.StatusResponse {
 	return resp
 }
 
-// features is what Status says of a handler.
+// features returns Status's features of a handler.
 func features(t *testing.T, w *scene.World, handler string) *cri.RuntimeHandlerFeatures {
 	t.Helper()
 	resp := nodeStatus(t, w)

@@ -11,7 +11,7 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// TestSupplementalGroups is KEP-3619: Merge adds the groups that the image
+// TestSupplementalGroups tests KEP-3619: Merge adds the groups that the image
 // gives its user, Strict does not. In the test images, user 1001 with primary
 // group 1002 belongs to 2001 and 2002, and 65534 to 2002.
 func TestSupplementalGroups(t *testing.T) {

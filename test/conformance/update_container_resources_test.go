@@ -40,7 +40,7 @@ func update(t *testing.T, c *scene.Container, r *cri.LinuxContainerResources) er
 	return err
 }
 
-// inForce is every limit where the kernel keeps it.
+// inForce returns every limit from the kernel's files.
 func inForce(t *testing.T, c *scene.Container) map[string]string {
 	t.Helper()
 	out := map[string]string{"oom_score_adj": c.Procfs(t, "oom_score_adj")}
@@ -52,13 +52,13 @@ func inForce(t *testing.T, c *scene.Container) map[string]string {
 	return out
 }
 
-// reported is what ContainerStatus says of the limits.
+// reported returns the limits in ContainerStatus.
 func reported(t *testing.T, c *scene.Container) *cri.LinuxContainerResources {
 	t.Helper()
 	return c.Status(t).GetResources().GetLinux()
 }
 
-// unchanged runs f and checks that no limit is another one afterwards.
+// unchanged runs f and checks that no limit has changed afterwards.
 func unchanged(t *testing.T, c *scene.Container, what string, f func()) {
 	t.Helper()
 	kernel, said := inForce(t, c), reported(t, c)
@@ -101,8 +101,8 @@ func TestUpdateChangesEveryLimit(t *testing.T) {
 	})
 }
 
-// Memory and swap bound each other, so growing and shrinking need the opposite
-// order of steps.
+// Memory and swap bound each other, so growing and shrinking need opposite
+// orders of steps.
 func TestUpdateMemoryAndSwapUpAndDown(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -119,7 +119,7 @@ func TestUpdateMemoryAndSwapUpAndDown(t *testing.T) {
 	})
 }
 
-// What a request leaves out stays.
+// Limits that a request leaves out stay.
 func TestUpdateOfOneLimitSparesTheOthers(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -140,7 +140,7 @@ func TestUpdateOfOneLimitSparesTheOthers(t *testing.T) {
 	if got := reported(t, c); !proto.Equal(got, want) {
 		t.Errorf("the status says %v, want %v", got, want)
 	}
-	// An empty request asks for nothing.
+	// An empty request changes nothing.
 	unchanged(t, c, "empty", func() {
 		if err := update(t, c, &cri.LinuxContainerResources{}); err != nil {
 			t.Errorf("an empty request: %v", err)
@@ -148,8 +148,8 @@ func TestUpdateOfOneLimitSparesTheOthers(t *testing.T) {
 	})
 }
 
-// The score is that of processes, and a container has several; those of an
-// exec have the new one, too.
+// The score belongs to processes, and a container has several; those of an exec
+// get the new one, too.
 func TestUpdatedOOMScoreHoldsForEveryProcess(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -163,7 +163,7 @@ func TestUpdatedOOMScoreHoldsForEveryProcess(t *testing.T) {
 			got := strings.TrimSpace(scene.Read(t, fmt.Sprintf("/proc/%d/oom_score_adj", pid)))
 			scene.Equal(t, fmt.Sprintf("oom_score_adj of process %d", pid), got, fmt.Sprint(score))
 		}
-		// runc begins with the score that the container was created with.
+		// runc first sets the score with which the container was created.
 		got := ""
 		if !wait.Until(t.Context(), func() bool {
 			got = strings.TrimSpace(c.Exec(t, "sleep 500ms ; cat /proc/self/oom_score_adj"))
@@ -174,7 +174,7 @@ func TestUpdatedOOMScoreHoldsForEveryProcess(t *testing.T) {
 	}
 }
 
-// One impossible wish among possible ones: nothing is changed.
+// One impossible value among possible ones: nothing is changed.
 func TestUpdateIsAllOrNothing(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -205,15 +205,15 @@ func TestUpdateIsAllOrNothing(t *testing.T) {
 			unchanged(t, c, name, func() {
 				scene.WantOneOf(t, update(t, c, wish), []codes.Code{codes.InvalidArgument, codes.FailedPrecondition})
 			})
-			if err := update(t, c, limited()); err != nil { // for the next one, should this one have failed
+			if err := update(t, c, limited()); err != nil { // for the next one, in case this one failed
 				t.Error(err)
 			}
 		})
 	}
 }
 
-// A limit below what is used is refused, or the memory is reclaimed first: the
-// container lives on either way, and nothing is half done.
+// A limit below the usage is refused, or the memory is reclaimed first: in both
+// cases the container lives on, and nothing is half-done.
 func TestUpdateMemoryBelowUse(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -230,7 +230,7 @@ func TestUpdateMemoryBelowUse(t *testing.T) {
 	}
 }
 
-// What only the file cache holds is not in use.
+// Memory held only by the file cache does not count as in use.
 func TestUpdateMemoryReclaimsTheFileCache(t *testing.T) {
 	t.Parallel()
 	w := scene.Private(t, node.Options{Disk: true})
@@ -239,14 +239,14 @@ func TestUpdateMemoryReclaimsTheFileCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := w.Pod(t, "crun").Start(t, "sleep", withResources(limited()), mounted(&cri.Mount{ContainerPath: "/v", HostPath: dir}))
-	c.Exec(t, "copy /v/big /v/copy") // the pages of the copy are the container's
+	c.Exec(t, "copy /v/big /v/copy") // the pages of the copy are charged to the container
 	if err := update(t, c, &cri.LinuxContainerResources{MemoryLimitInBytes: 24 * mib, MemorySwapLimitInBytes: 24 * mib}); err != nil {
 		t.Fatal(err)
 	}
 	c.Holds(t, scene.MemoryLimit, fmt.Sprint(24*mib), fmt.Sprint(24*mib))
 }
 
-// Keys of cgroup v2 cannot hold on a node with v1.
+// Keys of cgroup v2 cannot take effect on a node with v1.
 func TestUpdateUnified(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)

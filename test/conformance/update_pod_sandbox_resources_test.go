@@ -21,7 +21,7 @@ func updatePod(t *testing.T, w *scene.World, id string, memory int64) error {
 	return err
 }
 
-// info is all that the verbose status says beside the status.
+// info returns everything in the verbose status besides the status.
 func info(t *testing.T, p *scene.Pod) string {
 	t.Helper()
 	resp, err := p.World.Runtime().PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: p.ID, Verbose: true})
@@ -31,7 +31,7 @@ func info(t *testing.T, p *scene.Pod) string {
 	return fmt.Sprint(resp.Info)
 }
 
-// The kubelet tells the sum of a pod's resources after each in-place resize
+// The kubelet sends the sum of a pod's resources after each in-place resize
 // (KEP-1287), for runtimes that size a virtual machine by it.
 func TestUpdatePodSandboxResources(t *testing.T) {
 	t.Parallel()

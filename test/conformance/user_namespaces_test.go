@@ -30,7 +30,7 @@ func userNamespace(host uint32) *cri.UserNamespace {
 	return &cri.UserNamespace{Mode: cri.NamespaceMode_POD, Uids: idMap(host), Gids: idMap(host)}
 }
 
-// inUserNamespace asks for one for a pod (KEP-127).
+// inUserNamespace requests one for a pod (KEP-127).
 func inUserNamespace(host uint32) scene.PodChange {
 	return func(c *cri.PodSandboxConfig) {
 		c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = userNamespace(host)
@@ -49,12 +49,12 @@ func mapped(host uint32, mounts ...*cri.Mount) scene.ContainerChange {
 	}
 }
 
-// mapLine is such a map as /proc shows it.
+// mapLine returns such a map as shown in /proc.
 func mapLine(host uint32) string { return fmt.Sprintf("0 %d %d", host, length) }
 
 func words(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-// eachMapping runs a test with each handler that says that it can.
+// eachMapping runs a test with each handler that reports support.
 func eachMapping(t *testing.T, test func(t *testing.T, w *scene.World, handler string)) {
 	t.Helper()
 	w := modern.World(t)
@@ -79,7 +79,7 @@ func owner(t *testing.T, file string) string {
 	return fmt.Sprintf("%d:%d", s.Uid, s.Gid)
 }
 
-// inside is the owner as a container sees it.
+// inside returns the owner as seen by a container.
 func inside(t *testing.T, c *scene.Container, file string) string {
 	t.Helper()
 	f := strings.Fields(c.Exec(t, "stat "+file))
@@ -113,8 +113,8 @@ func TestUserNamespace(t *testing.T) {
 	})
 }
 
-// Owners are those that the image gives, none is the overflow id, and what is
-// written stays so.
+// Owners are the image's, never the overflow id, and what is written keeps its
+// owner.
 func TestUserNamespaceRootFileSystem(t *testing.T) {
 	t.Parallel()
 	w := modern.World(t)
@@ -131,7 +131,7 @@ func TestUserNamespaceRootFileSystem(t *testing.T) {
 		c.Exec(t, "write /new x ; chown /new 1001 1002 ; chown /mine 5 6 ; write /mine y")
 		scene.Equal(t, "owner of a new file", inside(t, c, "/new"), "1001:1002")
 		scene.Equal(t, "owner of a changed file", inside(t, c, "/mine"), "5:6")
-		// Another container sees the image as it was.
+		// Another container sees the image unchanged.
 		scene.Equal(t, "owner in the next container", inside(t, p.Start(t, "sleep", mapped(100_000), func(c *cri.ContainerConfig) { c.Image.Image = ref }), "/mine"), "1001:1002")
 		user := p.Start(t, "sleep", mapped(100_000), asUser(1001, 1002))
 		user.Exec(t, "write /tmp/f x ; write /dev/shm/f x")
@@ -143,8 +143,8 @@ func TestUserNamespaceRootFileSystem(t *testing.T) {
 	})
 }
 
-// Two ranges and none side by side on one image: each sees its owners, and
-// nothing of the image is changed for it.
+// Two ranges and none concurrently on one image: each sees its owners, and the
+// image itself is unchanged.
 func TestUserNamespacesShareOneImage(t *testing.T) {
 	t.Parallel()
 	eachMapping(t, func(t *testing.T, w *scene.World, handler string) {
@@ -160,9 +160,9 @@ func TestUserNamespacesShareOneImage(t *testing.T) {
 	})
 }
 
-// Id-mapped mounts (KEP-127): files of a volume have inside the owners that
+// Id-mapped mounts (KEP-127): inside, files of a volume have the owners that
 // they have on the node, and what the pod writes belongs to the ids that it
-// sees, so that a volume may go from pod to pod.
+// sees, so that a volume may move from pod to pod.
 func TestUserNamespaceVolumes(t *testing.T) {
 	t.Parallel()
 	eachMapping(t, func(t *testing.T, w *scene.World, handler string) {
@@ -213,7 +213,7 @@ func TestUserNamespaceWithSysctlsAndPIDs(t *testing.T) {
 	})
 }
 
-// A pod on the node's network has not the node's rights over it.
+// A pod on the node's network does not have the node's rights over it.
 func TestUserNamespaceOnTheHostsNetwork(t *testing.T) {
 	t.Parallel()
 	eachMapping(t, func(t *testing.T, w *scene.World, handler string) {
@@ -273,7 +273,7 @@ func TestUserNamespacesThatCannotBe(t *testing.T) {
 				})
 			}
 		})
-		t.Run("a privileged container", func(t *testing.T) { // of a pod that is not
+		t.Run("a privileged container", func(t *testing.T) { // of a pod that is not privileged
 			p.Untouched(t, func() {
 				if _, err := p.Try(t.Context(), "sleep", mapped(100_000), func(c *cri.ContainerConfig) { c.Linux.SecurityContext.Privileged = true }); err == nil {
 					t.Error("it was accepted")
@@ -297,8 +297,8 @@ func TestUserNamespaceOfTheNode(t *testing.T) {
 	scene.Equal(t, "user namespace", c.Facts(t).Namespaces["user"], host)
 }
 
-// Debian's runc knows user namespaces, but not how to map the ids of mounts,
-// and the feature means both.
+// Debian's runc supports user namespaces, but not id-mapped mounts, and the
+// feature means both.
 func TestUserNamespaceWithARuntimeThatCannot(t *testing.T) {
 	t.Parallel()
 	w := modern.World(t)

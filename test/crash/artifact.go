@@ -20,7 +20,7 @@ func (s *stage) removeArtifact(ctx context.Context) error {
 	return err
 }
 
-// wantsArtifact makes the artifact a volume of the container that is to come.
+// wantsArtifact makes the artifact a volume of the next container.
 func (s *stage) wantsArtifact(context.Context) error {
 	s.container.Mounts = []*cri.Mount{{ContainerPath: "/model", Readonly: true, Image: &cri.ImageSpec{Image: artifact}}}
 	return nil
@@ -31,7 +31,7 @@ func (s *stage) mountsArtifact(ctx context.Context) error {
 	return s.do(ctx, (*stage).pullArtifact, (*stage).wantsArtifact, (*stage).running)
 }
 
-// wantArtifact retries until the artifact is there, and reads it.
+// wantArtifact retries until the artifact is present, and reads it.
 func (s *stage) wantArtifact(ctx context.Context) error {
 	if err := s.pullArtifact(ctx); err != nil {
 		return fmt.Errorf("PullImage again: %w", err)
@@ -50,7 +50,7 @@ func (s *stage) wantNoArtifact(ctx context.Context) error {
 	return s.artifacts(ctx, 0)
 }
 
-// artifacts counts those of the name.
+// artifacts counts the artifacts of that name.
 func (s *stage) artifacts(ctx context.Context, want int) error {
 	resp, err := s.w.Images().ListImages(ctx, &cri.ListImagesRequest{Filter: &cri.ImageFilter{Image: &cri.ImageSpec{Image: artifact}}})
 	if err == nil && len(resp.Images) != want {

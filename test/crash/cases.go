@@ -17,13 +17,14 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// What is done at a point.
+// Actions at a point.
 const (
 	killServer  = "kill"    // SIGKILL of the server at the point
 	killAmid    = "amid"    // SIGKILL of the server at a random instant of the step
 	killMonitor = "monitor" // SIGKILL of the monitor that is not a bystander's
 	fail        = "error"   // the step fails
-	// What is done to a runtime or a CNI plugin, see test/failing. An NRI plugin dies, too.
+	// Actions on a runtime or a CNI plugin, see test/failing. An NRI plugin dies,
+	// too.
 	dieBefore = "die"
 	dieAfter  = "dieafter"
 	dieAmid   = "cut"
@@ -34,19 +35,20 @@ type experiment struct {
 	verb    verb
 	handler string
 	action  string
-	point   string // a spot, the program and its verb: "runc create", or the hook: "NRI CreateContainer"
+	point   string // a spot; the program and its verb: "runc create"; or the hook: "NRI CreateContainer"
 
-	took time.Duration // of the step, or of the program, when nothing is done to it
+	took time.Duration // of the step, or of the program, when it is not disturbed
 }
 
 func (e experiment) String() string {
 	return fmt.Sprintf("VERB=%s HANDLER=%s ACTION=%s POINT='%s'", e.verb.name, e.handler, e.action, e.point)
 }
 
-// inHook reports whether it is done while a hook of the NRI plugin runs.
+// inHook reports whether the action happens while a hook of the NRI plugin
+// runs.
 func (e experiment) inHook() bool { return strings.HasPrefix(e.point, pluginPoint) }
 
-// recording is what a verb does when it is left alone.
+// recording is what an undisturbed verb does.
 type recording struct {
 	mu    sync.Mutex
 	spots []seen
@@ -55,10 +57,10 @@ type recording struct {
 type seen struct {
 	spot
 	at      time.Time
-	monitor bool // there is one to be killed
+	monitor bool // there is a monitor to kill
 }
 
-// discover runs a verb and returns all that can be done to it.
+// discover runs a verb and returns all possible experiments on it.
 func (w *world) discover(ctx context.Context, v verb, handler string) ([]experiment, error) {
 	s := w.stage(handler, changes(v)...)
 	if v.prepare != nil {
@@ -135,7 +137,7 @@ func (r *recording) experiments(v verb, handler string) []experiment {
 	return all
 }
 
-// journal are the calls of runtimes and plugins so far: "runc create".
+// journal returns the calls of runtimes and plugins so far: "runc create".
 func (w *world) journal() ([]string, error) {
 	var all []string
 	for _, program := range []string{"cni/bin", "crun", "runc"} {
@@ -150,7 +152,7 @@ func (w *world) journal() ([]string, error) {
 	return all, nil
 }
 
-// since are the calls that later has and before has not.
+// since returns the calls in later that are not in before.
 func since(before, later []string) []string {
 	count := map[string]int{}
 	for _, call := range before {
@@ -165,8 +167,8 @@ func programExperiments(v verb, handler string, calls []string) []experiment {
 	for _, call := range slices.Compact(calls) {
 		for _, action := range []string{dieBefore, dieAfter, dieAmid} {
 			if action == dieAmid && call == "cni/bin DEL" {
-				// The bridge plugin reads the addresses whose firewall rules it has to
-				// remove from the link that it removes first: nobody can repeat that.
+				// The bridge plugin reads the addresses whose firewall rules it must
+				// remove from the link that it removes first: that cannot be repeated.
 				continue
 			}
 			all = append(all, experiment{verb: v, handler: handler, action: action, point: call, took: 20 * time.Millisecond})
@@ -175,7 +177,7 @@ func programExperiments(v verb, handler string, calls []string) []experiment {
 	return all
 }
 
-// monitors are those of containers that are no bystanders'.
+// monitors returns those of containers other than the bystanders'.
 func (w *world) monitors() []int {
 	var pids []int
 	for _, pid := range inventory.Processes(inventory.Scope{Cgroup: "/" + w.ID + "/monitors"}) {
@@ -188,7 +190,7 @@ func (w *world) monitors() []int {
 	return pids
 }
 
-// try does one experiment. What it returns is what crius did wrong.
+// try does one experiment. Its error is what crius did wrong.
 func (w *world) try(ctx context.Context, e experiment) error {
 	s := w.stage(e.handler, changes(e.verb)...)
 	server := w.PID()
@@ -254,7 +256,8 @@ func (w *world) sameDescriptors(ctx context.Context, before inventory.Load) erro
 	return err
 }
 
-// disturb runs the verb with what is to happen in it, and tells whether it did.
+// disturb runs the verb with the experiment's action, and reports whether that
+// happened.
 func (w *world) disturb(ctx context.Context, e experiment, run func()) (hit bool, err error) {
 	switch {
 	case e.inHook():
@@ -295,7 +298,7 @@ func (w *world) disturb(ctx context.Context, e experiment, run func()) (hit bool
 		return ""
 	})
 	run()
-	wait.Until(ctx, func() bool { // a stop goes on when the container has ended
+	wait.Until(ctx, func() bool { // a stop continues when the container has ended
 		mu.Lock()
 		defer mu.Unlock()
 		return hit
@@ -319,7 +322,7 @@ func (w *world) disturbProgram(e experiment, run func()) (hit bool, err error) {
 		return false, err
 	}
 	run()
-	err = os.Remove(file) // it goes with the first call
+	err = os.Remove(file) // the first call removes it
 	if errors.Is(err, os.ErrNotExist) {
 		return true, nil
 	}

@@ -8,7 +8,8 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// A few cases of the matrix, others each time. `make crash` has them all.
+// A few cases of the matrix, different ones each time. `make crash` runs them
+// all.
 func TestSampleOfTheMatrix(t *testing.T) {
 	t.Parallel()
 	m := matrix{count: 28, workers: 2, seed: uint64(time.Now().UnixNano()), out: t.Output()}
@@ -17,8 +18,7 @@ func TestSampleOfTheMatrix(t *testing.T) {
 	}
 }
 
-// Many containers that live for a moment; `make crash-random` has as
-// many as you like.
+// Many short-lived containers; `make crash-random` runs any number.
 func TestServersKilledAtRandom(t *testing.T) {
 	t.Parallel()
 	c := crowd{count: 150, seed: uint64(time.Now().UnixNano()), out: t.Output()}
@@ -27,8 +27,8 @@ func TestServersKilledAtRandom(t *testing.T) {
 	}
 }
 
-// A container that is said to run has come as far as its program's handlers of
-// signals: it ends with code 2 if a stop signal comes sooner.
+// A container that counts as running has installed its signal handlers: it ends
+// with code 2 if a stop signal comes sooner.
 func TestContainersRunBeforeTheyAreDisturbed(t *testing.T) {
 	t.Parallel()
 	p, err := build(t.Context())

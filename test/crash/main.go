@@ -1,25 +1,25 @@
-// Crash kills crius in the middle of everything and looks whether anybody
-// notices: every verb of CRI that changes something, and the start of the server,
-// at every point of its work.
+// Crash kills crius in the middle of everything and checks that nothing is lost
+// or left: every verb of CRI that changes something, and the start of the
+// server, at every point of its work.
 //
 //	go run ./test/crash [-verb REGEXP] [-handler NAME] [-action NAME] [-point TEXT] [-count N] [-seed N] [-workers N]
 //	go run ./test/crash -random N [-seed N]
 //
 // A point is one edge of one step (internal/trace). The points of a verb are
-// found by running it: a step that is new is a row that is new. At each of them
-// the server is killed (kill), or at a random instant of the step (amid), the
-// container's monitor is killed (monitor), or the step fails (error). Runtimes
-// and CNI plugins are killed before, after and amid their work (die, dieafter,
-// cut). An NRI plugin adjusts every container; while each of its hooks runs, the
+// found by running it: a new step is a new row. At each of them the server is
+// killed (kill), or at a random instant of the step (amid), the container's
+// monitor is killed (monitor), or the step fails (error). Runtimes and CNI
+// plugins are killed before, after and during their work (die, dieafter, cut).
+// An NRI plugin adjusts every container; while each of its hooks runs, the
 // server is killed (kill), or the plugin dies (die). Afterwards a kubelet tries
 // again, which must succeed and lead to exactly one pod or container; two
-// containers that have nothing to do with it must run on, answer and have a log
-// without a gap; what the plugin has set must be in force; and once all is taken
-// down the node must have what it had before: processes, mounts, namespaces,
-// cgroups, address leases, firewall rules, files, descriptors.
+// unrelated containers must run on, answer and have a log without a gap; what
+// the plugin has set must be in force; and once everything is removed the node
+// must have what it had before: processes, mounts, namespaces, cgroups, address
+// leases, firewall rules, files, descriptors.
 //
-// With -random, N containers live for 0 to 50 ms and end with random codes while
-// the server is killed at random; see random.go.
+// With -random, N containers live for 0 to 50 ms and end with random codes
+// while the server is killed at random; see random.go.
 package main
 
 import (
@@ -84,7 +84,7 @@ type row struct{ verb, handler, action string }
 
 type counts struct{ passed, failed int }
 
-// job is a verb with a handler: its points are found, and then tried.
+// job is a verb with a handler: its points are found, and then tested.
 type job struct {
 	verb    verb
 	handler string
@@ -145,17 +145,17 @@ func (m *matrix) jobs() ([]job, error) {
 	if len(jobs) == 0 {
 		return nil, fmt.Errorf("no verb is called %q", m.verb)
 	}
-	if m.count > 0 { // to find the points of a verb takes as long as a case
+	if m.count > 0 { // finding the points of a verb takes as long as a case
 		m.random.Shuffle(len(jobs), func(i, j int) { jobs[i], jobs[j] = jobs[j], jobs[i] })
 		jobs = jobs[:min(len(jobs), m.count/casesEach+1)]
 	}
 	return jobs, nil
 }
 
-// casesEach are about as many cases of a verb as a sample has.
+// casesEach is roughly the number of cases per verb in a sample.
 const casesEach = 4
 
-// worker tries cases on a node, and on another one after a failure.
+// worker runs cases on a node, and on another one after a failure.
 type worker struct {
 	m        *matrix
 	programs programs
@@ -196,7 +196,7 @@ func (m *matrix) work(ctx context.Context, p programs, queue <-chan job, each in
 	return nil
 }
 
-// choose filters the cases of a verb, and takes so many of them; 0: all.
+// choose filters the cases of a verb, and takes at most most of them; 0: all.
 func (m *matrix) choose(found []experiment, most int) []experiment {
 	all := slices.DeleteFunc(slices.Clone(found), func(e experiment) bool {
 		return m.action != "" && e.action != m.action || !strings.Contains(e.point, m.point)
@@ -217,7 +217,7 @@ func (w *worker) fresh(ctx context.Context) (err error) {
 	return err
 }
 
-// try tells of a case; its error is one of the harness.
+// try reports the result of a case; its error is one of the harness.
 func (w *worker) try(ctx context.Context, e experiment) error {
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // interrupted
@@ -227,7 +227,7 @@ func (w *worker) try(ctx context.Context, e experiment) error {
 	}
 	err := w.world.try(ctx, e)
 	if errors.Is(err, errDescriptors) {
-		err = w.world.try(ctx, e) // some are opened once, when they are first needed
+		err = w.world.try(ctx, e) // some are opened once, on first use
 	}
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // interrupted

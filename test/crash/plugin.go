@@ -19,8 +19,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// attendant is an NRI plugin that adjusts every container, and that connects again when the
-// server has dropped it or has died.
+// attendant is an NRI plugin that adjusts every container, and that reconnects
+// when the server has dropped it or has died.
 type attendant struct {
 	socket string
 	end    context.CancelFunc
@@ -28,7 +28,7 @@ type attendant struct {
 
 	mu       sync.Mutex
 	plugin   *nriplugin.Plugin // nil: not connected
-	points   []string          // those of the hooks that have run so far
+	points   []string          // hooks that have run so far
 	hook     func(point string, p *nriplugin.Plugin)
 	adjusted map[string]bool // ids of containers
 }
@@ -48,7 +48,7 @@ func (a *attendant) close() {
 	<-a.ended
 }
 
-// attend is one connection.
+// attend runs one connection.
 func (a *attendant) attend(ctx context.Context) {
 	p := &nriplugin.Plugin{Create: a.create}
 	p.Answer = func(e nriplugin.Event) error { a.meet(pluginPoint+e.Name, p); return nil }
@@ -75,7 +75,7 @@ func (a *attendant) set(p *nriplugin.Plugin) {
 	a.plugin = p
 }
 
-// meet notes a point, and does what is to happen there.
+// meet records a point, and carries out the action there.
 func (a *attendant) meet(point string, p *nriplugin.Plugin) {
 	a.mu.Lock()
 	a.points = append(a.points, point)
@@ -89,7 +89,7 @@ func (a *attendant) meet(point string, p *nriplugin.Plugin) {
 func (a *attendant) create(_ *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.adjusted[c.Id] = a.plugin != nil // else it has died in the hook
+	a.adjusted[c.Id] = a.plugin != nil // otherwise it has died in the hook
 	return nriplugin.Everything(), nil, nil
 }
 
@@ -100,7 +100,7 @@ func (a *attendant) watch(hook func(point string, p *nriplugin.Plugin)) {
 	a.hook = hook
 }
 
-// met are the points so far.
+// met returns the points so far.
 func (a *attendant) met() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -121,7 +121,7 @@ func (a *attendant) has(id string) bool {
 	return a.adjusted[id]
 }
 
-// pluginPoint begins the points at which a hook of the plugin runs.
+// pluginPoint is the prefix of the points at which a hook of the plugin runs.
 const pluginPoint = "NRI "
 
 func pluginExperiments(v verb, handler string, points []string) []experiment {
@@ -135,7 +135,8 @@ func pluginExperiments(v verb, handler string, points []string) []experiment {
 	return all
 }
 
-// disturbHook kills the server while a hook of the plugin runs, or lets the plugin die in it.
+// disturbHook kills the server while a hook of the plugin runs, or makes the
+// plugin die in it.
 func (w *world) disturbHook(ctx context.Context, e experiment, run func()) (hit bool, err error) {
 	done := make(chan error, 1)
 	var once sync.Once
@@ -155,15 +156,15 @@ func (w *world) disturbHook(ctx context.Context, e experiment, run func()) (hit 
 	})
 	defer w.plugin.watch(nil)
 	run()
-	hit = wait.Until(ctx, func() bool { return len(done) > 0 }) // a stop goes on when the container has ended
+	hit = wait.Until(ctx, func() bool { return len(done) > 0 }) // a stop continues when the container has ended
 	if hit {
 		err = <-done
 	}
 	return hit, err
 }
 
-// wantAdjusted checks that what the plugin has set is in force, and told, for every
-// container that has not ended.
+// wantAdjusted checks that what the plugin has set is in force, and reported,
+// for every container that has not ended.
 func (w *world) wantAdjusted(ctx context.Context) error {
 	list, err := w.Runtime().ListContainers(ctx, &cri.ListContainersRequest{})
 	if err != nil {

@@ -15,10 +15,10 @@ import (
 // spot is one edge of one step within a verb, the same in each run of it.
 type spot struct {
 	trace.Point
-	n int // counts from 1 where a verb has the same step several times
+	n int // counts from 1 if a verb has the same step several times
 }
 
-// String is what POINT takes.
+// String returns what the flag -point accepts.
 func (s spot) String() string {
 	edge := "before"
 	if s.After {
@@ -27,11 +27,11 @@ func (s spot) String() string {
 	return fmt.Sprintf("%s: %s %d %s", s.Operation, s.Step, s.n, edge)
 }
 
-// decision is what shall happen at a spot, in the work on an object: an error
+// decision returns what happens at a spot, in the work on an object: an error
 // for the step to fail with, or nothing.
 type decision func(at spot, object string) (failure string)
 
-// gate is where the server asks at every point what shall happen.
+// gate is where the server asks at every point what to do.
 type gate struct {
 	listener net.Listener
 	dir      string
@@ -83,7 +83,7 @@ func (g *gate) answer(conn net.Conn) {
 	fmt.Fprintln(conn, answer)
 }
 
-// meet counts a point. The object is no part of its identity: ids are new in
+// meet counts a point. The object is not part of its identity: ids are new in
 // each run.
 func (g *gate) meet(at trace.Point) (decision, spot) {
 	g.mu.Lock()
@@ -96,7 +96,7 @@ func (g *gate) meet(at trace.Point) (decision, spot) {
 	return g.decide, spot{at, g.seen[at]}
 }
 
-// watch calls decide at every point from now on; nil ends it.
+// watch has decide called at every point from now on; nil ends that.
 func (g *gate) watch(decide decision) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

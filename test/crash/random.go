@@ -30,9 +30,9 @@ const (
 	longestReign = 3 * time.Second // of a server
 )
 
-// crowd is many containers that live for a moment, while the server is killed at
-// random. Each writes down, in a file of its own, when it begins and ends, which
-// is what crius's answers are compared with.
+// crowd is many short-lived containers, while the server is killed at random.
+// Each writes its start and end into its own file, with which crius's answers
+// are compared.
 type crowd struct {
 	*scene.World
 	count int
@@ -53,7 +53,7 @@ type crowdTally struct {
 	wrongCodes, wrongTimes, duplicates, lost, others int
 }
 
-// run is the whole experiment.
+// run runs the whole experiment.
 func (c *crowd) run(ctx context.Context) (err error) {
 	if c.World, err = scene.New(ctx, node.Options{}); err != nil {
 		return err
@@ -130,7 +130,7 @@ func (c *crowd) reign() time.Duration {
 	return time.Duration(c.random.Int64N(int64(longestReign)))
 }
 
-// end removes the pods, and finds the node as it was.
+// end removes the pods, and checks that the node is as before.
 func (c *crowd) end(ctx context.Context) error {
 	for _, p := range c.pods {
 		if err := p.do(ctx, (*stage).stopPod, (*stage).removePod); err != nil {
@@ -163,7 +163,7 @@ type mayfly struct {
 	code  int32
 }
 
-// birth is the next one, nil if there have been enough.
+// birth returns the next one, nil if there have been enough.
 func (c *crowd) birth() *mayfly {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -225,8 +225,7 @@ func (m *mayfly) persist(ctx context.Context, call func(context.Context) error) 
 	return err
 }
 
-// startAndWait starts the container until it has been started, and waits for its
-// end.
+// startAndWait starts the container, with retries, and waits for its end.
 func (m *mayfly) startAndWait(ctx context.Context) (*cri.ContainerStatus, error) {
 	s := m.stage
 	startErr := m.persist(ctx, s.start)
@@ -237,7 +236,7 @@ func (m *mayfly) startAndWait(ctx context.Context) (*cri.ContainerStatus, error)
 		if err != nil || now.State == cri.ContainerState_CONTAINER_EXITED {
 			return true
 		}
-		if now.State == cri.ContainerState_CONTAINER_CREATED { // the answer was lost, or the server with it
+		if now.State == cri.ContainerState_CONTAINER_CREATED { // the answer was lost, or the server died
 			startErr = m.persist(ctx, s.start)
 		}
 		return false
@@ -250,7 +249,7 @@ func (m *mayfly) startAndWait(ctx context.Context) (*cri.ContainerStatus, error)
 	return now, nil
 }
 
-// alone checks that nobody else has the container's name.
+// alone checks that no other container has this one's name.
 func (m *mayfly) alone(ctx context.Context) error {
 	list, err := m.stage.containers(ctx)
 	if err != nil {
@@ -264,7 +263,7 @@ func (m *mayfly) alone(ctx context.Context) error {
 	return nil
 }
 
-// compare holds what crius says against what the container has written.
+// compare compares crius's answer with what the container has written.
 func (m *mayfly) compare(now *cri.ContainerStatus) {
 	data, err := os.ReadFile(m.diary)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -297,9 +296,9 @@ func (m *mayfly) compare(now *cri.ContainerStatus) {
 		m.problem(func(t *crowdTally) { t.others++ }, "%v", err)
 		return
 	}
-	const clock = 10 * time.Millisecond // the kernel's coarse one
+	const clock = 10 * time.Millisecond // the kernel's coarse clock
 	started, finished := time.Unix(0, now.StartedAt), time.Unix(0, now.FinishedAt)
-	// The end is when the monitor saw it, not when a server heard of it.
+	// The end is when the monitor saw it, not when a server learned of it.
 	if finished.Before(times[1].Add(-clock)) || finished.After(noted.ModTime().Add(clock)) || started.After(times[0].Add(clock)) || started.Before(time.Unix(0, now.CreatedAt)) {
 		m.problem(func(t *crowdTally) { t.wrongTimes++ }, "created %v, started %v, finished %v; it itself began %v and ended %v",
 			time.Unix(0, now.CreatedAt).UTC(), started.UTC(), finished.UTC(), times[0].UTC(), times[1].UTC())

@@ -13,7 +13,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// half is a verb that the server is killed in, so that the next one has
+// half is a verb during which the server is killed, so that the next one has
 // something to recover.
 type half struct {
 	change  func(*cri.PodSandboxConfig)
@@ -43,7 +43,7 @@ func halves() []half {
 	}
 }
 
-// mess kills the server while it is in the middle of a verb of each kind.
+// mess kills the server in the middle of a verb of each kind.
 func (s *stage) mess(ctx context.Context) error {
 	s.halves = halves()
 	for i := range s.halves {
@@ -100,14 +100,14 @@ func (s *stage) mess(ctx context.Context) error {
 	return err
 }
 
-// is tells whether the object of an operation is the stage's.
+// is reports whether the object of an operation is the stage's.
 func (s *stage) is(object string) bool {
 	return strings.Contains(object, "/"+s.config.Metadata.Name+" ") || // a pod
-		s.pod != "" && strings.Contains(object, s.pod[:13]) || // a pod, or a container that is to come
+		s.pod != "" && strings.Contains(object, s.pod[:13]) || // a pod, or a container being created
 		s.id != "" && object == s.id || object == extraImage || object == artifact
 }
 
-// serve is the start of the server; it may be killed meanwhile.
+// serve starts the server; it may be killed meanwhile.
 func (s *stage) serve(ctx context.Context) error { return s.w.Start(ctx) }
 
 // wantOrder finishes what was begun, one after the other.

@@ -16,13 +16,13 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// stage is a pod with a container, as far as they have come, seen by the kubelet
-// that wants them.
+// stage is a pod with a container, as far as they have come, seen by the
+// kubelet that wants them.
 type stage struct {
 	w       *world
 	handler string
-	// harsh: something of the container itself was killed, so that a new attempt
-	// is what a kubelet would make.
+	// harsh: a process of the container itself was killed, so that a kubelet
+	// would make a new attempt.
 	harsh bool
 	// failed: a step failed, perhaps the stop signal.
 	failed bool
@@ -74,8 +74,8 @@ func (s *stage) stop(ctx context.Context) error {
 	return err
 }
 
-// grace is how long the container may take, in seconds: it ends at once unless
-// what is done to the stage keeps the stop signal from it.
+// grace returns how long the container may take, in seconds: it ends at once
+// unless the disturbance keeps the stop signal from it.
 func (s *stage) grace() int64 {
 	if s.harsh || s.failed {
 		return 1
@@ -106,10 +106,10 @@ func (s *stage) status(ctx context.Context) (*cri.ContainerStatus, error) {
 	return resp.Status, nil
 }
 
-// do is in, for this stage.
+// do runs in for this stage.
 func (s *stage) do(ctx context.Context, all ...act) error { return in(all...)(s, ctx) }
 
-// sandboxes are the pods of the stage's name, whatever their attempt.
+// sandboxes returns the pods with the stage's name, of any attempt.
 func (s *stage) sandboxes(ctx context.Context) ([]*cri.PodSandbox, error) {
 	resp, err := s.runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{
 		LabelSelector: map[string]string{"io.kubernetes.pod.uid": s.config.Metadata.Uid},
@@ -117,7 +117,7 @@ func (s *stage) sandboxes(ctx context.Context) ([]*cri.PodSandbox, error) {
 	return resp.GetItems(), err
 }
 
-// containers are those of the stage's pod, whatever their attempt.
+// containers returns those of the stage's pod, of any attempt.
 func (s *stage) containers(ctx context.Context) ([]*cri.Container, error) {
 	resp, err := s.runtime().ListContainers(ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{PodSandboxId: s.pod}})
 	return resp.GetContainers(), err
@@ -139,10 +139,10 @@ func (s *stage) exec(ctx context.Context) error {
 	return nil
 }
 
-// running makes a pod with a container that runs, and has said so: until its
-// program has taken over, a signal meets the runtime's init or a program that has
-// no handler yet. As PID 1 the kernel spares those, and the Go runtime then ends
-// them with code 2.
+// running makes a pod with a container that is running and has reported it:
+// before its program has taken over, a signal reaches the runtime's init or a
+// program without a handler. The kernel does not kill those as PID 1, and the
+// Go runtime then ends them with code 2.
 func (s *stage) running(ctx context.Context) error {
 	return s.do(ctx, (*stage).runPod, (*stage).create, (*stage).start, (*stage).speaks)
 }
@@ -155,13 +155,13 @@ func (s *stage) speaks(ctx context.Context) error {
 	return nil
 }
 
-// wantsVolume makes an image a volume of the container that is to come.
+// wantsVolume makes an image a volume of the next container.
 func (s *stage) wantsVolume(context.Context) error {
 	s.container.Mounts = []*cri.Mount{{ContainerPath: "/volume", Readonly: true, Image: &cri.ImageSpec{Image: extraImage}}}
 	return nil
 }
 
-// cpuShares is what an update asks for.
+// cpuShares is requested by an update.
 const cpuShares = 333
 
 func (s *stage) update(ctx context.Context) error {
@@ -180,7 +180,7 @@ func (s *stage) updatePod(ctx context.Context) error {
 
 func (s *stage) logFile() string { return filepath.Join(s.config.LogDirectory, s.container.LogPath) }
 
-// rotate is what a kubelet does with a log that has grown.
+// rotate does what a kubelet does with a log that has grown.
 func (s *stage) rotate(ctx context.Context) error {
 	if err := os.Rename(s.logFile(), s.logFile()+".1"); err != nil {
 		return err
@@ -213,7 +213,7 @@ func (s *stage) usesExtra(ctx context.Context) error {
 	return s.do(ctx, (*stage).pull, (*stage).running)
 }
 
-// strike takes down everything but the bystanders.
+// strike removes everything except the bystanders.
 func (w *world) strike(ctx context.Context) error {
 	list, err := w.Runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 	if err != nil {

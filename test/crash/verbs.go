@@ -6,14 +6,15 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// verb is what a server is killed in.
+// verb is an operation during which the server is killed.
 type verb struct {
 	name   string
-	change podChange // makes the pod one that has more to it; may be nil
+	change podChange // makes the pod a more complex one; may be nil
 
-	prepare act // what is there before; nil: nothing
+	prepare act // makes what exists before; nil: nothing
 	run     act
-	// settle is what a kubelet does next: it tries again, and finds all well.
+	// settle does what a kubelet does next: it tries again, and checks the
+	// result.
 	settle act
 }
 
@@ -21,7 +22,7 @@ type podChange = func(*cri.PodSandboxConfig)
 
 type act func(*stage, context.Context) error
 
-// in does one after the other until one fails.
+// in runs one after the other until one fails.
 func in(all ...act) act {
 	return func(s *stage, ctx context.Context) error {
 		for _, a := range all {
@@ -33,7 +34,8 @@ func in(all ...act) act {
 	}
 }
 
-// verbs are all that change something. Their points are found by running them.
+// verbs returns all that change something. Their points are found by running
+// them.
 func verbs() []verb {
 	return []verb{
 		{name: "RunPodSandbox", run: (*stage).runPod, settle: (*stage).wantPod},

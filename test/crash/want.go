@@ -17,7 +17,7 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// This file is what a kubelet does after something went wrong: it tries again.
+// This file does what a kubelet does after a failure: it tries again.
 
 // wantPod retries until the pod runs, and checks that there is one.
 func (s *stage) wantPod(ctx context.Context) error {
@@ -28,8 +28,8 @@ func (s *stage) wantPod(ctx context.Context) error {
 	if err != nil && !s.harsh {
 		return fmt.Errorf("RunPodSandbox again: %w", err)
 	}
-	// As a kubelet does it: what is there and not ready is stopped and, in the
-	// end, removed; another attempt takes its place.
+	// As a kubelet does: existing pods that are not ready are stopped and, in the
+	// end, removed; another attempt replaces them.
 	for {
 		list, err := s.sandboxes(ctx)
 		if err != nil {
@@ -48,7 +48,7 @@ func (s *stage) wantPod(ctx context.Context) error {
 		}
 		if ready > 0 {
 			err := s.onePod(ctx)
-			if err != nil && s.podDies(ctx) { // of which crius had not heard yet
+			if err != nil && s.podDies(ctx) { // which crius did not know yet
 				continue
 			}
 			return err
@@ -60,7 +60,7 @@ func (s *stage) wantPod(ctx context.Context) error {
 	}
 }
 
-// podDies tells whether the pod has stopped being ready, or does so presently.
+// podDies reports whether the pod has stopped being ready, or soon does.
 func (s *stage) podDies(ctx context.Context) bool {
 	return wait.Until(ctx, func() bool {
 		list, err := s.sandboxes(ctx)
@@ -80,7 +80,7 @@ func (s *stage) onePod(ctx context.Context) error {
 	return s.podWorks(ctx)
 }
 
-// podWorks sees to it that a container can be run in the pod.
+// podWorks makes sure that a container can be run in the pod.
 func (s *stage) podWorks(ctx context.Context) error {
 	work := *s
 	work.container = kubelet.Container("after", images.Probe, scene.Steps("sleep"))
@@ -93,7 +93,7 @@ func (s *stage) podWorks(ctx context.Context) error {
 	return nil
 }
 
-// wantContainer retries until the container is there, created or running.
+// wantContainer retries until the container exists, created or running.
 func (s *stage) wantContainer(ctx context.Context) error {
 	err := s.create(ctx)
 	if s.harsh && status.Code(err) == codes.AlreadyExists {
@@ -108,7 +108,7 @@ func (s *stage) wantContainer(ctx context.Context) error {
 	return s.oneContainer(ctx)
 }
 
-// nextAttempt removes what is there of the container.
+// nextAttempt removes the container, if it exists.
 func (s *stage) nextAttempt(ctx context.Context) error {
 	list, err := s.containers(ctx)
 	if err != nil {
@@ -156,7 +156,7 @@ func (s *stage) wantRunning(ctx context.Context) error {
 	return s.do(ctx, (*stage).wantExec, (*stage).oneContainer)
 }
 
-// renew puts another attempt in the place of a container that has ended.
+// renew replaces an ended container with another attempt.
 func (s *stage) renew(ctx context.Context) error {
 	if err := s.do(ctx, (*stage).nextAttempt, (*stage).create, (*stage).start); err != nil {
 		return fmt.Errorf("another attempt: %w", err)
@@ -284,7 +284,8 @@ func (s *stage) wantPodUpdated(ctx context.Context) error {
 	return nil
 }
 
-// wantRotated checks that the log goes on in the new file where the old ends.
+// wantRotated checks that the log continues in the new file where the old one
+// ends.
 func (s *stage) wantRotated(ctx context.Context) error {
 	if err := s.reopen(ctx); err != nil && s.harsh {
 		return s.awaitEnd(ctx) // nothing more is written
@@ -294,7 +295,7 @@ func (s *stage) wantRotated(ctx context.Context) error {
 	if err := s.speaks(ctx); err != nil {
 		return err
 	}
-	if err := s.stopNow(ctx); err != nil { // so that no record is half written
+	if err := s.stopNow(ctx); err != nil { // so that no record is half-written
 		return err
 	}
 	n := 0
@@ -313,7 +314,7 @@ func (s *stage) wantRotated(ctx context.Context) error {
 	return nil
 }
 
-// images counts those of the name.
+// images counts the images of that name.
 func (s *stage) images(ctx context.Context, want int) error {
 	resp, err := s.w.Images().ListImages(ctx, &cri.ListImagesRequest{Filter: &cri.ImageFilter{Image: &cri.ImageSpec{Image: extraImage}}})
 	if err == nil && len(resp.Images) != want {
@@ -322,7 +323,7 @@ func (s *stage) images(ctx context.Context, want int) error {
 	return err
 }
 
-// wantPulled retries until the image is there, and runs it.
+// wantPulled retries until the image is present, and runs it.
 func (s *stage) wantPulled(ctx context.Context) error {
 	if err := s.pull(ctx); err != nil {
 		return fmt.Errorf("PullImage again: %w", err)

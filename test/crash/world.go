@@ -26,11 +26,11 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// shimHandler is one that is tried only where it is asked for: -handler shim-runc.
+// shimHandler is tested only on request: -handler shim-runc.
 const shimHandler = "shim-runc"
 
-// config makes crius lead host ports itself, for its own steps to be among those
-// that are tried, and puts a stand-in before each runtime.
+// config makes crius forward host ports itself, so that these steps are tested
+// too, and puts a stand-in before each runtime.
 const config = `[network]
 host_ports = "crius"
 
@@ -49,7 +49,7 @@ path = "{{.Path "crun" "runtime"}}"
 `
 
 // world is a node whose server asks at every point, with a pod for each handler
-// that must not notice anything.
+// that must not be affected.
 type world struct {
 	*scene.World
 	gate       *gate
@@ -60,14 +60,14 @@ type world struct {
 	pods       int // made so far; names are never used twice
 }
 
-// programs are what every world is made of.
+// programs are the programs of every world.
 type programs struct {
 	server  string
 	failing []byte
 }
 
 func build(ctx context.Context) (p programs, err error) {
-	if _, err := claim.Sweep(); err != nil { // what a run that was killed has left
+	if _, err := claim.Sweep(); err != nil { // left by a run that was killed
 		return p, err
 	}
 	repo, err := tools.Repository()
@@ -118,7 +118,8 @@ func (w *world) close() error {
 	return errors.Join(errs...)
 }
 
-// furnish gives the node all that it is to have at the end of every case.
+// furnish gives the node everything that it must still have at the end of every
+// case.
 func (w *world) furnish(ctx context.Context, p programs) error {
 	for name, real := range map[string]string{"runc/runtime": "runc", "crun/runtime": "crun", "cni/bin/bridge": "/usr/lib/cni/bridge"} {
 		if err := standIn(w.Path(name), real, p.failing); err != nil {
@@ -172,11 +173,11 @@ func standIn(path, real string, failing []byte) error {
 // extraImage is an image that no container of the node uses.
 const extraImage = node.RegistryHost + "/extra:latest"
 
-// artifact is one that no container of the node uses.
+// artifact is an artifact that no container of the node uses.
 const artifact = node.RegistryHost + "/model:latest"
 
-// layerFiles are the traces of images and artifacts: layers, jobs of pulls, temporary
-// files. Unfinished downloads are kept for the next pull.
+// layerFiles returns the traces of images and artifacts: layers, jobs of pulls,
+// temporary files. Unfinished downloads are kept for the next pull.
 func (w *world) layerFiles() []string {
 	var all []string
 	for _, pattern := range []string{"img/overlay/*", "img/overlay-images/*", "img/overlay-layers/.tmp-*", "img/overlay-containers/.tmp-*", "img/crius-pulls/*", "img/crius-artifacts/*/*", "tmp/crius-pull-*"} {
@@ -186,7 +187,7 @@ func (w *world) layerFiles() []string {
 	return all
 }
 
-// clean waits until the node has what it had at the beginning, and nothing else.
+// clean waits until the node has exactly what it had at the beginning.
 func (w *world) clean(ctx context.Context) error {
 	if err := w.Clean(ctx, w.base, wait.Limit); err != nil {
 		return err
@@ -201,7 +202,7 @@ func (w *world) clean(ctx context.Context) error {
 	return nil
 }
 
-// sound tells what the server's log has that no log may have.
+// sound returns what must not be in the server's log.
 func (w *world) sound() error {
 	if faults := w.Faults(); len(faults) > 0 {
 		return fmt.Errorf("the server's log has %d faults; the first:\n%s", len(faults), faults[0])
@@ -209,8 +210,7 @@ func (w *world) sound() error {
 	return nil
 }
 
-// complaints are the last lines of the server's log in which something went
-// wrong.
+// complaints returns the last warnings and errors in the server's log.
 func (w *world) complaints() string {
 	const most = 12
 	var bad []string
@@ -222,7 +222,7 @@ func (w *world) complaints() string {
 	return strings.Join(bad[max(0, len(bad)-most):], "")
 }
 
-// bystander is a container that has nothing to do with what is done to others.
+// bystander is a container that is unrelated to the disturbed ones.
 type bystander struct {
 	w        *world
 	id, pod  string
@@ -247,7 +247,7 @@ func (w *world) newBystander(ctx context.Context, handler string) (*bystander, e
 	return &bystander{w: w, id: c.ContainerId, pod: p.PodSandboxId, log: filepath.Join(config.LogDirectory, container.LogPath)}, nil
 }
 
-// check tells whether the container still runs, answers and writes.
+// check returns an error unless the container still runs, answers and writes.
 func (b *bystander) check(ctx context.Context) error {
 	s, err := b.w.Runtime().ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: b.id})
 	if err != nil {
@@ -276,8 +276,8 @@ func (b *bystander) check(ctx context.Context) error {
 	return err
 }
 
-// farewell stops the bystanders and checks that nothing is missing in what they
-// have written, over all that was done to the server.
+// farewell stops the bystanders and checks that nothing is missing in their
+// output, over everything that was done to the server.
 func (w *world) farewell(ctx context.Context) error {
 	for _, b := range w.bystanders {
 		if _, err := w.Runtime().StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: b.pod}); err != nil {
@@ -290,7 +290,7 @@ func (w *world) farewell(ctx context.Context) error {
 	return nil
 }
 
-// whole checks that nothing is missing in what the bystander has written.
+// whole checks that nothing is missing in the bystander's output.
 func (b *bystander) whole() error {
 	n := 0
 	return kubelet.ScanLog(b.log, func(r kubelet.LogRecord) error {

@@ -16,9 +16,9 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// This file compares what the server says with the model.
+// This file compares the server's answers with the model.
 
-// podStage and containerStage say in which stage a state is.
+// podStage and containerStage convert a state to a stage.
 func podStage(s cri.PodSandboxState) stage {
 	if s == cri.PodSandboxState_SANDBOX_READY {
 		return running
@@ -37,7 +37,7 @@ func containerStage(s cri.ContainerState) stage {
 	}
 }
 
-// observe asks for everything that there is between two turns.
+// observe queries everything between two turns.
 func (m *model) observe(ctx context.Context, w *scene.World) error {
 	pods, err := w.Runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 	if err != nil {
@@ -61,8 +61,8 @@ func (m *model) observe(ctx context.Context, w *scene.World) error {
 	return errors.Join(narrow(m.pods, podStages), narrow(m.containers, containerStages), m.narrowImages(images.Images), m.statuses(ctx, w))
 }
 
-// narrow compares the stages of what is listed with those that may be, and notes
-// them.
+// narrow compares the stages of listed objects with the possible ones, and
+// records them.
 func narrow(all []*object, listed map[string]stage) error {
 	known := map[string]bool{}
 	for _, o := range all {
@@ -118,7 +118,7 @@ func (m *model) narrowImages(listed []*cri.Image) error {
 	return nil
 }
 
-// statuses asks for the status of each pod and each container.
+// statuses requests the status of each pod and each container.
 func (m *model) statuses(ctx context.Context, w *scene.World) error {
 	for _, pod := range live(m.pods) {
 		resp, err := w.Runtime().PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: pod.id})
@@ -188,10 +188,10 @@ func checkContainer(c *object, s *cri.ContainerStatus) error {
 	return nil
 }
 
-// filter is what the filters of CRI have in common.
+// filter is what CRI's filters have in common.
 type filter interface{ GetLabelSelector() map[string]string }
 
-// matches tells whether a filter selects an object, and whether that is certain.
+// matches reports whether a filter may and whether it must select an object.
 func matches(f filter, o *object, labels map[string]string) (may, must bool) {
 	may, must = o.lo < gone, o.hi < gone
 	both := func(is bool) { may, must = may && is, must && is }
@@ -209,7 +209,7 @@ func matches(f filter, o *object, labels map[string]string) (may, must bool) {
 	return may, must
 }
 
-// unknown is no stage of anything here: no monitor is lost.
+// unknown never occurs here: no monitor is lost.
 const unknown stage = -1
 
 func wantedStage(f filter) (stage, bool) {
@@ -251,7 +251,7 @@ func listed(m *model, c *call) error {
 			labels = o.container.GetConfig().GetLabels()
 		}
 		may, must := matches(f, o, labels)
-		if _, old := m.before[o]; !old { // made while it was listed
+		if _, old := m.before[o]; !old { // created during the listing
 			must = false
 		}
 		if ids[o.id] && !may || !ids[o.id] && must {
@@ -267,8 +267,8 @@ func listed(m *model, c *call) error {
 	return nil
 }
 
-// idsIn are the ids in a list, or in a part of one: each element has its own, or
-// attributes that have.
+// idsIn returns the ids in a list, or in a part of one: each element has its
+// own, or attributes that have.
 func idsIn(reply protoreflect.Message) (ids []string) {
 	items := reply.Get(reply.Descriptor().Fields().ByNumber(1)).List()
 	for i := range items.Len() {
@@ -281,7 +281,7 @@ func idsIn(reply protoreflect.Message) (ids []string) {
 	return ids
 }
 
-// hasImages judges a list of images.
+// hasImages checks a list of images.
 func hasImages(m *model, c *call) error {
 	req := c.req.(interface{ GetFilter() *cri.ImageFilter })
 	ref := req.GetFilter().GetImage().GetImage()

@@ -2,7 +2,7 @@ package main
 
 import "testing"
 
-// The same sequences each time; `make fuzz-cri` has others, as many as you like.
+// The same sequences each time; `make fuzz-cri` runs others, any number.
 func TestRandomCalls(t *testing.T) {
 	t.Parallel()
 	c := campaign{count: 2, turns: 30, seed: 1, out: t.Output()}

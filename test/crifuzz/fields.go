@@ -10,29 +10,29 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// generator makes values that no field is ready for, by reflection: a field that
-// a later cri-api adds is filled like every other.
+// generator makes unexpected values for fields, by reflection: a field that a
+// later cri-api adds is filled like every other.
 //
-// It leads no path and no cgroup of a request out of the node, since the server
-// runs as root: what the server does with others is for tests of their own.
+// It leads no path and no cgroup of a request out of the node, because the
+// server runs as root: separate tests check such paths.
 type generator struct {
 	*rand.Rand
-	dir    string   // below which the paths of the host lie
-	cgroup string   // the same of cgroup_parent
-	words  []string // texts that mean something on this node: ids, names, handlers
+	dir    string   // contains the paths of the host
+	cgroup string   // the same for cgroup_parent
+	words  []string // texts with a meaning on this node: ids, names, handlers
 }
 
-// invalidUTF8 stands for as many bytes that are no UTF-8, which protobuf does not
-// encode; see encode.
+// invalidUTF8 stands for as many bytes of invalid UTF-8, which protobuf does
+// not encode; see encode.
 const invalidUTF8 = "\U0010FFFD"
 
-// encode is m on the wire.
+// encode returns m in wire format.
 func encode(m proto.Message) (raw, error) {
 	wire, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	return bytes.ReplaceAll(wire, []byte(invalidUTF8), []byte("\xff\xfe\xc0\x80")), err
 }
 
-// fill sets each field of m with this probability, and of what is below as well.
+// fill sets each field of m, at any depth, with this probability.
 func (g *generator) fill(m protoreflect.Message, probability float64) {
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
@@ -48,7 +48,7 @@ type slot struct {
 	field protoreflect.FieldDescriptor
 }
 
-// slots are the fields of m and of all that is in it.
+// slots returns the fields of m and of all messages in it.
 func slots(m protoreflect.Message) []slot {
 	var all []slot
 	fields := m.Descriptor().Fields()
@@ -68,7 +68,7 @@ func slots(m protoreflect.Message) []slot {
 	return all
 }
 
-// mutate changes one field of m or below to anything.
+// mutate changes one field of m, at any depth, to any value.
 func (g *generator) mutate(m proto.Message) {
 	all := slots(m.ProtoReflect())
 	if len(all) == 0 {
@@ -82,7 +82,7 @@ func (g *generator) mutate(m proto.Message) {
 	g.set(s.in, s.field)
 }
 
-// set gives a field some value.
+// set gives a field a value.
 func (g *generator) set(m protoreflect.Message, field protoreflect.FieldDescriptor) {
 	switch {
 	case field.IsMap():
@@ -95,7 +95,7 @@ func (g *generator) set(m protoreflect.Message, field protoreflect.FieldDescript
 	case field.IsList():
 		items := m.NewField(field).List()
 		n := g.length(field)
-		if n == overlong { // of one value, or it would be hundreds of MiB
+		if n == overlong { // one value repeated, or it would be hundreds of MiB
 			v := m.NewField(field).List().NewElement()
 			for range n {
 				items.Append(v)
@@ -111,7 +111,8 @@ func (g *generator) set(m protoreflect.Message, field protoreflect.FieldDescript
 	}
 }
 
-// overlong and huge are one more than the server takes in a list and in a text.
+// overlong and huge are one more than the server accepts in a list and in a
+// text.
 const (
 	overlong = 1<<16 + 1
 	huge     = 1<<20 + 1
@@ -126,8 +127,8 @@ func (g *generator) length(field protoreflect.FieldDescriptor) int {
 
 var long = strings.Repeat("a", huge)
 
-// element is a message, empty or filled, or a scalar. name is that of the field
-// that it is for.
+// element returns a message, empty or filled, or a scalar. name is the name of
+// its field.
 func (g *generator) element(blank func() protoreflect.Value, field protoreflect.FieldDescriptor, name protoreflect.Name) protoreflect.Value {
 	if field.Message() == nil {
 		return g.scalar(field, name)
@@ -161,7 +162,7 @@ func (g *generator) scalar(field protoreflect.FieldDescriptor, name protoreflect
 	panic("CRI has a new kind of field: " + field.Kind().String())
 }
 
-// number is one at which something ends or begins.
+// number returns a boundary value.
 func (g *generator) number(edges ...int64) int64 {
 	return g.pick64(append(edges, 0, 1, -1, 7, 80, 1000, 1001, 65535, 65536, math.MaxInt32))
 }
@@ -175,14 +176,14 @@ func (g *generator) enum(values protoreflect.EnumValueDescriptors) protoreflect.
 	return []protoreflect.EnumNumber{-1, 99, math.MaxInt32}[g.IntN(3)]
 }
 
-// hostile are texts that somebody may trip over.
+// hostile are texts that may break a parser.
 var hostile = []string{
 	"", "a", " ", "\n", "\x00", "a\x00b", invalidUTF8, "é☃", "\u2028", "\x7f", "%s%n", "-", "--help", "=", "a=b", "=a", ",", ":", "@", "../up", "a/b", "a//b",
 	".", "..", "/", "0", "-1", "99999999999999999999", "1e3", "true", "null", "[]", `"`, "$(id)", "*",
 	"localhost/", "runtime/default", "unconfined", "net.core.somaxconn", "kernel.shmmax", "memory.high", "pids.max", "2MB", "CHOWN", "ALL", "rwm", "/dev/null",
 }
 
-// text is hostile, huge, or known to the node.
+// text returns a text that is hostile, huge, or known to the node.
 func (g *generator) text(field protoreflect.Name) string {
 	if field == "cgroup_parent" {
 		return g.cgroup + "/" + strings.ReplaceAll(g.hostile(), "..", "_")
@@ -206,15 +207,15 @@ func (g *generator) text(field protoreflect.Name) string {
 
 func (g *generator) hostile() string { return hostile[g.IntN(len(hostile))] }
 
-// isHostPath tells the fields that name something on the node.
+// isHostPath reports whether a field names something on the node.
 func isHostPath(field protoreflect.Name) bool {
 	name := string(field)
 	return name == "log_directory" || name == "host_path" || name == "location" || strings.HasSuffix(name, "_ref") && name != "image_ref" ||
 		strings.HasSuffix(name, "_path") && name != "log_path" && name != "container_path" && name != "image_sub_path"
 }
 
-// unfit tells that no server can do what m asks, whatever the verb: it has an enum
-// value that does not exist, or a NUL byte where the kernel would end a text.
+// unfit reports whether no server can do what m requests, whatever the verb: it
+// has an invalid enum value, or a NUL byte where the kernel would end a text.
 func unfit(m protoreflect.Message) bool {
 	found := false
 	m.Range(func(field protoreflect.FieldDescriptor, v protoreflect.Value) bool {
@@ -237,8 +238,8 @@ func unfit(m protoreflect.Message) bool {
 	return found
 }
 
-// isFreeText tells the fields that nothing looks into: maps that come back as they
-// were, and ids, which name nothing if they are odd.
+// isFreeText reports whether nothing parses a field: maps that are returned
+// unchanged, and ids, which name nothing if they are malformed.
 func isFreeText(field protoreflect.Name) bool {
 	name := string(field)
 	return name == "labels" || name == "annotations" || name == "label_selector" || name == "id" || strings.HasSuffix(name, "_id")

@@ -10,7 +10,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// reachable are the fields of a message and of all messages in it, by full name.
+// reachable adds the fields of a message and of all messages in it, by full
+// name.
 func reachable(d protoreflect.MessageDescriptor, into map[protoreflect.FullName]bool) {
 	for i := range d.Fields().Len() {
 		field := d.Fields().Get(i)
@@ -24,7 +25,7 @@ func reachable(d protoreflect.MessageDescriptor, into map[protoreflect.FullName]
 	}
 }
 
-// setFields takes the fields that m has off the list.
+// setFields removes the fields that m has from off.
 func setFields(m protoreflect.Message, off map[protoreflect.FullName]bool) {
 	for _, s := range slots(m) {
 		if s.in.Has(s.field) {
@@ -33,8 +34,8 @@ func setFields(m protoreflect.Message, off map[protoreflect.FullName]bool) {
 	}
 }
 
-// Every field of every request is set sooner or later, whichever way a request is
-// made, and so is one that a later cri-api adds.
+// Every field of every request is set sooner or later, however a request is
+// made, including one that a later cri-api adds.
 func TestGeneratorReachesEveryField(t *testing.T) {
 	t.Parallel()
 	all, err := surface()
@@ -61,7 +62,7 @@ func TestGeneratorReachesEveryField(t *testing.T) {
 			if n%12 == 0 {
 				step = r.new()
 			}
-			g.mutate(step) // a message has to be there before its fields are
+			g.mutate(step) // a message must exist before its fields do
 			setFields(step.ProtoReflect(), mutated)
 		}
 		if len(filled)+len(mutated) > 0 {
@@ -109,8 +110,8 @@ func TestGeneratorMakesEveryKindOfValue(t *testing.T) {
 	}
 }
 
-// The generator cannot be led out of the node by a field that it does not know to
-// be a path of the host.
+// A field that the generator does not know to be a path of the host cannot lead
+// it out of the node.
 func TestHostPathsStayBelowTheNode(t *testing.T) {
 	t.Parallel()
 	all, err := surface()
@@ -121,7 +122,7 @@ func TestHostPathsStayBelowTheNode(t *testing.T) {
 	for _, r := range all {
 		reachable(r.request.Descriptor(), fields)
 	}
-	elsewhere := []string{ // in the container, below log_directory, or no path
+	elsewhere := []string{ // in the container, below log_directory, or not a path
 		"container_path", "log_path", "image_sub_path", "working_dir", "masked_paths", "readonly_paths", "image_ref",
 		"checkpoint_path", "output_path", "seccomp_profile_path",
 	}

@@ -13,7 +13,8 @@ import (
 	crierrors "k8s.io/cri-api/pkg/errors"
 )
 
-// begin notes what a turn may lead to, before any of its calls has been made.
+// begin records the possible results of a turn, before any of its calls has
+// been made.
 func (m *model) begin(turn []*call) {
 	for _, c := range turn {
 		c.turn = turn
@@ -30,7 +31,7 @@ func (m *model) begin(turn []*call) {
 	}
 }
 
-// reach notes how far a call may take its target.
+// reach records how far a call may take its target.
 func (m *model) reach(c *call) {
 	if c.target == nil {
 		return
@@ -44,8 +45,8 @@ func (m *model) reach(c *call) {
 	}
 }
 
-// after notes how far those of the calls may have come that are wanted, from what
-// there was before the turn.
+// after records how far the wanted calls may have come, from the state before
+// the turn.
 func (m *model) after(turn []*call, wanted func(*call) bool) {
 	for o, was := range m.before {
 		*o = was
@@ -57,7 +58,8 @@ func (m *model) after(turn []*call, wanted func(*call) bool) {
 	}
 }
 
-// effective: a refused call has no effect, but for a start that has failed.
+// effective reports whether a call may have an effect: a refused call has none,
+// except for a failed start.
 func effective(c *call) bool {
 	return c.err == nil || late.has(status.Code(c.err)) || c.rpc.name == "StartContainer" && c.target != nil && !c.target.plain
 }
@@ -71,13 +73,13 @@ func (m *model) disturb(o *object) {
 	}
 }
 
-// finish judges the answers of a turn and notes what they mean.
+// finish checks the answers of a turn and records what they mean.
 func (m *model) finish(turn []*call) error {
 	before := make([]picture, len(m.pictures))
 	for i, p := range m.pictures {
 		before[i] = *p
 	}
-	for _, c := range turn { // what may be while an image comes or goes
+	for _, c := range turn { // possible results while an image is added or removed
 		switch req := c.req.(type) {
 		case *cri.PullImageRequest:
 			if p := m.picture(req.GetImage().GetImage()); p != nil {
@@ -99,7 +101,7 @@ func (m *model) finish(turn []*call) error {
 	for i, p := range m.pictures {
 		p.here, p.absent, p.tags = before[i].here, before[i].absent, before[i].tags
 	}
-	for _, takes := range []bool{false, true} { // what looks at the objects comes first
+	for _, takes := range []bool{false, true} { // calls that look at the objects first
 		for _, c := range turn {
 			if c.takes() != takes || c.err != nil || c.rule.done == nil || len(c.replies) == 0 && !c.rpc.streams {
 				continue
@@ -112,7 +114,7 @@ func (m *model) finish(turn []*call) error {
 	for _, c := range turn {
 		m.lingers(c)
 	}
-	for _, pod := range m.pods { // of a container that came while its pod ended
+	for _, pod := range m.pods { // for a container that was created while its pod ended
 		if pod.lo >= ended {
 			m.settle(pod, pod.lo)
 		}
@@ -120,16 +122,17 @@ func (m *model) finish(turn []*call) error {
 	return nil
 }
 
-// takes tells whether, after the call, there may not be what others of its turn have seen.
+// takes reports whether the call may remove what others of its turn have seen.
 func (c *call) takes() bool { return c.rule.to > created || c.rpc.name == "RemoveImage" }
 
-// largest is the size of the largest message that the server takes (api.max_message_size).
+// largest is the size of the largest message that the server accepts
+// (api.max_message_size).
 const largest = 16 << 20
 
 // judge compares the code of an answer with those that the model allows.
 func (m *model) judge(c *call) error {
 	code := status.Code(c.err)
-	allowed := answer(codes.InvalidArgument) // of what cannot be decoded
+	allowed := answer(codes.InvalidArgument) // for what cannot be decoded
 	switch {
 	case len(c.wire) > largest:
 		allowed = answer(codes.ResourceExhausted)
@@ -157,13 +160,14 @@ func (m *model) judge(c *call) error {
 	return nil
 }
 
-// refusal is what the OCI runtime itself says about a request. Such errors are Unknown,
-// as with the kubelet's other runtimes: what they mean is in the runtime's words alone.
+// refusal matches the OCI runtime's own errors about a request. They have code
+// Unknown, as in the kubelet's other runtimes: only the runtime's message says
+// what they mean.
 var refusal = regexp.MustCompile(`\b(runc|crun) (create|start|exec|update)( \(to run .*\))?: `)
 
 func byRuntime(text string) bool { return refusal.MatchString(text) }
 
-// about says what the model knows of the object that a call names.
+// about returns what the model knows about the object that a call names.
 func (m *model) about(c *call) string {
 	if c.target == nil {
 		return "it names nothing that there is"
@@ -171,8 +175,8 @@ func (m *model) about(c *call) string {
 	return fmt.Sprintf("%s was between %v and %v", c.target.what(), c.target.lo, c.target.hi)
 }
 
-// lingers notes what goes on after a call: a stop for which nobody waited, limits
-// under which a container may die.
+// lingers records what continues after a call: a stop whose client did not
+// wait, limits under which a container may die.
 func (m *model) lingers(c *call) {
 	o := c.target
 	if o == nil || o.pod == nil {
@@ -190,16 +194,17 @@ func (m *model) lingers(c *call) {
 	}
 }
 
-// siblings are other calls of the turn to the same RPC about the same name.
+// siblings reports whether the turn has other calls to the same RPC for which
+// same returns true.
 func siblings(c *call, same func(proto.Message) bool) bool {
 	return slices.ContainsFunc(c.turn, func(other *call) bool {
 		return other != c && other.req != nil && other.rpc == c.rpc && same(other.req)
 	})
 }
 
-// mayTake is what a verb that makes something may answer where its name is, or may
-// be, that of these; equal tells the one that it would make, and until the last
-// stage in which that is handed out.
+// mayTake returns the possible answers of a verb that creates something if its
+// name is, or may be, taken by these objects; equal recognizes the object that
+// it would create, which is returned until it has passed the stage until.
 func mayTake(same []*object, equal func(*object) bool, until stage) (a answers, free bool) {
 	free = true
 	for _, o := range same {
@@ -339,7 +344,8 @@ func hasStarted(m *model, c *call) error {
 	return nil
 }
 
-// known are the reasons that the kubelet finds in errors of code Unknown alone.
+// known are the reasons that the kubelet recognizes only in errors of code
+// Unknown.
 var known = []error{crierrors.ErrRegistryUnavailable, crierrors.ErrSignatureValidationFailed}
 
 func mayPull(_ *model, c *call) answers {
@@ -365,8 +371,8 @@ func hasPulled(m *model, c *call) error {
 	return nil
 }
 
-// mayRemoveImage: containers of which one does not know what they are may have the
-// image as a volume.
+// mayRemoveImage: containers whose configuration is unknown may have the image
+// as a volume.
 func mayRemoveImage(m *model, _ *call) answers {
 	if slices.ContainsFunc(live(m.containers), func(o *object) bool { return !o.plain }) {
 		return fine | untimely
@@ -384,7 +390,7 @@ func hasRemovedImage(m *model, c *call) error {
 	return nil
 }
 
-// meets tells whether an RPC of the name is under way at the same time.
+// meets reports whether an RPC of the name is under way at the same time.
 func meets(c *call, name string) bool {
 	return slices.ContainsFunc(c.turn, func(other *call) bool { return other.rpc.name == name })
 }

@@ -1,18 +1,19 @@
-// Crifuzz makes random calls of every RPC of CRI, and knows what must come of them.
+// Crifuzz makes random calls of every RPC of CRI, and knows the permitted
+// results.
 //
 //	go run ./test/crifuzz [-count N] [-seed N] [-turns N]
 //
-// A sequence is some turns; a turn is one call, or several that meet each other on
-// the same objects, from several clients. Most requests are those of a kubelet; some
-// have a field or two that are not as they should be, or are random as a whole
-// (fields.go), under the name of v1 or v1alpha2. A model (model.go) knows which pods,
-// containers and images there are and how far each may have come. After each turn
-// every answer must have a code that the model allows, which is never Unknown or
-// Internal, and lists and statuses must agree with the model. After each sequence
+// A sequence is some turns; a turn is one call, or several concurrent calls on
+// the same objects, from several clients. Most requests are those of a kubelet;
+// some have a few malformed fields, or are completely random (fields.go), under
+// the name of v1 or v1alpha2. A model (model.go) knows which pods, containers
+// and images exist and how far each may have come. After each turn every answer
+// must have a code that the model allows, which is never Unknown or Internal,
+// and lists and statuses must agree with the model. After each sequence
 // everything is removed, and the node must have what it had before.
 //
-// A sequence that fails is run again for the shortest beginning of it that still
-// fails, and the command is printed that runs that alone.
+// A failed sequence is run again to find its shortest prefix that still fails,
+// and the command that runs only that is printed.
 package main
 
 import (
@@ -58,7 +59,7 @@ type campaign struct {
 
 func (c *campaign) run(ctx context.Context) (err error) {
 	fmt.Fprintf(c.out, "seed %d\n", c.seed)
-	if _, err := claim.Sweep(); err != nil { // what a run that was killed has left
+	if _, err := claim.Sweep(); err != nil { // left by a run that was killed
 		return err
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
@@ -92,8 +93,8 @@ func (c *campaign) close() error {
 	return c.world.close()
 }
 
-// try runs one sequence, on a node of its own after one that has failed. It returns
-// the last calls.
+// try runs one sequence, on a new node after a failure. It returns the last
+// calls.
 func (c *campaign) try(ctx context.Context, seed uint64, turns int, rest time.Duration) (trace string, err error) {
 	if c.world == nil {
 		if c.world, err = newWorld(ctx); err != nil {
@@ -107,14 +108,14 @@ func (c *campaign) try(ctx context.Context, seed uint64, turns int, rest time.Du
 	return "", nil
 }
 
-// attempts are how often a beginning is tried before it counts as one that does not
-// fail: what meets what differs from run to run.
+// attempts is how often a prefix is tried before it counts as one that does not
+// fail: concurrency differs from run to run.
 const attempts = 3
 
-// restAgain is what a node gets where it has failed before.
+// restAgain is the extra time for a node on which something has failed before.
 const restAgain = 20 * time.Second
 
-// shorten looks for the shortest beginning that fails, and prints the command.
+// shorten looks for the shortest prefix that fails, and prints the command.
 func (c *campaign) shorten(ctx context.Context, seed uint64, turns int) {
 	fails := func(turns int) bool {
 		for range attempts {

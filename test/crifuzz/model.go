@@ -9,9 +9,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// stage is how far the life of a pod or a container has come. It only ever goes
-// forward, which is what makes calls that meet each other easy to judge: an object
-// is somewhere between the earliest and the latest stage that it can be in.
+// stage is how far the life of a pod or a container has come. It only goes
+// forward, which makes concurrent calls easy to check: an object is between the
+// earliest and the latest stage in which it can be.
 type stage int
 
 const (
@@ -26,22 +26,23 @@ func (s stage) String() string { return []string{"created", "running", "ended", 
 // object is a pod or a container.
 type object struct {
 	id     string
-	pod    *object // that the container is in; nil: this is a pod
+	pod    *object // that contains the container; nil: this is a pod
 	lo, hi stage
-	// plain: it was asked for as kubelets do, so that it does what it says.
+	// plain: it was requested as by a kubelet, so that it behaves as its request
+	// says.
 	plain bool
-	// volatile: it may come to its end by itself.
+	// volatile: it may end by itself.
 	volatile bool
 	// exit is the code with which the program ends; -1: only if it is ended.
 	exit int32
-	// disturbed: it was stopped or removed, or its pod was.
+	// disturbed: it, or its pod, was stopped or removed.
 	disturbed bool
 
 	sandbox   *cri.RunPodSandboxRequest   // of a pod
 	container *cri.CreateContainerRequest // of a container
 }
 
-// what names the object in a message.
+// what returns the object's name in a message.
 func (o *object) what() string {
 	kind := "pod"
 	if o.pod != nil {
@@ -52,28 +53,28 @@ func (o *object) what() string {
 
 func (o *object) mayBe(s stage) bool { return o.lo <= s && s <= o.hi }
 
-// picture is an image that the registry has.
+// picture is an image in the registry.
 type picture struct {
 	id     string
 	refs   []string
-	tags   []string // the refs by which it is known on the node
+	tags   []string // its references on the node
 	here   bool     // it may be on the node
-	absent bool     // it may not be
+	absent bool     // it may be absent
 }
 
-// model is what must be.
+// model is the expected state.
 type model struct {
 	pods, containers []*object
 	pictures         []*picture
-	before           map[*object]object // what there was before the turn
+	before           map[*object]object // objects before the turn
 }
 
-// live are the objects that may still be there, in the order in which they came.
+// live returns the objects that may still exist, in order of creation.
 func live(all []*object) []*object {
 	return slices.DeleteFunc(slices.Clone(all), func(o *object) bool { return o.lo == gone })
 }
 
-// members are the containers of a pod.
+// members returns the containers of a pod.
 func (m *model) members(pod *object) []*object {
 	return slices.DeleteFunc(slices.Clone(m.containers), func(o *object) bool { return o.pod != pod })
 }
@@ -87,17 +88,17 @@ func (m *model) byID(id string) *object {
 	return nil
 }
 
-// address says what an id in a request leads to.
+// address is the kind of an id in a request.
 type address int
 
 const (
 	one     address = iota
-	none            // an id that nothing has
-	several         // the beginning of several
+	none            // an id without an object
+	several         // a prefix of several
 	missing         // empty
 )
 
-// resolve finds the object that an id, or its beginning, leads to.
+// resolve finds the object with an id, or with a prefix of one.
 func resolve(all []*object, id string) (*object, address) {
 	if id == "" {
 		return nil, missing
@@ -121,7 +122,7 @@ func resolve(all []*object, id string) (*object, address) {
 	}
 }
 
-// raise notes that the object may come as far as s.
+// raise records that the object may come as far as s.
 func (m *model) raise(o *object, s stage) {
 	o.hi = max(o.hi, s)
 	if o.pod != nil {
@@ -134,7 +135,7 @@ func (m *model) raise(o *object, s stage) {
 	}
 }
 
-// settle notes that the object has come as far as s.
+// settle records that the object has come as far as s.
 func (m *model) settle(o *object, s stage) {
 	o.lo, o.hi = max(o.lo, s), max(o.hi, s)
 	if o.pod != nil || s < ended {
@@ -155,8 +156,8 @@ func (m *model) picture(ref string) *picture {
 	return nil
 }
 
-// local finds an image of the node, or one that may be there while the turn of c is
-// under way.
+// local finds an image of the node, or one that may be there during the turn of
+// c.
 func (m *model) local(c *call, ref string) *picture {
 	p := m.picture(ref)
 	if p == nil || !slices.Contains(p.refs, ref) || slices.Contains(p.tags, ref) || meets(c, "PullImage") {
@@ -189,17 +190,18 @@ func (a answers) String() string {
 
 var (
 	fine = answer(codes.OK)
-	// refusals are the ways to refuse what is not what a kubelet asks for. Unknown and
-	// Internal are none: they mean that crius did not know what it was doing.
+	// refusals are the permitted ways to refuse what a kubelet would not request.
+	// Unknown and Internal are not among them: they mean an unclassified error or
+	// a bug.
 	refusals = answer(codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition, codes.Unimplemented)
-	// late is what a client says that does not wait.
+	// late are the codes from a client that stops waiting.
 	late = answer(codes.DeadlineExceeded, codes.Canceled)
 )
 
-// life is what a verb answers in each stage.
+// life has the answers of a verb in each stage.
 type life [gone + 1]answers
 
-// of is what the verb may answer about an object that is somewhere between its
+// of returns the possible answers of the verb about an object between its
 // stages; how is how it was named.
 func (l life) of(o *object, how address) (a answers) {
 	switch how {

@@ -11,9 +11,10 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// These tests are about what the model would find: answers that no server may give.
+// These tests check what the model detects: answers that no server may give.
 
-// bench is a model with a pod that is ready and has a container in each stage.
+// bench returns a model with a pod that is ready and has a container in each
+// stage.
 func bench() (m *model, pod *object, in map[stage]*object) {
 	sandbox := &cri.RunPodSandboxRequest{Config: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "pod"}}}
 	pod = &object{id: "aa", lo: running, hi: running, plain: true, exit: -1, sandbox: sandbox}
@@ -51,7 +52,7 @@ func TestModelJudgesAnswers(t *testing.T) {
 		rpc        string
 		req, reply proto.Message
 		code       codes.Code
-		wrong      string // empty: it is right
+		wrong      string // empty: it is correct
 	}{
 		"start created":             {"StartContainer", start("b0"), nil, codes.OK, ""},
 		"start created, refused":    {"StartContainer", start("b0"), nil, codes.FailedPrecondition, "want OK"},
@@ -86,7 +87,8 @@ func TestModelJudgesAnswers(t *testing.T) {
 	}
 }
 
-// What meets may come in any order; afterwards it is where the last of them has it.
+// Concurrent calls may take effect in any order; afterwards the object is where
+// the last of them left it.
 func TestModelAllowsEveryOrder(t *testing.T) {
 	t.Parallel()
 	stop := func() *call {
@@ -143,7 +145,7 @@ func TestModelAllowsEveryOrder(t *testing.T) {
 	}
 }
 
-// A refused call has no effect: what it was to do must not be seen.
+// A refused call has no effect: its intended result must not be seen.
 func TestModelTakesBackRefusals(t *testing.T) {
 	t.Parallel()
 	m, _, in := bench()

@@ -15,14 +15,14 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// call is an RPC with what came of it.
+// call is an RPC with its result.
 type call struct {
 	rpc  *rpc
 	rule rule
 	api  string // v1 or v1alpha2
 	conn int    // of the sequence's clients
 	wire raw
-	req  proto.Message // as the server reads it; nil: it cannot
+	req  proto.Message // as the server decodes it; nil: it cannot
 	// plain: it is what a kubelet would send.
 	plain bool
 	// wait is how long the client waits for an answer.
@@ -30,13 +30,13 @@ type call struct {
 
 	target *object
 	how    address
-	turn   []*call // all that are under way at the same time
+	turn   []*call // all concurrent calls
 
 	replies []proto.Message
 	err     error
 }
 
-// String is the call in one line that is short enough to be read.
+// String returns the call in one short line.
 func (c *call) String() string {
 	text := "what cannot be decoded"
 	if c.req != nil {
@@ -52,19 +52,19 @@ func (c *call) String() string {
 	return fmt.Sprintf("%s.%s(%s)", c.api, c.rpc.name, text)
 }
 
-// Populations that are large enough to meet every case, and small enough for the
-// objects to be met again.
+// Populations that are large enough for every case, and small enough for
+// objects to be used again.
 const (
 	mostPods       = 4
 	mostContainers = 7
 )
 
-// clients are the connections of a sequence.
+// clients is the number of connections of a sequence.
 const clients = 3
 
-// planner chooses the calls of a turn. What it chooses depends on the seed, the
-// number of the turn and what there is, and not on how far that has come, which is
-// a matter of time.
+// planner chooses the calls of a turn. Its choice depends on the seed, the
+// number of the turn and the existing objects, and not on their progress, which
+// depends on timing.
 type planner struct {
 	*rand.Rand
 	model   *model
@@ -75,12 +75,12 @@ type planner struct {
 
 	turn    int
 	made    int     // names in this turn
-	request *rpc    // what a request is planned for
-	focus   *object // the pod that the turn is about; nil: all
-	meeting bool    // several calls are under way at the same time
+	request *rpc    // the RPC for which a request is planned
+	focus   *object // the pod of the turn; nil: all
+	meeting bool    // several calls run concurrently
 }
 
-// calls are those of a turn: one, or some that meet each other.
+// calls returns those of a turn: one, or some concurrent ones.
 func (p *planner) calls(seed uint64, turn int) []*call {
 	p.Rand = rand.New(rand.NewPCG(seed, uint64(turn)))
 	p.turn, p.made, p.focus, p.meeting = turn, 0, nil, p.IntN(4) == 0
@@ -90,7 +90,7 @@ func (p *planner) calls(seed uint64, turn int) []*call {
 		if one.rule.to == created && one.rpc.name != "RunPodSandbox" && one.rpc.name != "CreateContainer" || p.IntN(10) > 0 {
 			return []*call{one}
 		}
-		again := *one // as a kubelet does that has lost its patience
+		again := *one // like a kubelet that has stopped waiting
 		one.wait = time.Duration(p.IntN(40)) * time.Millisecond
 		return []*call{one, &again}
 	}
@@ -104,7 +104,7 @@ func (p *planner) calls(seed uint64, turn int) []*call {
 	return all
 }
 
-// call is one call, in every third case with something that is not as it should be.
+// call returns one call, in every third case with something malformed.
 func (p *planner) call() *call {
 	c := &call{rpc: p.choose(), api: "v1", conn: p.IntN(clients), plain: true, wait: patience}
 	c.rule = p.rules[c.rpc.name]
@@ -132,7 +132,7 @@ func (p *planner) call() *call {
 	}
 	wire, err := encode(req)
 	if err != nil {
-		panic(fmt.Sprintf("%s: %v", c.rpc.name, err)) // the generator has made what nobody can send
+		panic(fmt.Sprintf("%s: %v", c.rpc.name, err)) // the generator has made something that cannot be sent
 	}
 	if cut && len(wire) > 0 {
 		c.plain = false
@@ -143,12 +143,13 @@ func (p *planner) call() *call {
 		c.req = nil
 	}
 	if c.rpc.name == "StopContainer" && !c.plain {
-		c.wait = 3 * time.Second // of what may be a grace period of ages
+		c.wait = 3 * time.Second // because the grace period may be ages
 	}
 	return c
 }
 
-// choose takes an RPC by its weight, and keeps the population within its bounds.
+// choose picks an RPC by its weight, and keeps the population within its
+// bounds.
 func (p *planner) choose() *rpc {
 	sum := 0
 	weight := func(r *rpc) int { return max(p.rules[r.name].weight, 1) }
@@ -175,7 +176,7 @@ func (p *planner) rpc(name string) *rpc {
 	return p.surface[slices.IndexFunc(p.surface, func(r *rpc) bool { return r.name == name })]
 }
 
-// words are the texts that mean something on this node.
+// words returns the texts with a meaning on this node.
 func (p *planner) words() []string {
 	words := slices.Clone(scene.Handlers)
 	for _, o := range slices.Concat(p.model.pods, p.model.containers) {
@@ -187,13 +188,13 @@ func (p *planner) words() []string {
 	return words
 }
 
-// fresh is a name that nothing has had yet.
+// fresh returns an unused name.
 func (p *planner) fresh(kind string) string {
 	p.made++
 	return fmt.Sprintf("%s-%d-%d", kind, p.turn, p.made)
 }
 
-// shade is a label that some objects have in common.
+// shade returns a label that some objects have in common.
 func (p *planner) shade() string { return []string{"red", "green"}[p.IntN(2)] }
 
 func (p *planner) pods() []*object {
@@ -210,7 +211,7 @@ func (p *planner) containers() []*object {
 	return live(p.model.containers)
 }
 
-// again is one of the latest objects, in every sixth case.
+// again returns one of the latest objects, in every sixth case.
 func (p *planner) again(all []*object) *object {
 	if p.IntN(6) > 0 || len(all) == 0 {
 		return nil
@@ -219,8 +220,8 @@ func (p *planner) again(all []*object) *object {
 	return all[p.IntN(len(all))]
 }
 
-// name is an id: mostly that of one of these, now and then the beginning of one, or
-// one that nothing has.
+// name returns an id: mostly that of one of these, sometimes a prefix of one,
+// or an unused one.
 func (p *planner) name(all []*object) string {
 	n := p.IntN(20)
 	if len(all) == 0 || n == 0 {
@@ -239,14 +240,14 @@ func (p *planner) name(all []*object) string {
 	return id
 }
 
-// image is a reference to an image that the registry has.
+// image returns a reference to an image in the registry.
 func (p *planner) image() *cri.ImageSpec {
 	picture := p.model.pictures[p.IntN(len(p.model.pictures))]
 	ref := picture.refs[p.IntN(len(picture.refs))]
 	return &cri.ImageSpec{Image: ref, UserSpecifiedImage: ref}
 }
 
-// recast is a request with the fields that r's has as well.
+// recast returns a request of r with the fields that it shares with from.
 func recast(r *rpc, from proto.Message) proto.Message {
 	to := r.new()
 	text, err := protojson.Marshal(from)
@@ -254,12 +255,12 @@ func recast(r *rpc, from proto.Message) proto.Message {
 		err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, to)
 	}
 	if err != nil {
-		panic(fmt.Sprintf("%s: %v", r.name, err)) // a request of ours has become one that cannot be
+		panic(fmt.Sprintf("%s: %v", r.name, err)) // one of our own requests has become impossible
 	}
 	return to
 }
 
-// hasLabels tells whether labels have all that are wanted.
+// hasLabels reports whether labels have all that are wanted.
 func hasLabels(labels, want map[string]string) bool {
 	for key := range maps.Keys(want) {
 		if value, ok := labels[key]; !ok || value != want[key] {

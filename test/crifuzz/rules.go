@@ -14,23 +14,23 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// rule is what the model knows about an RPC. One that it knows nothing about must
-// have no effect.
+// rule is what the model knows about an RPC. An RPC without a rule must have no
+// effect.
 type rule struct {
 	weight int
-	// plain is a request as a kubelet would send it; nil: an empty one.
+	// plain returns a request as a kubelet would send it; nil: an empty one.
 	plain func(*planner) proto.Message
-	// target is the object that the request names; nil: it names none.
+	// target returns the object that the request names; nil: it names none.
 	target func(*model, proto.Message) (*object, address)
 	// to is how far the verb takes its target.
 	to stage
-	// allowed are the codes of an answer.
+	// allowed returns the permitted codes of an answer.
 	allowed func(*model, *call) answers
-	// done notes what an answer without an error means, and judges it.
+	// done records what an answer without an error means, and checks it.
 	done func(*model, *call) error
 }
 
-// named is the target of requests that name a container or a pod.
+// named returns the target of requests that name a container or a pod.
 func named(m *model, req proto.Message) (*object, address) {
 	switch r := req.(type) {
 	case interface{ GetContainerId() string }:
@@ -41,7 +41,7 @@ func named(m *model, req proto.Message) (*object, address) {
 	return nil, missing
 }
 
-// on is the rule of a verb on an object that exists.
+// on returns the rule of a verb on an existing object.
 func on(weight int, plain func(*planner) proto.Message, l life, to stage) rule {
 	return rule{
 		weight: weight, plain: plain, target: named, to: to,
@@ -63,7 +63,7 @@ func refused(code codes.Code) rule {
 	return rule{weight: 1, allowed: func(*model, *call) answers { return answer(code) }}
 }
 
-// rules by the name of the RPC.
+// rules returns the rules by the name of the RPC.
 func rules() map[string]rule {
 	return map[string]rule{
 		"RunPodSandbox": {weight: 7, plain: planPod, allowed: mayRun, done: hasRun},
@@ -137,7 +137,7 @@ func onPod(request func(id string) proto.Message) func(*planner) proto.Message {
 	return func(p *planner) proto.Message { return request(p.name(p.pods())) }
 }
 
-// limit is the time of a command, in seconds, that does not reach it.
+// limit is a time limit, in seconds, that a command does not reach.
 var limit = scene.LimitSeconds
 
 func planUpdate(id string) proto.Message {
@@ -156,8 +156,7 @@ func planExec(id string) proto.Message {
 	return &cri.ExecRequest{ContainerId: id, Cmd: []string{"/probe", "echo", "hello"}, Stdout: true, Stderr: true}
 }
 
-// planPod is a new pod, or one that there has been already, perhaps with something
-// changed.
+// planPod plans a new pod, or an earlier one, perhaps with something changed.
 func planPod(p *planner) proto.Message {
 	if old := p.again(p.model.pods); old != nil {
 		req := proto.CloneOf(old.sandbox)
@@ -167,7 +166,7 @@ func planPod(p *planner) proto.Message {
 		return req
 	}
 	config := kubelet.Pod(p.fresh("pod"), func(c *cri.PodSandboxConfig) {
-		c.Metadata.Uid = "uid-of-" + c.Metadata.Name // the same when the seed is
+		c.Metadata.Uid = "uid-of-" + c.Metadata.Name // the same for the same seed
 		c.Labels["io.kubernetes.pod.uid"] = c.Metadata.Uid
 		c.Labels["shade"] = p.shade()
 		c.LogDirectory = p.logs + "/" + c.Metadata.Name
@@ -175,7 +174,7 @@ func planPod(p *planner) proto.Message {
 	return &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: scene.Handlers[p.IntN(len(scene.Handlers))]}
 }
 
-// planContainer is the same for a container.
+// planContainer does the same for a container.
 func planContainer(p *planner) proto.Message {
 	if old := p.again(p.model.containers); old != nil {
 		req := proto.CloneOf(old.container)
@@ -237,7 +236,7 @@ func planImageFilter(p *planner) proto.Message {
 	return recast(p.request, &cri.ListImagesRequest{Filter: &f})
 }
 
-// hasExecuted judges what a command has written.
+// hasExecuted checks the output of a command.
 func hasExecuted(_ *model, c *call) error {
 	resp := c.replies[0].(*cri.ExecSyncResponse)
 	if resp.ExitCode == 137 && c.target.hi >= ended {
@@ -271,7 +270,7 @@ const patience = wait.Limit
 // podCIDR is what a kubelet announces.
 const podCIDR = "10.99.0.0/16"
 
-// taken are the objects that have a name, or may have it.
+// taken returns the objects that have a name, or may have it.
 func taken(all []*object, same func(*object) bool) []*object {
 	return slices.DeleteFunc(live(all), func(o *object) bool { return !same(o) })
 }

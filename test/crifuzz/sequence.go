@@ -28,7 +28,7 @@ type world struct {
 	*scene.World
 	conns    []*grpc.ClientConn
 	pictures []picture
-	read     int // of the server's log, in bytes
+	read     int // bytes of the server's log
 }
 
 func newWorld(ctx context.Context) (_ *world, err error) {
@@ -52,7 +52,7 @@ func newWorld(ctx context.Context) (_ *world, err error) {
 		return nil, err
 	}
 	announced := &cri.UpdateRuntimeConfigRequest{RuntimeConfig: &cri.RuntimeConfig{NetworkConfig: &cri.NetworkConfig{PodCidr: podCIDR}}}
-	if _, err := w.Runtime().UpdateRuntimeConfig(ctx, announced); err != nil { // of which a file tells from then on
+	if _, err := w.Runtime().UpdateRuntimeConfig(ctx, announced); err != nil { // which a file records from then on
 		return nil, err
 	}
 	return w, w.Settle(ctx, scene.Handlers...)
@@ -91,8 +91,8 @@ func (w *world) close() error {
 	return errors.Join(append(errs, w.Close())...)
 }
 
-// sequence is a run of turns, each of which depends on the seed and on what there
-// is by then.
+// sequence is a run of turns, each of which depends on the seed and on the
+// objects that exist by then.
 type sequence struct {
 	w     *world
 	seed  uint64
@@ -100,10 +100,10 @@ type sequence struct {
 	tally *tally
 	// rest is how long the node may take to be as it was before.
 	rest  time.Duration
-	trace []string // the calls, one a line
+	trace []string // the calls, one per line
 }
 
-// failure is what is wrong after so many turns.
+// failure is what is wrong after that many turns.
 type failure struct {
 	turns int
 	err   error
@@ -113,7 +113,7 @@ func (f *failure) Error() string { return fmt.Sprintf("turn %d: %v", f.turns, f.
 
 func (f *failure) Unwrap() error { return f.err }
 
-// run makes the calls of a sequence. What it finds is a *failure.
+// run makes the calls of a sequence. A violation is a *failure.
 func (s *sequence) run(ctx context.Context) error {
 	all, err := surface()
 	if err != nil {
@@ -141,8 +141,8 @@ func (s *sequence) run(ctx context.Context) error {
 	return nil
 }
 
-// turn makes calls and judges what they did. Several meet each other; but two to
-// the same effect come from one client, which repeats itself.
+// turn makes calls and checks their results. Several run concurrently, except
+// that two with the same effect come from one client, which repeats itself.
 func (s *sequence) turn(ctx context.Context, m *model, calls []*call) error {
 	m.begin(calls)
 	repeated := len(calls) == 2 && calls[0].wait < calls[1].wait && calls[0].rpc == calls[1].rpc
@@ -175,7 +175,7 @@ func (s *sequence) send(ctx context.Context, c *call) {
 	c.replies, c.err = c.rpc.invoke(ctx, s.w.conns[c.conn], c.api, c.wire)
 }
 
-// end removes everything and finds the node as it was.
+// end removes everything and checks that the node is as before.
 func (s *sequence) end(ctx context.Context) error {
 	if err := s.strike(ctx); err != nil {
 		return err
@@ -217,20 +217,20 @@ func (s *sequence) strike(ctx context.Context) error {
 	return errors.Join(os.RemoveAll(s.w.Path("logs")), os.MkdirAll(s.w.Path("logs"), 0o755), os.RemoveAll(s.w.Path("fuzz")))
 }
 
-// removeParents removes the cgroups that pods had for parents, as a kubelet does with
-// its own. One that crius has left something in stays.
+// removeParents removes the cgroups that pods had as parents, as a kubelet does
+// with its own. A parent in which crius has left something stays.
 func (w *world) removeParents() {
 	all := inventory.Cgroups(w.CgroupParent())
 	for _, dir := range slices.Backward(all) {
 		name := filepath.Base(dir)
 		if name != filepath.Base(w.CgroupParent()) && !strings.HasPrefix(name, "crius-") {
-			_ = os.Remove(dir) // or it is found later
+			_ = os.Remove(dir) // otherwise it is found later
 		}
 	}
 }
 
-// complaints are lines of the server's log that say that somebody must act, and
-// faults. What has been read is not read again.
+// complaints returns an error for lines of the server's log that require
+// action, and for faults. It does not read lines twice.
 func (w *world) complaints() error {
 	if faults := w.Faults(); len(faults) > 0 {
 		return fmt.Errorf("the server's log has %d faults; the first:\n%s", len(faults), faults[0])
@@ -267,7 +267,7 @@ func (t *tally) count(c *call) {
 	t.calls[c.rpc.name][status.Code(c.err)]++
 }
 
-// String has a line for each RPC.
+// String returns a line for each RPC.
 func (t *tally) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -292,7 +292,7 @@ func (t *tally) String() string {
 	return out.String()
 }
 
-// lastCalls are the end of the trace.
+// lastCalls returns the end of the trace.
 func (s *sequence) lastCalls(most int) string {
 	return strings.Join(s.trace[max(0, len(s.trace)-most):], "\n")
 }

@@ -16,8 +16,8 @@ import (
 	_ "k8s.io/cri-api/pkg/apis/runtime/v1" // registers the descriptors
 )
 
-// rpc is one method of CRI, as its descriptor has it. What a later cri-api adds is
-// among them by itself.
+// rpc is one method of CRI, from its descriptor. Methods that a later cri-api
+// adds are included automatically.
 type rpc struct {
 	service, name     string
 	request, response protoreflect.MessageType
@@ -27,7 +27,7 @@ type rpc struct {
 // endless is the one RPC that the client ends.
 const endless = "GetContainerEvents"
 
-// surface are all RPCs of both services.
+// surface returns all RPCs of both services.
 func surface() ([]*rpc, error) {
 	var all []*rpc
 	for _, service := range []protoreflect.FullName{"runtime.v1.RuntimeService", "runtime.v1.ImageService"} {
@@ -53,11 +53,11 @@ func surface() ([]*rpc, error) {
 
 func (r *rpc) new() proto.Message { return r.request.New().Interface() }
 
-// raw is a request as it goes over the wire: it need not be one that protobuf
-// would encode.
+// raw is a request in wire format: it need not be one that protobuf would
+// encode.
 type raw []byte
 
-// rawCodec sends raw as it is.
+// rawCodec sends raw unchanged.
 type rawCodec struct{ encoding.CodecV2 }
 
 func newRawCodec() rawCodec { return rawCodec{encoding.GetCodecV2(protocodec.Name)} }
@@ -69,8 +69,8 @@ func (c rawCodec) Marshal(v any) (mem.BufferSlice, error) {
 	return c.CodecV2.Marshal(v)
 }
 
-// invoke sends a request under one of the names of CRI and returns all that is
-// answered.
+// invoke sends a request under one of the names of CRI and returns the complete
+// answer.
 func (r *rpc) invoke(ctx context.Context, conn *grpc.ClientConn, api string, wire raw) ([]proto.Message, error) {
 	method := "/runtime." + api + "." + r.service + "/" + r.name
 	codec := grpc.ForceCodecV2(newRawCodec())

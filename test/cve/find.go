@@ -24,7 +24,7 @@ type test struct {
 	ids       []string // such as CVE-2025-0750
 }
 
-// find reads the sources below root, as they are with these build tags.
+// find reads the sources below root, as built with these build tags.
 func find(root string, tags []string) ([]test, error) {
 	built := build.Default
 	built.BuildTags = tags

@@ -1,12 +1,12 @@
 // Command cve runs the tests that are named after vulnerabilities, and prints a
-// row for each vulnerability. It is what `make cve` calls:
+// row for each vulnerability. `make cve` calls it:
 //
 //	cve [-tags TAGS]
 //
-// A test names the vulnerabilities it is about at the end of its name:
+// A test names its vulnerabilities at the end of its name:
 // TestRotationFollowsNoLink_CVE_2025_0750. Those without a CVE have the id of
-// another list, such as GO-2026-6597. docs/security.md says how crius is safe
-// from each of them. The exit code is 1 if any test fails.
+// another list, such as GO-2026-6597. docs/security.md says how crius is
+// protected from each of them. The exit code is 1 if any test fails.
 package main
 
 import (
@@ -34,7 +34,8 @@ func main() {
 	}
 }
 
-// run runs the tests and tells whether every one of them passes or is skipped.
+// run runs the tests and reports whether every one of them passes or is
+// skipped.
 func run(tags string) (bool, error) {
 	tests, err := find(".", strings.Split(tags, ","))
 	if err != nil {
@@ -60,8 +61,8 @@ func run(tags string) (bool, error) {
 	return report(os.Stdout, tests, results), cmp.Or(readErr, waitErr)
 }
 
-// Results of tests, from the best to the worst. A test of which the runner says
-// nothing did not run.
+// Results of tests, from the best to the worst. A test without a result did not
+// run.
 const (
 	passed = "pass"
 	skip   = "skip"
@@ -71,8 +72,8 @@ const (
 
 var resultLine = regexp.MustCompile(`^(pass|skip|FAIL) +` + regexp.QuoteMeta(module) + `(\S+) (Test[^/\s]+)`)
 
-// collect copies what the runner prints and returns the results by test. That of
-// a test with subtests is the worst of them.
+// collect copies the runner's output and returns the results by test. That of a
+// test with subtests is the worst of them.
 func collect(from io.Reader, to io.Writer) (map[string]string, error) {
 	results := map[string]string{}
 	lines := bufio.NewReader(from)
@@ -97,8 +98,8 @@ func worse(a, b string) string {
 	return order[max(slices.Index(order, a), slices.Index(order, b))]
 }
 
-// report prints a row for each vulnerability and test, and tells whether all is
-// well.
+// report prints a row for each vulnerability and test, and reports whether all
+// have passed or were skipped.
 func report(to io.Writer, tests []test, results map[string]string) bool {
 	type row struct{ id, result, test string }
 	var rows []row

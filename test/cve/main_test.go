@@ -15,8 +15,8 @@ var (
 	testInText = regexp.MustCompile("`([a-z/-]+)` `(Test\\w+)`")
 )
 
-// documented reads the table of docs/security.md: the tests of each id. An id
-// whose row has no test and says why not has none.
+// documented reads the table of docs/security.md: the tests of each id. A row
+// without a test, but with a reason, yields none.
 func documented(t *testing.T) map[string][]string {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/security.md")
@@ -52,7 +52,7 @@ func documented(t *testing.T) map[string][]string {
 }
 
 // The table and the names of the tests agree in both directions: a row has the
-// tests of its ids, and each of its ids has one.
+// tests of its ids, and each of its ids has a test.
 func TestTableHasTheTests(t *testing.T) {
 	t.Parallel()
 	tests, err := find("../..", nil)
@@ -127,7 +127,7 @@ func TestFindReadsNames(t *testing.T) {
 	}
 }
 
-// What the runner prints becomes rows; only passed and skipped tests are well.
+// The runner's output becomes rows; only passed and skipped tests are good.
 func TestReport(t *testing.T) {
 	t.Parallel()
 	tests := []test{{"a/b", "TestOne_CVE_2020_1", []string{"CVE-2020-1"}}, {"a", "TestTwo_CVE_2020_2_CVE_2020_1", []string{"CVE-2020-2", "CVE-2020-1"}}}

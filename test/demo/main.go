@@ -1,11 +1,11 @@
-// Demo shows what crius does, on a node of its own and without the internet:
+// Demo shows what crius does, on its own node and without the internet:
 //
 //	go run ./test/demo [-handler crun]
 //
 // It starts crius on a private root and socket inside a network namespace,
-// serves an image built on the spot, runs a pod of two containers, kills and
-// restarts the server while the pod goes on, takes everything down and counts
-// what is left. Any surprise ends it with code 1 and the reason.
+// serves an image built here, runs a pod of two containers, kills and restarts
+// the server while the pod runs on, removes everything and counts what is left.
+// Any surprise ends it with code 1 and the reason.
 package main
 
 import (
@@ -30,7 +30,7 @@ func main() {
 	}
 }
 
-// show runs the steps in order; the node is removed whatever happens.
+// show runs the steps in order; the node is removed in any case.
 func show(ctx context.Context, handler string) (err error) {
 	began := time.Now()
 	d := &demo{handler: handler}

@@ -20,7 +20,7 @@ import (
 
 const greeting = "Hello from a pod run by crius!"
 
-// demo is what one step leaves for the next.
+// demo is the state that one step leaves for the next.
 type demo struct {
 	handler     string
 	node        *node.Node
@@ -204,7 +204,7 @@ func (d *demo) restart(ctx context.Context) (string, error) {
 	return "lists and states are equal to those before; " + fmt.Sprintf("process %d", d.node.PID()), nil
 }
 
-// everything is what CRI tells of the pod and its containers.
+// everything returns what CRI reports about the pod and its containers.
 func (d *demo) everything(ctx context.Context) ([]proto.Message, error) {
 	r := d.node.Runtime()
 	pod, err := r.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: d.podID})
@@ -248,9 +248,9 @@ func (d *demo) stop(context.Context) (string, error) {
 	return "it ended with code 0", nil
 }
 
-// count looks before anything is cleared away: whatever bears an id of the
-// pod or its containers, and whatever came since the server's start but empty
-// directories and cgroups that the next pod uses again.
+// count looks before the node is cleaned up: for everything with an id of the
+// pod or its containers, and for everything new since the server's start except
+// empty directories and cgroups that the next pod uses again.
 func (d *demo) count(context.Context) (string, error) {
 	now, err := d.node.Inventory()
 	if err != nil {
@@ -268,7 +268,8 @@ func (d *demo) count(context.Context) (string, error) {
 	return "processes 0, mounts 0, namespaces 0, cgroups 0, interfaces 0, firewall rules 0, addresses 0, files 0", nil
 }
 
-// standing tells the node's own directories and parent cgroups, and what crun keeps.
+// standing reports whether a line is about the node's own directories and
+// parent cgroups, or about what crun keeps.
 func (d *demo) standing(line string) bool {
 	kind, what, _ := strings.Cut(line, ": ")
 	switch kind {

@@ -1,22 +1,22 @@
 // Failing stands in for a CNI plugin or an OCI runtime and misbehaves on
-// demand. It is installed under the name of the program that it plays, with
-// the true program beside it as "real" and a directory "faults": the file
-// faults/VERB, where there is one, says what to do at that verb, in words:
+// demand. It is installed under the name of the program that it replaces, with
+// the real program beside it as "real" and a directory "faults": the file
+// faults/VERB, if it exists, says what to do at that verb:
 //
 //	fail TEXT      refuse with this text, without having done anything
 //	after TEXT     do the work, then refuse with this text
 //	hang           never return, not even on SIGTERM
 //	hangafter      do the work, then never return
 //	slow DURATION  wait, then do the work
-//	garbage        print what no parser takes and report success
+//	garbage        print what no parser accepts and report success
 //	die            end by SIGKILL
 //	dieafter       do the work, then end by SIGKILL
-//	cut DURATION   begin the work, then end it and oneself by SIGKILL
+//	cut DURATION   begin the work, then end it and itself by SIGKILL
 //
-// With "once" before the words the file is removed first; with "at N" it is the
-// Nth call from when the file was written that misbehaves. The verb is
-// CNI_COMMAND, or the subcommand of the runtime's command line. Each call adds
-// a line "VERB ID outcome" to the file journal.
+// With "once" before the words the file is removed first; with "at N" only the
+// Nth call after the file was written misbehaves. The verb is CNI_COMMAND, or
+// the subcommand of the runtime's command line. Each call adds a line "VERB ID
+// outcome" to the file journal.
 package main
 
 import (
@@ -46,10 +46,10 @@ func main() {
 type program struct {
 	dir, verb, id string
 	args          []string
-	silent        bool // the true program's output is not shown
+	silent        bool // the real program's output is not shown
 }
 
-// subject finds what is asked for, and for whom.
+// subject returns the verb and the object of this call.
 func (p program) subject() (verb, id string) {
 	if command := os.Getenv("CNI_COMMAND"); command != "" {
 		return command, os.Getenv("CNI_CONTAINERID")
@@ -103,7 +103,7 @@ func (p program) run() int {
 			return p.refuse(err.Error())
 		}
 		time.AfterFunc(d, p.die)
-		p.work() // that comes to its end sooner, too
+		p.work() // which ends earlier, too
 		p.die()
 	}
 	return p.work()
@@ -129,7 +129,7 @@ func (p program) fault() (action, rest string) {
 	return action, rest
 }
 
-// isCall counts this call, one byte each, and tells whether it is the one.
+// isCall counts this call, one byte each, and reports whether it is the one.
 func (p program) isCall(number, counter string) bool {
 	f, err := os.OpenFile(counter, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -143,7 +143,7 @@ func (p program) isCall(number, counter string) bool {
 	return err == nil && fmt.Sprint(info.Size()) == number
 }
 
-// refuse reports an error the way the played program does.
+// refuse reports an error as the replaced program does.
 func (p program) refuse(text string) int {
 	p.note("refused")
 	if os.Getenv("CNI_COMMAND") != "" {
@@ -167,7 +167,7 @@ func (p program) hang() {
 	}
 }
 
-// work runs the true program with everything this one was given.
+// work runs the real program with everything that this one was given.
 func (p program) work() int {
 	cmd := exec.Command(filepath.Join(p.dir, "real"), p.args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -175,7 +175,7 @@ func (p program) work() int {
 		cmd.Stdout, cmd.Stderr = nil, nil
 	}
 	cmd.ExtraFiles = inherited()
-	// It does not outlive the one that it plays, which may be killed.
+	// It must not outlive this process, which may be killed.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	runtime.LockOSThread()
 	err := cmd.Run()
@@ -187,7 +187,8 @@ func (p program) work() int {
 	return 0
 }
 
-// inherited are the descriptors from 3 on, for runtimes that are told of some.
+// inherited returns the descriptors from 3 on, because runtimes may be given
+// some.
 func inherited() []*os.File {
 	var out []*os.File
 	for fd := 3; fd < 3+16; fd++ {

@@ -15,8 +15,8 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// descriptors counts what a process has open, and the inotify instances among
-// them.
+// descriptors counts the open descriptors of a process, and the inotify
+// instances among them.
 func descriptors(t *testing.T, pid int) (all, inotify int) {
 	t.Helper()
 	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
@@ -32,9 +32,9 @@ func descriptors(t *testing.T, pid int) (all, inotify int) {
 	return len(entries), inotify
 }
 
-// With 1024 descriptors and 128 inotify instances, as distributions set them,
-// 300 pods run: a pod costs the server few descriptors, and nobody an inotify
-// instance. FULL=1 runs them all.
+// With 1024 descriptors and 128 inotify instances, the defaults of
+// distributions, 300 pods run: a pod costs the server few descriptors, and no
+// process an inotify instance. FULL=1 runs them all.
 func TestPodsCostFewDescriptors_containerd_10468(t *testing.T) {
 	t.Parallel()
 	const limit, promised = 1024, 300

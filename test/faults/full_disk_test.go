@@ -23,8 +23,8 @@ import (
 // A disk is a small file system that can be filled.
 type disk struct{ point string }
 
-// onSmallDisk moves directories of the node to an ext4 file system of their own,
-// records and images and all.
+// onSmallDisk moves directories of the node to a separate ext4 file system,
+// including records and images.
 func onSmallDisk(t *testing.T, w *scene.World, dirs ...string) *disk {
 	t.Helper()
 	if err := w.Stop(); err != nil {
@@ -57,7 +57,7 @@ func run(t *testing.T, argv ...string) {
 
 func (d *disk) ballast() string { return filepath.Join(d.point, "ballast") }
 
-// fill leaves not one block, whatever has become free since it was called last.
+// fill leaves not one block free, whatever was freed since the last call.
 func (d *disk) fill(t *testing.T) {
 	t.Helper()
 	f, err := os.OpenFile(d.ballast(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -96,9 +96,9 @@ func (d *disk) used(t *testing.T) uint64 {
 	return (st.Blocks - st.Bfree) * uint64(st.Bsize)
 }
 
-// On a full disk what needs room is refused, with that reason and no trace.
-// What makes room works, so that a kubelet can do what it does under disk
-// pressure. With room again all is as before.
+// On a full disk what needs space is refused, with that reason and without a
+// trace. What frees space works, so that a kubelet can react to disk pressure.
+// With space again everything is as before.
 func TestAFullDisk_crio_6981(t *testing.T) {
 	t.Parallel()
 	w := scene.Spotless(t, node.Options{})
@@ -115,7 +115,7 @@ func TestAFullDisk_crio_6981(t *testing.T) {
 	d.fill(t)
 	left := mustInventory(t, w)
 	needsRoom(t, w, p)
-	w.Restored(t, left) // after refusals for want of space
+	w.Restored(t, left) // after refusals because of the full disk
 	scene.Equal(t, "what an exec prints", running.Exec(t, "echo inside"), "inside\n")
 	if err := created.TryStart(t.Context()); err != nil {
 		scene.WantCode(t, err, codes.ResourceExhausted, "no space left on device")
@@ -132,7 +132,7 @@ func TestAFullDisk_crio_6981(t *testing.T) {
 		pod.Remove(t)
 	}
 	w.Bare(t)
-	if err := w.Restart(t.Context()); err != nil { // which ends the grace of unused images
+	if err := w.Restart(t.Context()); err != nil { // which ends the grace period of unused images
 		t.Fatal(err)
 	}
 	const slack = 1 << 20 // directories do not shrink
@@ -142,7 +142,7 @@ func TestAFullDisk_crio_6981(t *testing.T) {
 	}
 }
 
-// needsRoom checks that what needs room is refused.
+// needsRoom checks that what needs space is refused.
 func needsRoom(t *testing.T, w *scene.World, p *scene.Pod) {
 	t.Helper()
 	_, err := w.TryPod(t, "runc")
@@ -158,8 +158,8 @@ func needsRoom(t *testing.T, w *scene.World, p *scene.Pod) {
 	scene.WantCode(t, err, codes.ResourceExhausted, "no space left on device")
 }
 
-// makesRoom checks that what a kubelet does to get room works, each verb
-// without that which the one before has made.
+// makesRoom checks that a kubelet's ways to free space work, each verb without
+// the space that the previous one has freed.
 func makesRoom(t *testing.T, d *disk, running *scene.Container, doomed *scene.Pod, image string) {
 	t.Helper()
 	d.fill(t)
@@ -189,7 +189,7 @@ func mustInventory(t *testing.T, w *scene.World) *inventory.Snapshot {
 	return s
 }
 
-// So it is where only the run directory is full, which lies in memory.
+// The same with only the run directory full, which is in memory.
 func TestAFullRunDirectory(t *testing.T) {
 	t.Parallel()
 	w := scene.Spotless(t, node.Options{})
@@ -209,7 +209,7 @@ func TestAFullRunDirectory(t *testing.T) {
 	running, created := p.Start(t, "sleep"), p.Create(t, "sleep")
 	d.fill(t)
 	left := mustInventory(t, w)
-	// A pod's files have a tmpfs of their own, so that a pod may need no space here.
+	// A pod's files have their own tmpfs, so that a pod may need no space here.
 	if other, err := w.TryPod(t, "crun"); err == nil {
 		other.Stop(t)
 		other.Remove(t)
@@ -220,7 +220,7 @@ func TestAFullRunDirectory(t *testing.T) {
 	if err == nil || !strings.Contains(strings.ToLower(err.Error()), "no space left on device") {
 		t.Errorf("CreateContainer: %v", err)
 	}
-	w.Restored(t, left) // after refusals for want of space
+	w.Restored(t, left) // after refusals because of the full disk
 	d.fill(t)
 	running.Stop(t, 0)
 	scene.Equal(t, "exit code", running.Wait(t).ExitCode, 137)

@@ -14,8 +14,8 @@ import (
 )
 
 // A node that has lost its plugins, its configuration and a pod's network
-// namespace still stops and removes the pod. What it owes the network it pays
-// when the plugins are back, also after a restart.
+// namespace still stops and removes the pod. The pending network cleanup is
+// done once the plugins are back, also after a restart.
 func TestStopWithoutPluginsConfigurationOrNamespace_crio_4084(t *testing.T) {
 	t.Parallel()
 	w := scene.Spotless(t, node.Options{})
@@ -27,7 +27,7 @@ func TestStopWithoutPluginsConfigurationOrNamespace_crio_4084(t *testing.T) {
 		p.Start(t, "sleep")
 		pods = append(pods, p)
 	}
-	for _, p := range pods[2:] { // of two the namespace, too
+	for _, p := range pods[2:] { // two of them lose the namespace, too
 		pin := w.Path("ns", "netns", "crius-"+p.ID)
 		if err := unix.Unmount(pin, unix.MNT_DETACH); err != nil {
 			t.Fatal(err)
@@ -68,7 +68,7 @@ func TestStopWithoutPluginsConfigurationOrNamespace_crio_4084(t *testing.T) {
 	w.Bare(t)
 }
 
-// pluginsOfItsOwn gives the node a plugin directory that can go away.
+// pluginsOfItsOwn gives the node a plugin directory that can be removed.
 func pluginsOfItsOwn(t *testing.T, w *scene.World) {
 	t.Helper()
 	plugins, err := filepath.Glob("/usr/lib/cni/*")

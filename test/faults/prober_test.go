@@ -12,19 +12,18 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// prober is a pod beside the one that meets the fault. It sees whether List
-// and Status go on answering, and whether its own containers can be made and
-// run.
+// prober is a pod beside the one with the fault. It checks whether List and
+// Status keep answering, and whether its own containers can be created and run.
 type prober struct {
 	pod       *scene.Pod
 	container *scene.Container
 
 	stop, ended chan struct{}
-	rounds      atomic.Int64 // of questions that have been answered
+	rounds      atomic.Int64 // requests that have been answered
 	failed      error        // valid once ended is closed
 }
 
-// watch begins to ask, time and again.
+// watch begins to send requests, again and again.
 func watch(t *testing.T, w *scene.World) *prober {
 	t.Helper()
 	p := w.Pod(t, "runc")
@@ -46,7 +45,7 @@ func watch(t *testing.T, w *scene.World) *prober {
 	return v
 }
 
-// ask asks the four questions that a kubelet asks all the time.
+// ask sends a kubelet's four frequent requests.
 func (v *prober) ask() error {
 	ctx, r := context.Background(), v.pod.World.Runtime()
 	if _, err := r.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{}); err != nil {
@@ -62,7 +61,7 @@ func (v *prober) ask() error {
 	return err
 }
 
-// answered waits until questions that were asked from now on have been answered.
+// answered waits until requests that were sent from now on have been answered.
 func (v *prober) answered(t *testing.T) {
 	t.Helper()
 	now := v.rounds.Load() // the next one may have begun before
@@ -76,8 +75,8 @@ func (v *prober) answered(t *testing.T) {
 	})
 }
 
-// works checks in the midst of a fault that List and Status answer, and that
-// others can make and run containers and pods.
+// works checks during a fault that List and Status answer, and that other
+// containers and pods can be created and run.
 func (v *prober) works(t *testing.T) {
 	t.Helper()
 	v.answered(t)
@@ -85,8 +84,8 @@ func (v *prober) works(t *testing.T) {
 	v.pod.World.Pod(t, "crun").Finish(t, "echo runs")
 }
 
-// unaffected ends the asking, and checks that all was answered. Call it before
-// the fault ends: whoever waits for that end has no answer yet.
+// unaffected stops the requests, and checks that all were answered. Call it
+// before the fault ends: a request that waits for that end has no answer yet.
 func (v *prober) unaffected(t *testing.T) {
 	t.Helper()
 	v.answered(t)

@@ -20,8 +20,8 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// holdLock takes a lock of containers/storage as another program that shares the
-// store does, and gives it back when release is called.
+// holdLock takes a lock of containers/storage like another program that shares
+// the store, and releases it when release is called.
 func holdLock(t *testing.T, file string) (release func()) {
 	t.Helper()
 	f, err := os.OpenFile(file, os.O_RDWR, 0)
@@ -34,8 +34,8 @@ func holdLock(t *testing.T, file string) (release func()) {
 	return func() { f.Close() }
 }
 
-// Another program that keeps the image store locked keeps images from being
-// pulled and removed, not pods from running. The error says which file, and who.
+// Another program that keeps the image store locked blocks pulls and removals
+// of images, but not pods. The error names the file and the program.
 func TestALockedStore_crio_1172(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
@@ -73,7 +73,7 @@ func TestALockedStore_crio_1172(t *testing.T) {
 				release := holdLock(t, file)
 				defer release()
 				answers := make(chan error, 1)
-				call := verbs[[]string{"PullImage", "RemoveImage"}[i%2]] // each with half of the locks, for the time that it takes
+				call := verbs[[]string{"PullImage", "RemoveImage"}[i%2]] // each with half of the locks, because of the time that it takes
 				go func() { answers <- call() }()
 				if usage, err := w.Images().ImageFsInfo(t.Context(), &cri.ImageFsInfoRequest{}); err != nil {
 					t.Errorf("ImageFsInfo: %v", err)

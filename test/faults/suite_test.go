@@ -1,7 +1,7 @@
-// Package faults holds the promises about surroundings that fail: disks that
-// are full, file servers that do not answer, locks that others hold, runtimes
-// and plugins that hang. Each fault ends in a bound, with an error that names
-// its cause, and is nobody else's: see prober.
+// Package faults tests that crius survives a failing environment: full disks,
+// file servers that do not answer, locks held by other programs, runtimes and
+// plugins that hang. Each fault has bounded effects, yields an error that names
+// its cause, and affects nothing else: see prober.
 package faults
 
 import (
@@ -13,6 +13,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	flag.Set("test.parallel", "6") // much of the time is waiting
+	flag.Set("test.parallel", "6") // a test mostly waits
 	os.Exit(scene.Run(m))
 }

@@ -20,11 +20,12 @@ import (
 )
 
 // inject makes system calls of the server fail until stop is called: calls is a
-// list as strace wants it. failed is how many have, which is final after stop.
+// list in strace's format. failed returns how many have failed, which is final
+// after stop.
 func inject(t *testing.T, w *scene.World, calls, failure string) (stop func(), failed func() int) {
 	t.Helper()
-	// A thread that one makes which strace has not come to yet, when it has looked at
-	// all of them, is never traced.
+	// A thread created by a thread that strace has not attached yet, after it has
+	// listed all of them, is never traced.
 	const attempts = 4
 	for attempt := 1; ; attempt++ {
 		said, traced, stop := trace(t, w, calls, failure)
@@ -38,7 +39,8 @@ func inject(t *testing.T, w *scene.World, calls, failure string) (stop func(), f
 	}
 }
 
-// trace begins to inject, and tells whether it meets every thread of the server.
+// trace begins to inject, and reports whether it has attached to every thread
+// of the server.
 func trace(t *testing.T, w *scene.World, calls, failure string) (said *buffer, traced bool, stop func()) {
 	t.Helper()
 	said = new(buffer)
@@ -51,8 +53,9 @@ func trace(t *testing.T, w *scene.World, calls, failure string) (said *buffer, t
 	var once sync.Once
 	end := func() {
 		once.Do(func() {
-			// The kernel detaches it. By itself it would wait for each thread to stop: one
-			// that waits for its child to execute, which strace has stopped, never does.
+			// The kernel detaches it. By itself it would wait for each thread to
+			// stop: a thread that waits for its child's execve never stops if strace
+			// has stopped the child.
 			cmd.Process.Kill()
 			cmd.Wait()
 		})
@@ -74,7 +77,7 @@ func trace(t *testing.T, w *scene.World, calls, failure string) (said *buffer, t
 	return said, wait.Until(ctx, all), end
 }
 
-// buffer is a bytes.Buffer that may be read meanwhile.
+// buffer is a bytes.Buffer that may be read concurrently.
 type buffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -92,9 +95,8 @@ func (b *buffer) String() string {
 	return b.text.String()
 }
 
-// A disk that fails and a kernel without memory: what was to be made is refused
-// with the kernel's own word for it, nothing of it is left, and what is to end
-// ends.
+// A failing disk and a kernel without memory: a creation is refused with the
+// kernel's own error text, nothing of it is left, and what must end ends.
 func TestSystemCallsThatFail(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
@@ -103,7 +105,7 @@ func TestSystemCallsThatFail(t *testing.T) {
 		{"renameat,renameat2,rename", "EIO", "input/output error"},
 		{"mkdirat,mkdir", "ENOSPC:when=2+", "no space left on device"},
 		{"mount", "ENOMEM", "cannot allocate memory"},
-		{"execve", "ENOMEM", "cannot allocate memory"}, // clone is no good: the Go runtime ends the process
+		{"execve", "ENOMEM", "cannot allocate memory"}, // clone is unsuitable: the Go runtime ends the process
 		{"socket", "EMFILE", "too many open files"},
 	} {
 		t.Run(c.calls+" "+c.failure, func(t *testing.T) {

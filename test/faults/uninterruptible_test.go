@@ -20,7 +20,7 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// deadServer mounts a file system that does not answer below the node.
+// deadServer mounts a file system that does not answer, below the node.
 func deadServer(t *testing.T, w *scene.World) *hangfs.FS {
 	t.Helper()
 	f, err := hangfs.Mount(w.Dir(t))
@@ -35,16 +35,16 @@ func deadServer(t *testing.T, w *scene.World) *hangfs.FS {
 	return f
 }
 
-// from shows a directory of the node in the container.
+// from mounts a directory of the node into the container.
 func from(dir string) scene.ContainerChange {
 	return func(c *cri.ContainerConfig) {
 		c.Mounts = append(c.Mounts, &cri.Mount{HostPath: dir, ContainerPath: "/volume"})
 	}
 }
 
-// A container in state D cannot be killed. Whoever stops it, however many at
-// once, is told so and why; nobody else notices, and its end is seen when it
-// comes.
+// A container in state D cannot be killed. Each stop, however many at once,
+// returns that with the cause; nothing else is affected, and its end is seen
+// when it comes.
 func TestStopsUnderStateD_crio_9326(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
@@ -103,9 +103,9 @@ func TestStopsUnderStateD_crio_9326(t *testing.T) {
 	}
 }
 
-// A path that does not answer, of a volume or of a device, keeps its own
-// container from being made, and the error names it. All else goes on: the server
-// itself asks for no path that may keep it.
+// A path of a volume or a device that does not answer keeps its own container
+// from being created, and the error names it. Everything else continues: the
+// server itself never accesses a path that may block it.
 func TestPathsThatHang_containerd_13867(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
@@ -120,7 +120,7 @@ func TestPathsThatHang_containerd_13867(t *testing.T) {
 		path   string
 		change scene.ContainerChange
 	}{
-		{f.Dir, from(f.Dir)}, // as a rule it is the root that is a pod's volume
+		{f.Dir, from(f.Dir)}, // usually the root of the file system is a pod's volume
 		{f.Dir, from(f.Dir)},
 		{filepath.Join(f.Dir, "a", "b"), from(filepath.Join(f.Dir, "a", "b"))},
 		{filepath.Join(f.Dir, "device"), device("device")},
@@ -156,7 +156,7 @@ func TestPathsThatHang_containerd_13867(t *testing.T) {
 func createHangs(t *testing.T, p *scene.Pod, path string, change scene.ContainerChange) {
 	_, err := p.Try(t.Context(), "sleep", change)
 	scene.WantCode(t, err, codes.DeadlineExceeded, path+" did not respond")
-	// The name is free: what is left is nobody's but the file server's.
+	// The name is free: only the file server still holds what is left.
 	if c, err := p.Try(t.Context(), "sleep"); err != nil {
 		t.Errorf("the same without the path: %v", err)
 	} else if err := c.TryStart(t.Context()); err != nil {
@@ -164,7 +164,7 @@ func createHangs(t *testing.T, p *scene.Pod, path string, change scene.Container
 	}
 }
 
-// A file system that stops answering when the paths have been looked at holds
+// A file system that stops answering after the paths have been checked blocks
 // the runtime itself.
 func TestARuntimeThatHangsInAVolume(t *testing.T) {
 	t.Parallel()
@@ -175,8 +175,8 @@ func TestARuntimeThatHangsInAVolume(t *testing.T) {
 	f := deadServer(t, w)
 	v := watch(t, w)
 	p := w.Pod(t, "brief")
-	// The root answers, and the link does not that the container's root file
-	// system has in the place of the mount point.
+	// The root answers; the link in place of the mount point in the container's
+	// root file system leads to a path that does not.
 	_, err := p.Try(t.Context(), "sleep", from(f.Dir), func(c *cri.ContainerConfig) {
 		c.Mounts = append(c.Mounts, &cri.Mount{HostPath: w.Path("tmp"), ContainerPath: "/volume/below"})
 	})
@@ -188,7 +188,7 @@ func TestARuntimeThatHangsInAVolume(t *testing.T) {
 	}
 }
 
-// othersWait sees to it that somebody waits for a file system that hangs, and no
+// othersWait checks that a process waits for the hanging file system, and no
 // thread of the server does.
 func othersWait(t *testing.T, w *scene.World, f *hangfs.FS) {
 	t.Helper()
@@ -201,8 +201,8 @@ func othersWait(t *testing.T, w *scene.World, f *hangfs.FS) {
 	}
 }
 
-// spotless is a node of the test's own that must be bare again when the pods
-// of the test are gone. Orphans are reaped in their own time.
+// spotless is a node of the test's own that must be bare again when the pods of
+// the test are gone. Orphans are reaped after a while.
 func spotless(t *testing.T, o node.Options) *scene.World {
 	t.Helper()
 	w := scene.Spotless(t, o)

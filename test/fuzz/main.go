@@ -1,12 +1,12 @@
-// Command fuzz runs the fuzz targets of packages one after the other. It is what
-// `make fuzz` calls:
+// Command fuzz runs the fuzz targets of packages one after the other. `make
+// fuzz` calls it:
 //
 //	fuzz [-tags TAGS] [-time DURATION] [-run REGEXP] PACKAGE...
 //
-// Each target runs for the given time, or for a number of inputs such as 1000x. At
-// the end a table says how many inputs each target has tried and how many of them
-// have reached new code. If a target fails, its output is shown, the table says
-// where the failing input is, and the exit status is 1.
+// Each target runs for the given time, or for a number of inputs such as 1000x.
+// At the end a table shows how many inputs each target has tried and how many
+// of them have reached new code. If a target fails, its output is shown, the
+// table says where the failing input is, and the exit status is 1.
 package main
 
 import (
@@ -25,14 +25,14 @@ import (
 	"time"
 )
 
-// minimize bounds how many runs Go spends on making an input shorter. With its
-// default, which is a minute, a slow target would do nothing else.
+// minimize bounds how many runs Go spends on shortening an input. With its
+// default, a minute, a slow target would do nothing else.
 const minimize = "100x"
 
-// endTime is what test programs get to end after Ctrl-C.
+// endTime is how long test programs get to end after Ctrl-C.
 const endTime = 30 * time.Second
 
-// fuzzer is what the command line asks for.
+// fuzzer is the command line.
 type fuzzer struct {
 	tags, time string
 	run        *regexp.Regexp
@@ -101,15 +101,15 @@ func (f *fuzzer) goTest(ctx context.Context, args ...string) (string, error) {
 	return string(output), err
 }
 
-// target is a fuzz target and, once it has run, what came of it.
+// target is a fuzz target and, once it has run, its result.
 type target struct {
 	pkg, name               string
 	executions, interesting string // numbers of inputs: tried, and that reached new code
 	result                  string
 }
 
-// parseList reads what `go test -list` prints: the targets of a package, one per
-// line, before the line of the package.
+// parseList parses the output of `go test -list`: the targets of a package, one
+// per line, before the line of the package.
 func (f *fuzzer) parseList(listing string) []target {
 	var all []target
 	begin := 0 // of the package
@@ -132,13 +132,13 @@ var (
 	seed     = regexp.MustCompile(`failure while testing seed corpus entry: (\S+)`)
 )
 
-// ranOut is what Go says, beside an exit status of 1, of a target whose time is over
-// before its workers have ended, as it happens on a loaded machine.
+// ranOut is Go's message, along with exit status 1, for a target whose time is
+// over before its workers have ended, as happens on a loaded machine.
 const ranOut = "\n    context deadline exceeded\n"
 
 const resultOK = "ok"
 
-// parseRun reads what `go test -fuzz` has printed. The last progress counts.
+// parseRun parses the output of `go test -fuzz`. The last progress counts.
 func (t *target) parseRun(output string, err error) {
 	t.executions, t.interesting, t.result = "-", "-", resultOK
 	if all := progress.FindAllStringSubmatch(output, -1); len(all) > 0 {

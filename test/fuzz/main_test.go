@@ -52,7 +52,7 @@ func TestParseRun(t *testing.T) {
 	}
 }
 
-// A target that fails does not keep the next one from running, and fails the run.
+// A failing target does not keep the next one from running, and fails the run.
 func TestFuzz(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

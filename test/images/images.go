@@ -42,8 +42,8 @@ var Layer = sync.OnceValues(func() (image.Layer, error) {
 	)
 })
 
-// Build makes an image that runs the probe, and sleeps when it is told nothing.
-// Its configuration may be changed; files, if any, are a further layer.
+// Build makes an image that runs the probe, and sleeps without arguments.
+// change may modify its configuration; files, if any, are a further layer.
 func Build(change func(*imagespec.ImageConfig), files ...image.File) (*image.Artifact, error) {
 	layer, err := Layer()
 	if err != nil {

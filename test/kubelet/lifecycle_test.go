@@ -43,7 +43,7 @@ func TestLifecycleHooks(t *testing.T) {
 	})
 }
 
-// A hook that fails has the container killed and started again.
+// After a failed hook the container is killed and restarted.
 func TestPostStartHookThatFails(t *testing.T) {
 	each(t, func(t *testing.T, k *machine) {
 		dir := k.Dir(t)
@@ -152,7 +152,7 @@ func TestRestartPolicies(t *testing.T) {
 	})
 }
 
-// What the image or the manifest has got wrong is the container's failure, and a pod
+// An error in the image or the manifest is the container's failure, and a pod
 // that is never restarted fails with it.
 func TestProgramThatIsMissing(t *testing.T) {
 	each(t, func(t *testing.T, k *machine) {
@@ -195,7 +195,8 @@ func TestTerminationMessages(t *testing.T) {
 	})
 }
 
-// The grace period is the pod's; what ignores SIGTERM is killed when it is over.
+// The grace period is the pod's; a process that ignores SIGTERM is killed when
+// it is over.
 func TestTerminationGracePeriod(t *testing.T) {
 	each(t, func(t *testing.T, k *machine) {
 		dir := k.Dir(t)

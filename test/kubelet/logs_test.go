@@ -52,8 +52,8 @@ func TestLogsOfThePreviousContainer(t *testing.T) {
 	})
 }
 
-// A reader follows a container that writes more than fits into one file: the kubelet
-// rotates, crius opens the new file, and no line is lost or twice.
+// A reader follows a container that writes more than fits into one file: the
+// kubelet rotates, crius opens the new file, and no line is lost or repeated.
 func TestLogRotationWhileFollowed(t *testing.T) {
 	const lines = 8000 // of some 60 bytes in the log, a dozen times the size of a file
 	each(t, func(t *testing.T, k *machine) {
@@ -80,7 +80,7 @@ func TestLogRotationWhileFollowed(t *testing.T) {
 	})
 }
 
-// follow reads an answer of the kubelet's line by line until it ends.
+// follow reads an answer of the kubelet line by line until it ends.
 func (k *machine) follow(t *testing.T, path string, line func(string)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), wait.Limit)

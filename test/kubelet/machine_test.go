@@ -23,7 +23,7 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// nodeName is what the kubelet calls its node; static pods bear it in their names.
+// nodeName is the kubelet's name for its node; names of static pods contain it.
 const nodeName = realkubelet.NodeName
 
 // nodeAddress is the node's own.
@@ -36,7 +36,7 @@ type options struct {
 	version, handler string
 	facade           bool           // crius answers at CRI-O's socket; see decision 0008
 	statsFromCRI     bool           // the gate PodAndContainerStatsFromCRI
-	config           map[string]any // laid over the kubelet's configuration
+	config           map[string]any // overrides the kubelet's configuration
 }
 
 // machine is a node of scene with a stand-alone kubelet on it.
@@ -49,7 +49,7 @@ type machine struct {
 	daemon *daemon.Daemon // the kubelet; nil before its first start
 }
 
-// newMachine returns a node whose kubelet answers. Its end is farewell.
+// newMachine returns a node whose kubelet answers. Call farewell at its end.
 func newMachine(ctx context.Context, o options) (_ *machine, err error) {
 	program, err := tools.Kubelet(ctx, o.version)
 	if err != nil {
@@ -81,7 +81,7 @@ func (k *machine) begin(ctx context.Context) error {
 	return k.startKubelet(ctx)
 }
 
-// kubeletConfig is what the tests want of a kubelet beside what every one has.
+// kubeletConfig returns the tests' additions to every kubelet's configuration.
 func (k *machine) kubeletConfig() map[string]any {
 	config := map[string]any{
 		"staticPodPath":               k.Path("static"),
@@ -115,7 +115,7 @@ func (k *machine) startKubelet(ctx context.Context) error {
 	return nil
 }
 
-// stopKubelet ends the kubelet with SIGTERM, if it runs.
+// stopKubelet ends the kubelet with SIGTERM, if it is running.
 func (k *machine) stopKubelet() error { return k.endKubelet(syscall.SIGTERM) }
 
 func (k *machine) endKubelet(signal syscall.Signal) error {
@@ -124,7 +124,7 @@ func (k *machine) endKubelet(signal syscall.Signal) error {
 	return k.daemon.Stop(signal)
 }
 
-// kubeletLog is the end of the kubelet's log.
+// kubeletLog returns the end of the kubelet's log.
 func (k *machine) kubeletLog(lines int) string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -169,7 +169,7 @@ func (k *machine) farewell() (err error) {
 	return nil
 }
 
-// objects lists the pods and containers that crius has, "" if none.
+// objects lists the pods and containers of crius, "" if there are none.
 func (k *machine) objects(ctx context.Context) (string, error) {
 	pods, err := k.Runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 	if err != nil {

@@ -30,11 +30,11 @@ import (
 // pod is a static pod.
 type pod struct {
 	k        *machine
-	name     string // as the kubelet calls it
+	name     string // the kubelet's name for it
 	manifest string // file
 }
 
-// podStatus is the part of a pod's status that tests look at.
+// podStatus is the part of a pod's status that tests use.
 type podStatus struct {
 	Phase, Reason, Message, PodIP string
 	Conditions                    []struct{ Type, Status string }
@@ -59,14 +59,14 @@ type containerState struct {
 	}
 }
 
-// run starts a pod with a spec in YAML, indented by two spaces. The kubelet removes
-// it when the test has ended.
+// run starts a pod with a spec in YAML, indented by two spaces. The kubelet
+// removes it when the test has ended.
 func (k *machine) run(t *testing.T, spec string) *pod {
 	t.Helper()
 	name := fmt.Sprintf("t%.4x", sha256.Sum256([]byte(t.Name()+spec)))
 	p := &pod{k: k, name: name + "-" + nodeName, manifest: k.Path("static", name+".yaml")}
 	text := "apiVersion: v1\nkind: Pod\nmetadata:\n  name: " + name + "\n  labels: {test: it}\n  annotations: {note: hello}\nspec:\n" + spec
-	aside := k.Path(name + ".new") // the kubelet reads what it finds at once
+	aside := k.Path(name + ".new") // the kubelet reads a new file at once
 	if err := os.WriteFile(aside, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -83,8 +83,8 @@ func (k *machine) run(t *testing.T, spec string) *pod {
 	return p
 }
 
-// end has the kubelet end the pod, unless it has been asked before, and waits until
-// none of its containers runs.
+// end makes the kubelet end the pod, unless that was requested before, and
+// waits until none of its containers is running.
 func (p *pod) end(t *testing.T) {
 	t.Helper()
 	if err := os.Remove(p.manifest); err != nil && !os.IsNotExist(err) {
@@ -100,7 +100,7 @@ func (p *pod) end(t *testing.T) {
 	})
 }
 
-// containers are those that crius has of the pod. It may be about to start.
+// containers returns crius's containers of the pod. It may be about to start.
 func (p *pod) containers(t *testing.T) []*cri.Container {
 	t.Helper()
 	filter := &cri.ContainerFilter{LabelSelector: map[string]string{"io.kubernetes.pod.name": p.name}}
@@ -116,7 +116,7 @@ func (p *pod) containers(t *testing.T) []*cri.Container {
 	return list.Containers
 }
 
-// kubeletAbout are the last lines of the kubelet's log that name a pod.
+// kubeletAbout returns the last lines of the kubelet's log that name a pod.
 func (k *machine) kubeletAbout(name string) string {
 	var out []string
 	for _, line := range strings.Split(k.kubeletLog(1<<20), "\n") {
@@ -127,7 +127,7 @@ func (k *machine) kubeletAbout(name string) string {
 	return strings.Join(out[max(0, len(out)-20):], "\n")
 }
 
-// get asks the kubelet's API.
+// get queries the kubelet's API.
 func (k *machine) get(ctx context.Context, path string) ([]byte, error) {
 	return k.ask(ctx, http.MethodGet, path)
 }
@@ -155,7 +155,8 @@ func (k *machine) ask(ctx context.Context, method, path string) ([]byte, error) 
 	return body, err
 }
 
-// status is the pod's status as the kubelet tells it, nil if it does not know the pod.
+// status returns the pod's status from the kubelet, nil if it does not know the
+// pod.
 func (p *pod) status(t *testing.T) *podStatus {
 	t.Helper()
 	body, err := p.k.get(context.Background(), "/pods")
@@ -211,7 +212,8 @@ func (s *podStatus) condition(name string) bool {
 	return false
 }
 
-// of is the status of a container; one that the kubelet does not know yet is empty.
+// of returns the status of a container, an empty one if the kubelet does not
+// know it yet.
 func (s *podStatus) of(name string) containerStatus {
 	for _, c := range append(s.InitContainerStatuses, s.ContainerStatuses...) {
 		if c.Name == name {
@@ -221,8 +223,8 @@ func (s *podStatus) of(name string) containerStatus {
 	return containerStatus{}
 }
 
-// path is that of one of the kubelet's verbs for a container, or for the pod if
-// there is no name.
+// path returns the path of a verb in the kubelet's API for a container, or for
+// the pod if there is no name.
 func (p *pod) path(verb, container string, query url.Values) string {
 	out := "/" + verb + "/default/" + p.name
 	if container != "" {
@@ -231,7 +233,7 @@ func (p *pod) path(verb, container string, query url.Values) string {
 	return out + "?" + query.Encode()
 }
 
-// do runs a command in a container and returns what it prints.
+// do runs a command in a container and returns its output.
 func (p *pod) do(t *testing.T, container, command string) string {
 	t.Helper()
 	out, err := p.k.ask(t.Context(), http.MethodPost, p.path("run", container, url.Values{"cmd": {command}}))
@@ -241,7 +243,7 @@ func (p *pod) do(t *testing.T, container, command string) string {
 	return string(out)
 }
 
-// logs are a container's, with the options of the kubelet's API.
+// logs returns a container's log, with the options of the kubelet's API.
 func (p *pod) logs(t *testing.T, container string, options url.Values) string {
 	t.Helper()
 	out, err := p.k.get(t.Context(), p.path("containerLogs", container, options))
@@ -251,7 +253,7 @@ func (p *pod) logs(t *testing.T, container string, options url.Values) string {
 	return string(out)
 }
 
-// says waits until a container's log has a line.
+// says waits until a container's log contains a line.
 func (p *pod) says(t *testing.T, container, line string) {
 	t.Helper()
 	wait.For(t, fmt.Sprintf("%s to say %q", container, line), func() bool {
@@ -265,7 +267,7 @@ func (p *pod) session(webSocket bool) kit.Streams {
 	return kit.Streams{Within: p.k.Do, WebSocket: webSocket, TLS: rest.TLSClientConfig{Insecure: true}}
 }
 
-// read returns a file, "" if there is none.
+// read returns the content of a file, "" if it is missing.
 func read(t *testing.T, elem ...string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(elem...))

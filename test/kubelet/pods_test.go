@@ -110,7 +110,7 @@ func TestNamespaces(t *testing.T) {
 	})
 }
 
-// facts are what a process in a container sees.
+// facts returns what a process in a container sees.
 func (p *pod) facts(t *testing.T, container string) *facts.Facts {
 	t.Helper()
 	out, err := facts.Parse([]byte(p.do(t, container, "/probe facts")))

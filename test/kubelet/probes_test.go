@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// One container has a probe of each kind, whose answers are files that the test makes
-// and removes.
+// One container has a probe of each kind, whose answers are files that the test
+// makes and removes.
 func TestProbes(t *testing.T) {
 	each(t, func(t *testing.T, k *machine) {
 		p := k.run(t, `
@@ -51,8 +51,8 @@ func TestProbes(t *testing.T) {
 	})
 }
 
-// A command that outlives its probe's time limit is ended with it, and the next ones
-// are made nevertheless.
+// A command that exceeds its probe's time limit is ended, and later probes run
+// nevertheless.
 func TestExecProbeThatHangs(t *testing.T) {
 	each(t, func(t *testing.T, k *machine) {
 		p := k.run(t, `

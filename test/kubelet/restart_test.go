@@ -16,7 +16,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// steady is a pod that a restart of anything must leave alone.
+// steady is a pod that no restart of anything may affect.
 const steady = `
   terminationGracePeriodSeconds: 1
   containers:
@@ -28,8 +28,8 @@ const steady = `
   - {name: web, image: registry.test/probe, args: [serve, ":8080", hello]}
 `
 
-// Whatever is stopped, killed and started again beside it, a pod runs on with the same
-// containers, a log without a gap, and an API that answers.
+// Whatever is stopped, killed and restarted beside it, a pod runs on with the
+// same containers, a log without a gap, and an API that answers.
 func TestPodsOutliveRestarts(t *testing.T) {
 	eachPrivate(t, nil, func(t *testing.T, k *machine) {
 		p := k.run(t, steady)
@@ -82,8 +82,8 @@ func (k *machine) restartKubelet(t *testing.T, signal syscall.Signal) error {
 	return k.startKubelet(t.Context())
 }
 
-// withoutGap checks that the container has written on, and that no line is missing in
-// what its log still has.
+// withoutGap checks that the container has continued to write, and that no line
+// is missing in the rest of its log.
 func (p *pod) withoutGap(t *testing.T) {
 	t.Helper()
 	seen := len(p.logs(t, "main", nil))
@@ -101,8 +101,8 @@ func (p *pod) withoutGap(t *testing.T) {
 	}
 }
 
-// crius is killed again and again while pods come and go. The kubelet repeats what has
-// failed, all pods become ready once, and nothing is left of any.
+// crius is killed again and again while pods come and go. The kubelet repeats
+// what has failed, all pods become ready once, and nothing is left of any.
 func TestPodsComeAndGoWhileCriusIsKilled(t *testing.T) {
 	eachPrivate(t, nil, func(t *testing.T, k *machine) {
 		stop, stopped := make(chan struct{}), make(chan error, 1)
@@ -139,7 +139,8 @@ func TestPodsComeAndGoWhileCriusIsKilled(t *testing.T) {
 	})
 }
 
-// killAgainAndAgain kills and starts crius at random moments until it is told to stop.
+// killAgainAndAgain kills and restarts crius at random moments until stop is
+// closed.
 func (k *machine) killAgainAndAgain(ctx context.Context, stop <-chan struct{}) error {
 	for {
 		select {

@@ -17,7 +17,7 @@ import (
 
 const mib = 1 << 20
 
-// summary is the part of /stats/summary that tests look at.
+// summary is the part of /stats/summary that tests use.
 type summary struct {
 	Node struct {
 		Runtime struct{ ImageFs *usedBytes }
@@ -45,7 +45,8 @@ type podSummary struct {
 
 type usedBytes struct{ UsedBytes uint64 }
 
-// summary is what the kubelet's summary says of the pod, nil if nothing.
+// summary returns the pod's part of the kubelet's summary, nil if there is
+// none.
 func (p *pod) summary(t *testing.T) *podSummary {
 	t.Helper()
 	body, err := p.k.get(t.Context(), "/stats/summary")
@@ -78,7 +79,7 @@ func TestStatsSummary(t *testing.T) {
 		if _, err := k.Get(t.Context(), p.status(t).PodIP+":8080", "/"); err != nil {
 			t.Fatal(err)
 		}
-		// The kubelet measures in intervals of its own.
+		// The kubelet measures at its own intervals.
 		var s *podSummary
 		wait.For(t, "the summary to know the pod's CPU, memory and disk", func() bool {
 			s = p.summary(t)
@@ -90,8 +91,9 @@ func TestStatsSummary(t *testing.T) {
 				c.CPU.UsageCoreNanoSeconds > 0 && c.Memory.WorkingSetBytes > 40*mib && c.Rootfs.UsedBytes >= 20*mib && c.Logs.UsedBytes > 0 &&
 				s.CPU.UsageCoreNanoSeconds > 0 && s.Memory.WorkingSetBytes > 40*mib && s.Volume[0].UsedBytes >= 30*mib && s.EphemeralStorage.UsedBytes >= 50*mib
 		})
-		// With cAdvisor's numbers and the cgroupfs driver a kubelet looks for the network by
-		// the name of a sandbox's cgroup, crio-ID, instead of its id, and finds none.
+		// With cAdvisor's numbers and the cgroupfs driver a kubelet looks up the
+		// network by the name of a sandbox's cgroup, crio-ID, instead of its id,
+		// and finds none.
 		if k.statsFromCRI && (s.Network == nil || s.Network.Name != "eth0") {
 			t.Errorf("the pod's network is %+v", s.Network)
 		}
@@ -101,7 +103,8 @@ func TestStatsSummary(t *testing.T) {
 	})
 }
 
-// Whoever gives the kubelet its numbers, its metrics bear the names of pods.
+// Whatever the source of the kubelet's numbers, its metrics have the names of
+// pods.
 func TestCAdvisorMetrics(t *testing.T) {
 	each(t, func(t *testing.T, k *machine) {
 		p := k.run(t, `
@@ -134,8 +137,8 @@ func TestCAdvisorMetrics(t *testing.T) {
 	})
 }
 
-// Under pressure on the image's file system a kubelet removes the images that no
-// container has, and no other. Static pods are not evicted.
+// Under pressure on the image file system a kubelet removes only the images
+// that no container uses. Static pods are not evicted.
 func TestImageGarbageCollection(t *testing.T) {
 	pressed := func(o *options) {
 		o.config = map[string]any{"evictionHard": map[string]any{"imagefs.available": "99.9999%"}}
@@ -158,7 +161,7 @@ func TestImageGarbageCollection(t *testing.T) {
 	})
 }
 
-// The kubelet's checkpoint API says what crius cannot do.
+// The kubelet's checkpoint API reports that crius does not support it.
 func TestCheckpointIsRefused(t *testing.T) {
 	each(t, func(t *testing.T, k *machine) {
 		p := k.run(t, `

@@ -18,14 +18,15 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// transports runs a test with the two that clients of the API server have.
+// transports runs a test with the two transports that clients of the API server
+// use.
 func transports(t *testing.T, test func(t *testing.T, webSocket bool)) {
 	for name, webSocket := range map[string]bool{"SPDY": false, "WebSocket": true} {
 		t.Run(name, func(t *testing.T) { test(t, webSocket) })
 	}
 }
 
-// url is the address of a session, with the streams that it wants.
+// url returns the address of a session, with its streams.
 func (p *pod) url(verb, container string, w kit.Wants, command ...string) string {
 	query := url.Values{"command": command}
 	for name, wanted := range map[string]bool{"input": w.Stdin, "output": w.Stdout, "error": w.Stderr, "tty": w.TTY} {
@@ -87,7 +88,8 @@ func TestAttach(t *testing.T) {
 	})
 }
 
-// The client's end of input ends a session without stdinOnce, and not the container.
+// The client's end of input ends a session without stdinOnce, and not the
+// container.
 func TestAttachEndsWithItsInput(t *testing.T) {
 	each(t, func(t *testing.T, k *machine) {
 		transports(t, func(t *testing.T, webSocket bool) {
@@ -148,7 +150,7 @@ func TestPortForward(t *testing.T) {
 	})
 }
 
-// What the kubelet cannot have done is an answer, not a session.
+// A command that the kubelet cannot run yields an answer, not a session.
 func TestExecOfAMissingProgram(t *testing.T) {
 	each(t, func(t *testing.T, k *machine) {
 		p := k.run(t, `

@@ -16,8 +16,8 @@ import (
 	"github.com/crius-run/crius/test/kit/tools"
 )
 
-// handlerVariable names the runtime handler of all pods. Without it it is runc with the
-// first version and crun with the others.
+// handlerVariable names the runtime handler of all pods. By default it is runc
+// with the first version and crun with the others.
 const handlerVariable = "CRIUS_TEST_KUBELET_HANDLER"
 
 // shared are the nodes whose kubelet and crius no test restarts, one for each
@@ -71,7 +71,7 @@ func each(t *testing.T, test func(t *testing.T, k *machine)) {
 	}
 }
 
-// eachPrivate is the same with a node of the test's own.
+// eachPrivate does the same with a node of the test's own.
 func eachPrivate(t *testing.T, change func(*options), test func(t *testing.T, k *machine)) {
 	t.Parallel()
 	for _, s := range shared {
@@ -103,7 +103,7 @@ func equal[T comparable](t *testing.T, what string, got, want T) {
 	}
 }
 
-// sameLines compares texts of which each line matters.
+// sameLines compares texts line by line.
 func sameLines(t *testing.T, what, got string, want ...string) {
 	t.Helper()
 	if lines := strings.Split(strings.TrimSuffix(got, "\n"), "\n"); !slices.Equal(lines, want) {

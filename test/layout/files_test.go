@@ -1,5 +1,6 @@
-// Package layout holds the rules of the source tree that no compiler knows: which
-// package may import which, and what every file looks like. It has tests only.
+// Package layout enforces the rules of the source tree that no compiler knows:
+// which package may import which, and what every file looks like. It has tests
+// only.
 package layout
 
 import (
@@ -78,8 +79,8 @@ func TestGoFilesAreFormatted(t *testing.T) {
 	})
 }
 
-// TestPackagesAreExplained wants one package comment in every package, which
-// begins as godoc has it.
+// TestPackagesAreExplained requires one package comment in every package, which
+// begins as godoc expects.
 func TestPackagesAreExplained(t *testing.T) {
 	docs := map[string][]string{} // by directory and package name
 	sources(t, func(path, text string) {
@@ -91,7 +92,7 @@ func TestPackagesAreExplained(t *testing.T) {
 			t.Errorf("%v", err)
 			return
 		}
-		if strings.HasSuffix(f.Name.Name, "_test") { // the outside tests of a package
+		if strings.HasSuffix(f.Name.Name, "_test") { // the external tests of a package
 			return
 		}
 		key := filepath.Dir(path) + " " + f.Name.Name

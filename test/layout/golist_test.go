@@ -16,10 +16,10 @@ const module = "github.com/crius-run/crius/"
 // tags are the build tags of the product.
 const tags = "containers_image_openpgp,exclude_graphdriver_btrfs,nri_no_wasm"
 
-// root is the top of the repository, seen from this package.
+// root is the top of the repository, relative to this package.
 var root = filepath.Join("..", "..")
 
-// goPackage is the part of the output of go list that the tests need.
+// goPackage is the used part of go list's output.
 type goPackage struct {
 	ImportPath string
 	Standard   bool
@@ -55,7 +55,7 @@ func goList(t *testing.T, args ...string) []goPackage {
 	return all
 }
 
-// below reports whether a path is that of a package or below it.
+// below reports whether the path is that of a package or below it.
 func below(path, parent string) bool {
 	return path == parent || strings.HasPrefix(path, parent+"/")
 }

@@ -8,8 +8,9 @@ import (
 )
 
 // layers is the tree from the top down. A path stands for a package and all
-// below it; the longest path wins. Imports go down or stay within a path: two
-// paths of one layer do not know each other, and internal holds only leaves.
+// below it; the longest matching path wins. Imports go down or stay within a
+// path: two paths of one layer do not import each other, and internal holds
+// only leaves.
 var layers = [][]string{
 	{"test"},
 	{"cmd/crius", "test/kit"},
@@ -57,7 +58,7 @@ func longest(pkg string, paths []string) (found string) {
 	return found
 }
 
-// misplaced returns the complaint about an import, "" if there is none.
+// misplaced returns what is wrong with an import, "" if nothing.
 func misplaced(from, imported string) string {
 	layerOf := map[string]int{}
 	for i, layer := range layers {

@@ -6,14 +6,15 @@ import (
 )
 
 // monitorLinks are the packages that crius-conmon may link, with everything
-// below their paths, beside the standard library: it runs once per container.
+// below their paths, in addition to the standard library: it runs once per
+// container.
 var monitorLinks = []string{"golang.org/x/sys", module + "cmd/crius-conmon", module + "conmon", module + "internal"}
 
 // monitorLacks are the standard packages that are too large for it.
 var monitorLacks = []string{"net/http", "crypto/tls", "text/template", "html", "database", "go", "testing"}
 
-// shimLinks are what crius-conmon-shim may link beside that: the protocol of the
-// shims and no more of containerd. It runs once per container of a shim.
+// shimLinks are what crius-conmon-shim may link in addition: the protocol of
+// the shims and no more of containerd. It runs once per container of a shim.
 var shimLinks = []string{
 	module + "cmd/crius-conmon-shim", "github.com/containerd/ttrpc", "github.com/containerd/log", "github.com/sirupsen/logrus",
 	"github.com/containerd/containerd/api", "github.com/opencontainers/go-digest", "github.com/opencontainers/image-spec",
@@ -26,8 +27,8 @@ func TestMonitorStaysSmall(t *testing.T) {
 	linksOnly(t, "crius-conmon", monitorLinks, monitorLacks)
 }
 
-// TestShimMonitorStaysSmall: what the shims' protocol needs is linked by a program
-// of its own, and by that alone among those that run once per container.
+// TestShimMonitorStaysSmall: only a separate program links what the shims'
+// protocol needs, and no other of those that run once per container.
 func TestShimMonitorStaysSmall(t *testing.T) {
 	lacks := slices.DeleteFunc(slices.Clone(monitorLacks), func(l string) bool { return l == "go" }) // protobuf links a little of it
 	linksOnly(t, "crius-conmon-shim", append(slices.Clone(monitorLinks), shimLinks...), lacks)
@@ -38,8 +39,8 @@ func TestShimMonitorStaysSmall(t *testing.T) {
 	}
 }
 
-// unpackerLinks are what crius-unpack may link: containers/storage with what that needs, and
-// what names layers. It is started once per layer.
+// unpackerLinks are what crius-unpack may link: containers/storage with its
+// dependencies, and what names layers. It is started once per layer.
 var unpackerLinks = []string{
 	module + "cmd/crius-unpack", module + "storage/unpack/worker", module + "storage/unpack/wire", module + "storage/unpack/untar", module + "storage/unpack/layers", module + "storage/unpack/headers", module + "storage/idlists", module + "storage/liblog",
 	module + "internal",
@@ -50,13 +51,13 @@ var unpackerLinks = []string{
 	"github.com/google/uuid", "github.com/mistifyio/go-zfs", "github.com/tchap/go-patricia", "github.com/varlink/go",
 }
 
-// TestUnpackerStaysSmall: what it links and does not use, such as containers/image, would
-// still be made ready at each start.
+// TestUnpackerStaysSmall: what it links and does not use, such as
+// containers/image, would still be initialized at each start.
 func TestUnpackerStaysSmall(t *testing.T) {
 	linksOnly(t, "crius-unpack", unpackerLinks, []string{"net/http", "crypto/tls", "text/template", "html", "go", "testing"})
 }
 
-// linksOnly checks what a program that is started often is made of.
+// linksOnly checks what a frequently started program links.
 func linksOnly(t *testing.T, program string, links, allLacks []string) {
 	t.Helper()
 	for _, p := range goList(t, "-deps", "./cmd/"+program) {

@@ -2,7 +2,7 @@ package layout
 
 import "testing"
 
-// TestImportRules tries the rules themselves.
+// TestImportRules tests the rules themselves.
 func TestImportRules(t *testing.T) {
 	for _, c := range []struct {
 		from, imported string

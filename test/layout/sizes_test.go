@@ -13,16 +13,16 @@ import (
 	"testing"
 )
 
-// The limits of the product's code, without tests, in lines. Other sizes have none: whether a
-// type or a package is too large is for a reader to judge, and a limit that is reached makes
-// people shave what they should move.
+// The limits of the product's code, without tests, in lines. Other sizes have
+// none: a reader judges whether a type or a package is too large, and a limit
+// that is reached makes people shave what they should move.
 const (
 	maxFile     = 560
 	maxFunction = 80
 	unlimited   = math.MaxInt
 )
 
-// measured is one number with the name of what has it.
+// measured is one number with the name of its object.
 type measured struct {
 	name string
 	size int
@@ -38,7 +38,8 @@ type sizes struct {
 	undocumented []string // exported names without a doc comment
 }
 
-// TestSizes prints the numbers of the product's code (-v) and holds the limits.
+// TestSizes prints the numbers of the product's code (-v) and enforces the
+// limits.
 func TestSizes(t *testing.T) {
 	all := measure(t)
 	for _, kind := range []struct {
@@ -125,7 +126,7 @@ func measure(t *testing.T) *sizes {
 	return all
 }
 
-// promoted counts a type's methods with those of what it embeds.
+// promoted counts a type's methods including those of embedded types.
 func promoted(typ string, methods map[string]int, embeds map[string][]string) int {
 	n := methods[typ]
 	for _, embedded := range embeds[typ] {
@@ -141,7 +142,7 @@ func (s *sizes) function(fset *token.FileSet, pkg string, d *ast.FuncDecl) {
 		s.parameters = append(s.parameters, measured{name, d.Type.Params.NumFields()})
 	}
 	of := receiver(d)
-	plain := slices.Contains([]string{"Error", "Unwrap", "String"}, d.Name.Name) // say what they are
+	plain := slices.Contains([]string{"Error", "Unwrap", "String"}, d.Name.Name) // self-explanatory
 	if d.Name.IsExported() && !plain && d.Doc == nil && (of == "" || ast.IsExported(of)) {
 		s.undocumented = append(s.undocumented, name)
 	}
@@ -170,7 +171,7 @@ func (s *sizes) declaration(pkg string, d *ast.GenDecl, declared map[string]bool
 	}
 }
 
-// receiver is the name of the type that a method belongs to, "" for a function.
+// receiver returns the name of a method's type, "" for a function.
 func receiver(d *ast.FuncDecl) string {
 	if d.Recv == nil {
 		return ""
@@ -190,7 +191,7 @@ func firstParameter(d *ast.FuncDecl) string {
 	return ""
 }
 
-// typeName is the name of a type of the same package, "" for any other.
+// typeName returns the name of a type of the same package, "" for any other.
 func typeName(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.StarExpr:

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// Sockets in the file system are bound by internal/unixsocket, so that there is no moment
-// in which the umask decides who may connect. The monitor, which links no net, binds its
-// own with the same call before bind.
+// Only internal/unixsocket binds sockets in the file system, so that there is
+// no moment in which the umask decides who may connect. The monitor, which does
+// not link net, binds its own with the same call before bind.
 func TestUnixSocketsAreBoundInOnePlace(t *testing.T) {
 	owners := []string{"internal/unixsocket/", "conmon/monitor/", "test/"}
 	sources(t, func(path, text string) {

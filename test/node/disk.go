@@ -13,11 +13,11 @@ import (
 	"github.com/crius-run/crius/test/kit/critest"
 )
 
-// outputSize is that of the disk for results, of which only what is written
-// takes space.
+// outputSize is the size of the disk for results; only what is written takes
+// space.
 const outputSize = 256 << 20
 
-// newest is the newest file that the pattern finds; none is an error.
+// newest returns the newest file that matches the pattern; none is an error.
 func newest(pattern string) (string, error) {
 	files, err := filepath.Glob(pattern)
 	if err != nil {
@@ -107,8 +107,8 @@ func unpack(path, dir string) error {
 	}
 }
 
-// judge counts what the suite reported, and as failures what was left behind and
-// what the guest saw beside the suite.
+// judge counts the suite's results, and as failures what was left behind and
+// what the guest reported besides the suite.
 func judge(dir string) (*critest.Result, error) {
 	if text, err := os.ReadFile(filepath.Join(dir, "error")); err == nil {
 		return nil, fmt.Errorf("in the guest: %s", text)

@@ -13,25 +13,25 @@ import (
 	"time"
 )
 
-// recipe is what a root file system is made of.
+// recipe is the input for a root file system.
 type recipe struct {
 	Suite    string
 	Arch     string // the processor
 	Packages []string
-	Modules  string            // directory with kernel modules, of a kernel from outside
-	Boots    bool              // has a kernel of its own, which is kept beside the image
+	Modules  string            // directory with the modules of an external kernel
+	Boots    bool              // has its own kernel, which is kept beside the image
 	Hooks    []string          // shell scripts that run before Packages are installed; $1 is the root
-	Last     []string          // shell scripts that run once all is there; $1 is the root
+	Last     []string          // shell scripts that run once everything is there; $1 is the root
 	Files    map[string]string // to write, by path
 	Links    map[string]string // symbolic links to make, by path
 	Masked   []string          // units that only cost time
 }
 
-// Size of the disk. Only what is used takes space.
+// Size of the disk. Only used blocks take space.
 const diskSize = 10 << 30
 
-// unit starts the guest's program as soon as the machine is up, and switches
-// the machine off when that has ended, however it has ended.
+// unit starts the guest's program as soon as the machine is up, and powers the
+// machine off when the program has ended in any way.
 const unit = `[Unit]
 Description=the test that this machine is for
 After=dbus.service systemd-user-sessions.service
@@ -70,7 +70,7 @@ func (b *bench) recipe() recipe {
 		},
 	}
 	if b.suite != "bookworm" {
-		r.Packages = append(r.Packages, "util-linux-extra") // ipcmk, which critest wants
+		r.Packages = append(r.Packages, "util-linux-extra") // ipcmk, which critest needs
 	}
 	if b.mode == "bench" {
 		r.Packages = append(r.Packages, "conmon", "containerd")
@@ -98,7 +98,7 @@ func baseImage(ctx context.Context, cache string, r recipe) (_ string, err error
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(root)) }()
 	argv := []string{
-		"env", "SYSTEMD_HWDB_UPDATE_BYPASS=1", // minutes under emulation, for hardware that the machine has not
+		"env", "SYSTEMD_HWDB_UPDATE_BYPASS=1", // minutes under emulation, for hardware that the machine lacks
 		"mmdebstrap", "--quiet", "--variant=minbase", "--architectures=" + r.Arch, "--include=" + strings.Join(r.Packages, ","),
 		"--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*",
 		"--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-include=/usr/share/doc/crius/*",
@@ -133,12 +133,13 @@ func baseImage(ctx context.Context, cache string, r recipe) (_ string, err error
 	return path, os.Rename(partial, path)
 }
 
-// emulations are binfmt-support's names for qemu's emulation of programs, by processor.
+// emulations are binfmt-support's names for qemu's emulation of programs, by
+// processor.
 var emulations = map[string]string{"amd64": "qemu-x86_64", "arm64": "qemu-aarch64"}
 
-// runPrograms has this machine's kernel run programs for a processor, as packages of the
-// machine's root file system do when they are installed. Debian has it do so as soon as
-// its services start.
+// runPrograms makes this machine's kernel run programs for a processor, for
+// packages of the machine's root file system when they are installed. Debian
+// does that when its services start.
 func runPrograms(ctx context.Context, dir, arch string) error {
 	if arch == runtime.GOARCH {
 		return nil
@@ -146,13 +147,14 @@ func runPrograms(ctx context.Context, dir, arch string) error {
 	return command(ctx, dir, "update-binfmts", "--enable", emulations[arch])
 }
 
-// What an image boots from stands beside it, under its name with these endings.
+// Files from which an image boots are beside it, under its name with these
+// endings.
 const (
 	kernelSuffix = ".kernel"
 	initrdSuffix = ".initrd"
 )
 
-// keepKernel copies what a machine outside needs to boot the image.
+// keepKernel copies what is needed outside to boot the image.
 func keepKernel(root, image string) error {
 	for pattern, suffix := range map[string]string{"vmlinuz-*": kernelSuffix, "initrd.img-*": initrdSuffix} {
 		file, err := newest(filepath.Join(root, "boot", pattern))
@@ -198,7 +200,8 @@ func furnish(ctx context.Context, root string, r recipe) error {
 	return command(ctx, root, "cp", "-a", r.Modules+"/.", target)
 }
 
-// command runs a program in a directory and says what it printed if it failed.
+// command runs a program in a directory; the error of a failure contains its
+// output.
 func command(ctx context.Context, dir string, argv ...string) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir = dir

@@ -15,36 +15,36 @@ import (
 
 // disks are those of one machine, in this order.
 type disks struct {
-	base   string // the root file system, which stays as it is
+	base   string // the root file system, which is never written
 	input  string // an archive for the guest
 	output string // takes the guest's archive
 }
 
-// overlay is the file in a machine's directory that takes what is written to
-// the root file system.
+// overlay is the file in a machine's directory that receives writes to the root
+// file system.
 const overlay = "overlay.img"
 
 // machine is a kind of virtual machine.
 type machine interface {
 	name() string
-	arch() string                                          // its processor, as Go and Debian call it
+	arch() string                                          // its processor, as named by Go and Debian
 	prepare(ctx context.Context, repo, cache string) error // builds what it needs
-	adapt(*recipe)                                         // says what the root file system must have for it
-	argv(d disks) (argv, env []string)                     // in a directory of its own; its console is standard output
+	adapt(*recipe)                                         // adds to the root file system what the machine needs
+	argv(d disks) (argv, env []string)                     // in its own directory; its console is standard output
 	patience() time.Duration                               // the longest time that a run may take
 	processors() int                                       // that it keeps busy here
 }
 
-// machines are all kinds, by what they are called on the command line.
+// machines are all kinds, by their names on the command line.
 var machines = map[string]machine{"uml": new(uml), "qemu": amd64, "arm64": arm64, "selinux": new(selinux)}
 
-// errPanic is the end of a kernel.
+// errPanic means that the machine's kernel panicked.
 var errPanic = errors.New("the machine's kernel panicked")
 
-// heldTime is how long the console of a machine that has ended may be held open.
+// heldTime is how long the console of an ended machine may be held open.
 const heldTime = 30 * time.Second
 
-// boot runs a machine until it is switched off. One that panics or takes too
+// boot runs a machine until it is powered off. One that panics or takes too
 // long is killed with all its processes, which are in a PID namespace.
 func boot(ctx context.Context, m machine, dir string, d disks) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, m.patience(), fmt.Errorf("the machine was not done after %v", m.patience()))
@@ -64,7 +64,7 @@ func boot(ctx context.Context, m machine, dir string, d disks) error {
 	cmd.Env = append(os.Environ(), env...)
 	console := &console{file: file, panicked: func() { abort(errPanic) }}
 	cmd.Stdout, cmd.Stderr = console, console
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt is ours to pass on
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // this process passes on an interrupt
 	cmd.WaitDelay = heldTime
 	err = cmd.Run()
 	if cause := context.Cause(ctx); cause != nil {
@@ -76,7 +76,7 @@ func boot(ctx context.Context, m machine, dir string, d disks) error {
 	return nil
 }
 
-// console writes what a machine prints into a file, and watches it.
+// console writes a machine's output into a file, and watches it.
 type console struct {
 	file     *os.File
 	last     bytes.Buffer // the end of it
@@ -96,7 +96,7 @@ func (c *console) Write(p []byte) (int, error) {
 	return c.file.Write(p)
 }
 
-// tail is the last lines of a text.
+// tail returns the last lines of a text.
 func tail(text []byte, lines int) string {
 	all := strings.Split(strings.TrimRight(string(text), "\r\n"), "\n")
 	return strings.Join(all[max(0, len(all)-lines):], "\n")

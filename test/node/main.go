@@ -3,40 +3,41 @@
 //
 //	go run ./test/node [-machine uml|qemu|arm64|selinux] [-driver systemd|cgroupfs] [-handler runc|crun|runc-current] [-focus REGEXP]
 //
-// The machine is made of Debian's packages and needs no virtualisation: with uml
-// its kernel is user-mode Linux, which runs as an ordinary process; with selinux it is
-// that one with SELinux enforcing, in the place of AppArmor; with qemu it is Debian's
-// usual one on an emulated processor, slow, but with cpuset and hugetlb; with arm64 that
-// has the other processor, and shows the demo, too. In it crius is installed from its own
-// package and runs as its service, with Debian's runc and crun or, if asked for and
-// the processor is this machine's, a current runc (runc-current).
+// The machine consists of Debian's packages and needs no virtualisation: with
+// uml its kernel is user-mode Linux, which runs as an ordinary process; selinux
+// is the same with SELinux enforcing, in place of AppArmor; with qemu it is
+// Debian's usual kernel on an emulated processor, slow, but with cpuset and
+// hugetlb; arm64 is that with the other processor, and shows the demo, too. In
+// it crius is installed from its own package and runs as its service, with
+// Debian's runc and crun or, on request and if the processor is this machine's,
+// a current runc (runc-current).
 //
-// Each combination of cgroup driver and runtime handler gets a machine of its
-// own, and prints one plain line, the specs that were skipped and those that
-// failed, and what was left behind:
+// Each combination of cgroup driver and runtime handler gets its own machine,
+// and prints one plain line, the specs that were skipped and those that failed,
+// and what was left behind:
 //
 //	systemd/runc: 102 passed, 0 failed, 20 skipped
 //
 // With -previous DIR (make node-upgrade) critest is not run. The machine gets
-// the DEB in DIR, pods and sessions, and then the current one: what the package
-// promises of upgrades is looked at one by one.
+// the DEB in DIR, pods and sessions, and then the current DEB: what the package
+// promises about upgrades is checked one by one.
 //
-// With -bench ROWS (make node-bench) these rows of test/bench are measured instead, on
-// cgroup v2.
+// With -bench ROWS (make node-bench) these rows of test/bench are measured
+// instead, on cgroup v2.
 //
-// With -install as well (make node-install) the machine is one that an operator
-// sets up by docs/install.md, with a real kubelet. Faults that operators meet are
-// injected and healed, the configuration of CRI-O is taken over, the package is
-// taken back to the DEB in DIR and up again, and removed. Each step is printed with
-// what became of it.
+// With -install as well (make node-install) the machine is set up as by an
+// operator who follows docs/install.md, with a real kubelet. Faults that
+// operators meet are injected and fixed, the configuration of CRI-O is
+// imported, the package is downgraded to the DEB in DIR, upgraded again, and
+// removed. Each step is printed with its result.
 //
-// With -cuts N (make powercut) it does something else: the power of machines is
-// cut N times while crius pulls, creates and removes, and after each boot
-// everything that it says to have is compared with what it should be. See
+// With -cuts N (make powercut) the power of machines is cut N times instead
+// while crius pulls, creates and removes, and after each boot everything that
+// it reports is compared with what it should have. See
 // docs/decisions/0009-power-cuts.md.
 //
-// The exit code is 1 if any failed. Everything that a run printed and logged is
-// kept in .cache/node/DRIVER-HANDLER, or qemu-DRIVER-HANDLER.
+// The exit code is 1 if any failed. All output and logs of a run are kept in
+// .cache/node/DRIVER-HANDLER, or qemu-DRIVER-HANDLER.
 package main
 
 import (
@@ -61,7 +62,7 @@ import (
 	"github.com/crius-run/crius/test/kit/tools"
 )
 
-// options are what one run is about; the guest reads them as JSON.
+// options are the settings of one run; the guest reads them as JSON.
 type options struct {
 	Driver, Handler, Focus string
 	Mode                   string `json:",omitempty"` // upgrade, install or bench, instead of critest
@@ -135,7 +136,7 @@ type bench struct {
 
 	cache string            // directory of everything that is kept
 	base  string            // image of the root file system
-	files map[string]string // what every guest gets: name to path here
+	files map[string]string // files of every guest: name to path here
 }
 
 func (b *bench) run(ctx context.Context, runs []options) error {
@@ -171,15 +172,15 @@ func (b *bench) run(ctx context.Context, runs []options) error {
 	return errors.Join(errs...)
 }
 
-// outcome is what became of one run.
+// outcome is the result of one run.
 type outcome struct {
 	result *critest.Result
 	err    error
 	took   time.Duration
 }
 
-// name is what a run is called: driver/handler, and of another machine than the
-// usual one its kind before.
+// name returns the name of a run: driver/handler, with the kind of machine as a
+// prefix unless it is the usual one.
 func (b *bench) name(o options) string {
 	name := o.Driver + "/" + o.Handler
 	if o.Mode != "" {
@@ -191,12 +192,12 @@ func (b *bench) name(o options) string {
 	return name
 }
 
-// dir is where everything of a run is kept.
+// dir returns the directory in which everything of a run is kept.
 func (b *bench) dir(o options) string {
 	return filepath.Join(b.cache, strings.ReplaceAll(b.name(o), "/", "-"))
 }
 
-// prepare builds everything that is not there yet.
+// prepare builds everything that is missing.
 func (b *bench) prepare(ctx context.Context) error {
 	repo, err := tools.Repository()
 	if err != nil {
@@ -216,7 +217,7 @@ func (b *bench) prepare(ctx context.Context) error {
 	return err
 }
 
-// one boots a machine for one run and judges what it wrote.
+// one boots a machine for one run and evaluates what it wrote.
 func (b *bench) one(ctx context.Context, o options) (*critest.Result, error) {
 	dir := b.dir(o)
 	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err != nil {
@@ -237,8 +238,8 @@ func (b *bench) one(ctx context.Context, o options) (*critest.Result, error) {
 	if err := unpack(d.output, dir); err != nil {
 		return nil, fmt.Errorf("%w; see the console's log in %s", err, dir)
 	}
-	// Only a machine with SELinux has the first, only one without critest the second, and
-	// only one with another processor the third.
+	// Only a machine with SELinux has the first, only one without critest the
+	// second, and only one with another processor the third.
 	for _, file := range []string{"denials", "steps", "demo"} {
 		if text, err := os.ReadFile(filepath.Join(dir, file)); err == nil {
 			fmt.Printf("%s: %s", b.name(o), text)
@@ -247,7 +248,7 @@ func (b *bench) one(ctx context.Context, o options) (*critest.Result, error) {
 	return judge(dir)
 }
 
-// collect names the files that a guest gets, and builds them.
+// collect names the files of a guest, and builds them.
 func (b *bench) collect(ctx context.Context, repo string) (map[string]string, error) {
 	arch := b.machine.arch()
 	parts, err := tools.CritestPartsFor(ctx, arch)
@@ -283,11 +284,12 @@ func (b *bench) collect(ctx context.Context, repo string) (map[string]string, er
 	if arch != runtime.GOARCH {
 		return files, collectDemo(ctx, repo, arch, files)
 	}
-	files["runc-current"], err = tools.Runc(ctx) // it takes libraries in C
+	files["runc-current"], err = tools.Runc(ctx) // it needs C libraries
 	return files, err
 }
 
-// collectBench adds test/bench and what it measures, in a tree like the one that it expects.
+// collectBench adds test/bench and what it measures, in a tree like the one
+// that it expects.
 func collectBench(ctx context.Context, repo string, files map[string]string) error {
 	_, err := tools.Programs(ctx, false)
 	if err == nil {
@@ -322,8 +324,8 @@ func collectBench(ctx context.Context, repo string, files map[string]string) err
 	return nil
 }
 
-// collectDemo adds the demo, which make demo cannot show with another processor, and the
-// source tree as far as it looks into it.
+// collectDemo adds the demo, which make demo cannot show with another
+// processor, and the parts of the source tree that it reads.
 func collectDemo(ctx context.Context, repo, arch string, files map[string]string) (err error) {
 	if files["demo"], err = tools.DemoFor(ctx, arch); err != nil {
 		return err
@@ -333,8 +335,8 @@ func collectDemo(ctx context.Context, repo, arch string, files map[string]string
 	return err
 }
 
-// collectInstall adds what an operator has: a kubelet, crictl, the page to follow, and the
-// configuration of CRI-O with what installers have added to it.
+// collectInstall adds what an operator has: a kubelet, crictl, the page to
+// follow, and a configuration of CRI-O with the additions of installers.
 func collectInstall(ctx context.Context, repo string, files map[string]string) (err error) {
 	if files["kubelet"], err = tools.Kubelet(ctx, tools.KubeletVersions()[0]); err != nil {
 		return err

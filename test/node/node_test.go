@@ -37,8 +37,8 @@ func TestInputHoldsOptionsAndFiles(t *testing.T) {
 	}
 }
 
-// A disk that was never written to, and one that was written in part, are not
-// taken for results.
+// A disk that was never written, and one that was written in part, do not count
+// as results.
 func TestResultsMustBeWhole(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "output.tar")
@@ -63,7 +63,7 @@ const passed = `[{"SpecReports": [{"LeafNodeType": "It", "LeafNodeText": "runs",
 func TestLeftoversFailTheNodeTest(t *testing.T) {
 	for name, c := range map[string]struct {
 		files map[string]string
-		want  string // in what is printed, or in the error
+		want  string // in the output, or in the error
 	}{
 		"clean":   {map[string]string{"report.json": passed, "left": "", "wrong": "", "crius.log": ""}, "x: 1 passed, 0 failed, 0 skipped"},
 		"left":    {map[string]string{"report.json": passed, "left": "cgroup: /a\nfile: /b", "wrong": "", "crius.log": ""}, "cgroup: /a\n           file: /b"},
@@ -90,7 +90,7 @@ func TestLeftoversFailTheNodeTest(t *testing.T) {
 	}
 }
 
-// A machine boots what stands beside its image, and that is the newest kernel of
+// A machine boots the kernel beside its image, which is the newest kernel of
 // the root file system.
 func TestKernelIsKeptBesideTheImage(t *testing.T) {
 	root := t.TempDir()
@@ -124,7 +124,7 @@ func TestKernelIsKeptBesideTheImage(t *testing.T) {
 	}
 }
 
-// Runs on both machines are told apart, and keep their logs apart.
+// Runs on both machines have different names, and separate logs.
 func TestRunsHaveNamesOfTheirOwn(t *testing.T) {
 	o := options{Driver: "systemd", Handler: "runc"}
 	for mode, want := range map[string]string{"upgrade": "upgrade/systemd/runc", "install": "install/systemd/runc"} {
@@ -147,8 +147,9 @@ func TestRunsHaveNamesOfTheirOwn(t *testing.T) {
 	}
 }
 
-// User-mode Linux boots with AppArmor; the machine with SELinux boots with that, enforces
-// from the first moment on, and has all files labelled once all are there.
+// User-mode Linux boots with AppArmor; the machine with SELinux boots with
+// SELinux instead, enforces from the first moment on, and has all files
+// labelled at the end.
 func TestMachineWithSELinux(t *testing.T) {
 	b := bench{machine: machines["selinux"], suite: "trixie"}
 	argv, _ := b.machine.argv(disks{base: "/base"})
@@ -167,7 +168,8 @@ func TestMachineWithSELinux(t *testing.T) {
 	}
 }
 
-// All parts of a machine are for one processor: what emulates it, its kernel and packages.
+// All parts of a machine are for one processor: its emulator, kernel and
+// packages.
 func TestMachineWithAnotherProcessor(t *testing.T) {
 	for kind, want := range map[string][4]string{
 		"qemu":  {"amd64", "qemu-system-x86_64", "linux-image-cloud-amd64", "console=ttyS0"},
@@ -205,7 +207,7 @@ func TestMachineThatEndsItself(t *testing.T) {
 	}
 }
 
-// A machine never hangs its caller, nor does a process of it stay.
+// A machine never hangs its caller, and leaves no process.
 func TestMachineThatHangsOrPanics(t *testing.T) {
 	for name, c := range map[string]struct {
 		machine script
@@ -215,7 +217,7 @@ func TestMachineThatHangsOrPanics(t *testing.T) {
 		"mark":  {script{text: "sleep 1000 & printf 'Kernel panic'; printf ' - not syncing: x'; wait", limit: time.Minute}, errPanic},
 		"hang":  {script{text: "trap '' TERM INT; echo up; sleep 1000 & sleep 1000; sleep 1000", limit: 300 * time.Millisecond}, nil},
 	} {
-		if name == "panic" { // a line break inside is no mark
+		if name == "panic" { // a line break inside is not a mark
 			c.machine.limit = 300 * time.Millisecond
 		}
 		dir := t.TempDir()

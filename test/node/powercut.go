@@ -31,30 +31,30 @@ type cutting struct {
 
 	uml   uml
 	dir   string // of everything that is kept
-	base  string // root file system, never written to
+	base  string // root file system, never written
 	input string // file system with the guest's files
 	cache string // makes a disk lose what was not flushed; for LD_PRELOAD
 
 	mu   sync.Mutex
 	sum  tally
-	left int // cuts that are still to be made
+	left int // cuts still to be made
 }
 
-// tally is what was seen in all cuts.
+// tally is the result of all cuts.
 type tally struct {
 	cuts, boots, whole int // whole: boots after which everything was verified
-	lost, undone       int // cuts that a disk forgot writes with, and how many
+	lost, undone       int // cuts at which a disk lost writes, and how many
 	answered           []int
-	pulled             int // pulls that were done before a cut
+	pulled             int // pulls that were complete before a cut
 	images, aside      int
 	pods, containers   int
 	failures           []string
 }
 
-// patience is how long a machine may take until it works.
+// cutPatience is how long a machine may take until it works.
 const cutPatience = 5 * time.Minute
 
-// run makes the cuts and prints what was seen. Failures are an error.
+// run makes the cuts and prints the results. Failures are an error.
 func (c *cutting) run(ctx context.Context) error {
 	if err := c.prepare(ctx); err != nil {
 		return err
@@ -88,7 +88,7 @@ func (t *tally) line() string {
 		t.cuts, t.lost, t.undone, t.boots, t.whole, median, longest, t.pulled, t.images, t.aside, t.pods, t.containers, len(t.failures))
 }
 
-// prepare builds what is not there yet.
+// prepare builds what is missing.
 func (c *cutting) prepare(ctx context.Context) error {
 	repo, err := tools.Repository()
 	if err != nil {
@@ -135,8 +135,8 @@ func (c *cutting) prepare(ctx context.Context) error {
 	return nil
 }
 
-// cutConfig is crius's configuration in the machine: what is the node's own
-// stays at its defaults.
+// cutConfig is crius's configuration in the machine: settings of the node
+// itself keep their defaults.
 const cutConfig = `[image]
 registries_conf = "/bench/registries.conf"
 signature_policy = "/bench/policy.json"
@@ -147,7 +147,7 @@ cgroup_driver = "cgroupfs"
 monitor = "/bench/crius-conmon"
 `
 
-// umlName is that of the directory in which user-mode Linux notes its process.
+// umlName is the directory in which user-mode Linux records its process.
 const umlName = "uml"
 
 // victim is a machine with its disk.
@@ -156,23 +156,23 @@ type victim struct {
 	name    string
 	dir     string
 	random  *rand.Rand
-	options string          // the disk is mounted with
-	present map[string]bool // images that the node has promised to have
-	toLoad  time.Duration   // that the last boot took until it worked
+	options string          // mount options of the disk
+	present map[string]bool // images that the node has promised to keep
+	toLoad  time.Duration   // time that the last boot took until it worked
 }
 
 func (v *victim) disk() string { return filepath.Join(v.dir, "disk.img") }
 func (v *victim) undo() string { return filepath.Join(v.dir, "undo") }
 
 // series cuts the power of one machine until no cuts are left. After a failure
-// the disk is kept, and the machine goes on with a new one.
+// the disk is kept, and the machine continues with a new one.
 func (c *cutting) series(ctx context.Context, number int) error {
 	for disk := 0; ; disk++ {
 		v := &victim{
 			cutting: c, name: fmt.Sprintf("%d.%d", number, disk), random: rand.New(rand.NewPCG(c.seed, uint64(number<<16+disk))),
 			present: map[string]bool{}, toLoad: 10 * time.Second,
 		}
-		// Some file systems have no such mercy on those who rename without a sync.
+		// Some file systems do not flush at a rename without a sync.
 		v.options = []string{"", "noauto_da_alloc"}[(number+disk)%2]
 		v.dir = filepath.Join(c.dir, v.name)
 		if err := errors.Join(os.RemoveAll(v.dir), os.MkdirAll(v.dir, 0o755)); err != nil {
@@ -216,14 +216,15 @@ func (c *cutting) fail(what string) {
 	c.sum.failures = append(c.sum.failures, what)
 }
 
-// cut boots the machine, cuts its power at some moment, and lets its disk forget.
+// cut boots the machine, cuts its power at some moment, and makes its disk
+// forget unflushed writes.
 func (v *victim) cut(ctx context.Context) (failure string, err error) {
-	var after time.Duration // of the boot, or of the beginning of the work
+	var after time.Duration // from the boot, or from the beginning of the work
 	booting := v.random.IntN(4) == 0
 	if booting {
 		after = time.Duration(v.random.Int64N(int64(v.toLoad)))
 	} else {
-		// A busy machine has the time to do something, too.
+		// A busy machine needs time to do something, too.
 		after = time.Duration(v.random.Int64N(int64(max(v.work, 2*v.toLoad))))
 	}
 	failure, err = v.live(ctx, booting, after)
@@ -247,7 +248,7 @@ func (v *victim) cut(ctx context.Context) (failure string, err error) {
 	return "", err
 }
 
-// argv is the machine's command line.
+// argv returns the machine's command line.
 func (v *victim) argv() (argv, env []string) {
 	return []string{
 			"unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc",
@@ -262,8 +263,8 @@ func (v *victim) argv() (argv, env []string) {
 		}
 }
 
-// live runs the machine until its power is cut: all its processes are killed,
-// and nothing else is, because they have a PID namespace of their own.
+// live runs the machine until its power is cut: all its processes, and only
+// those, are killed, because they have their own PID namespace.
 func (v *victim) live(ctx context.Context, booting bool, after time.Duration) (failure string, err error) {
 	if err := os.RemoveAll(filepath.Join(v.dir, umlName)); err != nil { // of the last boot
 		return "", err
@@ -281,7 +282,7 @@ func (v *victim) live(ctx context.Context, booting bool, after time.Duration) (f
 	if err != nil {
 		return "", err
 	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt is ours to pass on
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // this process passes on an interrupt
 	if err := cmd.Start(); err != nil {
 		return "", err
 	}
@@ -332,7 +333,7 @@ func (v *victim) live(ctx context.Context, booting bool, after time.Duration) (f
 	}
 off:
 	_ = cmd.Process.Kill()
-	for lines != nil { // its last process is dead when nobody has the console open
+	for lines != nil { // its last process is dead when the console is closed everywhere
 		line, ok := <-lines
 		if !ok {
 			break
@@ -345,7 +346,7 @@ off:
 	return failure, err
 }
 
-// end is what the machine said last.
+// end returns the machine's last output.
 func (v *victim) end() string {
 	text, _ := os.ReadFile(filepath.Join(v.dir, "console.log"))
 	return tail(text, 5)
@@ -357,7 +358,7 @@ func (c *cutting) note(f func(*tally)) {
 	f(&c.sum)
 }
 
-// hear notes what the guest tells. A failure is returned.
+// hear records the guest's messages. It returns a failure.
 func (v *victim) hear(message string) (failure string) {
 	word, rest, _ := strings.Cut(message, " ")
 	switch word {

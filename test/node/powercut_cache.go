@@ -8,23 +8,23 @@ import (
 	"os"
 )
 
-// sector is the unit in which the machine writes. A disk writes as a whole, or
-// not at all, what it has as its physical sector: ext4 refuses a journal whose
-// last block is torn.
+// sector is the unit in which the machine writes. A disk writes a physical
+// sector completely or not at all: ext4 refuses a journal whose last block is
+// torn.
 const (
 	sector   = 512
 	physical = 4096
 )
 
-// unflushed is a write that the disk had not been told to keep: where, and what
-// was there before (see cache/cache.c).
+// unflushed is a write that was not followed by a flush: its place, and the
+// data before it (see cache/cache.c).
 type unflushed struct {
 	offset int64
 	before []byte
 }
 
-// readUndo reads the writes since the last flush, in their order. The last may
-// be cut off: it did not happen.
+// readUndo reads the writes since the last flush, in order. The last may be
+// truncated: it did not happen.
 func readUndo(path string) ([]unflushed, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -43,10 +43,10 @@ func readUndo(path string) ([]unflushed, error) {
 	return writes, err
 }
 
-// forget lets a disk lose some of what it was never told to flush, which is what
-// a disk with a write cache does when its power is cut: each write may be lost,
-// be kept while earlier ones are lost, or be kept in part. It tells how many
-// were lost.
+// forget makes a disk lose some writes that were never flushed, like a disk
+// with a write cache when its power is cut: each write may be lost, be kept
+// while earlier ones are lost, or be kept in part. It returns how many were
+// lost.
 func forget(disk, undo string, random *rand.Rand) (lost int, err error) {
 	writes, err := readUndo(undo)
 	if err != nil {
@@ -57,9 +57,9 @@ func forget(disk, undo string, random *rand.Rand) (lost int, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, f.Close(), os.RemoveAll(undo)) }()
-	// Often everything or nothing arrives; at other times it is a matter of luck.
+	// Often everything or nothing arrives; otherwise chance decides.
 	share := []float64{0, 0, 0.1, 0.5, 0.9, 1}[random.IntN(6)]
-	kept := map[int64]bool{} // sectors that a later write has settled
+	kept := map[int64]bool{} // sectors decided by a later write
 	for i := len(writes) - 1; i >= 0; i-- {
 		w := writes[i]
 		from := 0 // sectors of it that arrived

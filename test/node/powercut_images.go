@@ -19,21 +19,21 @@ import (
 	"github.com/crius-run/crius/test/kit/image"
 )
 
-// servedImage is an image of the machine's registry. The guest reads it as
+// servedImage is an image in the machine's registry. The guest reads it as
 // JSON; blobs and manifests are files named by their digests.
 type servedImage struct {
 	Name     string // of its repository
-	ID       string // that the runtime must give it
+	ID       string // that the runtime must report
 	Digest   string // of its manifest
 	Blobs    []string
 	Manifest []byte
-	Sum      string // of the list of files that it contains
+	Sum      string // of the list of its files
 }
 
-// tree is the content of layers put on top of each other.
+// tree is the content of stacked layers.
 type tree map[string]image.File
 
-// add puts a layer on top.
+// add adds a layer on top.
 func (t tree) add(files []image.File) {
 	for _, f := range files {
 		name := strings.TrimSuffix(f.Name, "/")
@@ -47,7 +47,7 @@ func (t tree) add(files []image.File) {
 			}
 		case whiteout:
 			delete(t, dir+hidden)
-		case f.Linkname != "" && f.Mode != 0o777: // a hard link is what it links to
+		case f.Linkname != "" && f.Mode != 0o777: // a hard link has the content of its target
 			t[name] = t[f.Linkname]
 		default:
 			t[name] = f
@@ -55,7 +55,7 @@ func (t tree) add(files []image.File) {
 	}
 }
 
-// manifest says of each file what the program say will see of it.
+// manifest describes each file as the program say will see it.
 func (t tree) manifest() []byte {
 	var lines []string
 	for name, f := range t {
@@ -72,8 +72,8 @@ func (t tree) manifest() []byte {
 	return []byte(strings.Join(lines, ""))
 }
 
-// cutLayers are the layers of the images: they share some, and have files that
-// are big and small, empty, linked, owned and hidden again.
+// cutLayers returns the layers of the images: they share some, and contain
+// files that are big and small, empty, linked, owned and hidden again.
 func cutLayers(program image.File) map[string][][]image.File {
 	random := rand.New(rand.NewPCG(1, 2))
 	noise := func(size int) []byte {

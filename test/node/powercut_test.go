@@ -13,8 +13,8 @@ import (
 	"github.com/crius-run/crius/test/kit/image"
 )
 
-// diskWith is a disk of four physical sectors, to which the versions 1, 2, 3 … of the
-// given sectors were written without a flush.
+// diskWith returns a disk of four physical sectors, to which the versions 1, 2,
+// 3 … of the given sectors were written without a flush.
 func diskWith(t *testing.T, writes ...[]int) (disk, undo string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -30,14 +30,14 @@ func diskWith(t *testing.T, writes ...[]int) (disk, undo string) {
 			copy(content[s*physical:], bytes.Repeat([]byte{byte(version + 1)}, physical))
 		}
 	}
-	log = append(log, log[:min(len(log), 100)]...) // cut off within an entry
+	log = append(log, log[:min(len(log), 100)]...) // truncated within an entry
 	write(t, disk, string(content))
 	write(t, undo, string(log))
 	return disk, undo
 }
 
-// A disk that forgets may have any version of each sector that was written since
-// the last flush, and nothing else; and all of that does happen.
+// A disk that forgets may have any version of each sector that was written
+// since the last flush, and nothing else; and every case does occur.
 func TestDiskLosesOnlyUnflushedWrites(t *testing.T) {
 	seen := map[string]bool{}
 	random := rand.New(rand.NewPCG(1, 1))
@@ -78,7 +78,7 @@ func TestDiskLosesOnlyUnflushedWrites(t *testing.T) {
 	}
 }
 
-// What a container is told to expect is what a stack of layers contains.
+// The expected content of a container is that of a stack of layers.
 func TestManifestOfLayers(t *testing.T) {
 	all := tree{}
 	all.add([]image.File{
@@ -99,7 +99,7 @@ func TestManifestOfLayers(t *testing.T) {
 	}
 }
 
-// What the guest tells is counted, and a promise is one until it is taken back.
+// The guest's reports are counted, and a promise holds until it is withdrawn.
 func TestPowerCutCountsGuestReports(t *testing.T) {
 	v := &victim{cutting: &cutting{}, present: map[string]bool{}}
 	for message, want := range map[string]string{"failed \"a\\nb\"": "a\nb", "verified x": `the guest said "verified x"`} {

@@ -12,16 +12,17 @@ import (
 // qemu is Debian's usual kernel on an emulated processor: five to fifteen times
 // slower than user-mode Linux, but with cpuset and hugetlb.
 type qemu struct {
-	processor string   // as Go and Debian call it
-	program   string   // that emulates it
-	from      string   // Debian's package that has the program
-	board     []string // the program's options for what is emulated
+	processor string   // as named by Go and Debian
+	program   string   // the emulator
+	from      string   // Debian's package of the program
+	board     []string // the program's options for the emulated machine
 	console   string   // the kernel's name for the serial port
 }
 
 var (
 	amd64 = qemu{"amd64", "qemu-system-x86_64", "qemu-system-x86", []string{"-cpu", "max"}, "ttyS0"}
-	// The processor max signs pointers, which takes most of the time where it is emulated.
+	// The processor max signs pointers, which takes most of the time under
+	// emulation.
 	arm64 = qemu{"arm64", "qemu-system-aarch64", "qemu-system-arm", []string{"-machine", "virt", "-cpu", "neoverse-n1"}, "ttyAMA0"}
 )
 
@@ -63,7 +64,8 @@ func (q qemu) argv(d disks) (argv, env []string) {
 		"-nodefaults", "-display", "none", "-nic", "none", "-serial", "stdio",
 		"-drive", drive(d.base, ",snapshot=on"), "-drive", drive(d.input, ",readonly=on"), "-drive", drive(d.output, ""),
 		"-kernel", d.base+kernelSuffix, "-initrd", d.base+initrdSuffix,
-		// Page tables are switched at each system call otherwise, which is slow here.
+		// Otherwise page tables are switched at each system call, which is slow
+		// here.
 		"-append", "root=/dev/vda rw console="+q.console+" panic=-1 mitigations=off quiet systemd.show_status=no",
 	), []string{"TMPDIR=" + filepath.Dir(d.input)} // for the layer above the root file system, removed by qemu at once
 }

@@ -43,10 +43,10 @@ func (u *uml) adapt(r *recipe) {
 // appArmor adds what loads profiles into a kernel with AppArmor.
 func appArmor(r *recipe) {
 	r.Packages = append(r.Packages, "apparmor", "sudo")  // critest calls sudo apparmor_parser
-	r.Files["/etc/hosts"] = "127.0.0.1 localhost node\n" // or sudo complains, which critest takes for a failure
+	r.Files["/etc/hosts"] = "127.0.0.1 localhost node\n" // otherwise sudo complains, which critest takes for a failure
 }
 
-// boots has the root file system boot on that kernel.
+// boots makes the root file system boot on that kernel.
 func (*uml) boots(r *recipe) {
 	r.Modules = umlModules
 	r.Files["/etc/bench/input"], r.Files["/etc/bench/output"] = "ubdb", "ubdc"
@@ -62,7 +62,7 @@ func (*uml) boots(r *recipe) {
 
 func (u *uml) argv(d disks) (argv, env []string) { return u.command(d, "security=apparmor") }
 
-// command is the kernel's, with further options.
+// command returns the kernel's command line, with further options.
 func (u *uml) command(d disks, options ...string) (argv, env []string) {
 	return append([]string{
 		umlProgram, "mem=4096M", "uml_dir=./", "umid=uml",

@@ -1,11 +1,13 @@
 // Command prebuild builds the programs that tests and the demo run, so that no
-// test spends its time on that, and says what it does and how long so far:
+// test spends its time on that, and prints what it does and how long it has
+// taken so far:
 //
 //	prebuild [NAME...]     see below for the names; by default everything
 //
-// What comes from elsewhere, such as critest or runsc, is built once and kept in
-// .cache; what comes from the repository is built again if it has changed. What only
-// some runs need, kubelets, a cluster and the race detector, is built only if it is named.
+// Foreign programs, such as critest or runsc, are built once and kept in
+// .cache; those of the repository are rebuilt if they have changed. What only
+// some runs need, kubelets, a cluster and the race detector, is built only if
+// named.
 package main
 
 import (
@@ -45,7 +47,7 @@ var builds = []struct {
 	}},
 }
 
-// These are built only if they are named: one target needs them, and they take long.
+// These are built only if named: one target needs them, and they take long.
 const (
 	kubelet = "kubelet"
 	cluster = "cluster"
@@ -68,8 +70,8 @@ func main() {
 	}
 }
 
-// announced runs f, says so unless it is done at once, and says every ten seconds
-// how long it has taken so far.
+// announced runs f, prints that unless it is done at once, and prints every ten
+// seconds how long it has taken so far.
 func announced(what string, f func() error) error {
 	began := time.Now()
 	so := func() time.Duration { return time.Since(began).Round(time.Second) }

@@ -10,12 +10,12 @@ import (
 	"strings"
 )
 
-// times is how often a test that failed runs again.
+// times is how often a failed test runs again.
 const times = 3
 
-// again runs what has failed again, alone. A test that then passes every time
-// failed for what ran beside it, or by chance: it is flaky. It counts as failed
-// all the same, unless flaky.txt names it.
+// again runs failed tests again, alone. A test that then passes every time
+// failed because of concurrent tests, or by chance: it is flaky. It
+// nevertheless counts as failed, unless flaky.txt names it.
 func (s *suite) again(ctx context.Context, t *tally) error {
 	if err := s.afterCrashes(ctx, t); err != nil {
 		return err
@@ -45,10 +45,11 @@ func (s *suite) again(ctx context.Context, t *tally) error {
 	return nil
 }
 
-// afterCrashes runs packages that the race detector has ended again, once: of their tests most
-// have not been run, and those that were running have done nothing wrong.
+// afterCrashes reruns packages that a crash of the race detector has ended,
+// once: most of their tests have not been run, and those that were running are
+// not at fault.
 func (s *suite) afterCrashes(ctx context.Context, t *tally) error {
-	for _, c := range t.crashes { // not of those to come
+	for _, c := range t.crashes { // not of later ones
 		fmt.Fprintf(t.out, "again: %s, in which the race detector itself crashed (https://go.dev/issue/78156)\n", c.pkg)
 		t.passed, t.failed, t.skipped = t.passed-c.passed, t.failed-c.failed, t.skipped-c.skipped
 		if err := s.goTest(ctx, t, s.raced(c.pkg), 1, s.run, []string{c.pkg}); err != nil {
@@ -58,7 +59,7 @@ func (s *suite) afterCrashes(ctx context.Context, t *tally) error {
 	return nil
 }
 
-// exactly is a -run pattern for one test or subtest.
+// exactly returns a -run pattern for one test or subtest.
 func exactly(test string) string {
 	parts := strings.Split(test, "/")
 	for i, part := range parts {
@@ -70,7 +71,7 @@ func exactly(test string) string {
 //go:embed flaky.txt
 var flakyTests string
 
-// forgives finds a test in flaky.txt, whose lines are PACKAGE TEST REASON.
+// forgives looks up a test in flaky.txt, whose lines are PACKAGE TEST REASON.
 func (s *suite) forgives(f failure) (reason string, known bool) {
 	for line := range strings.Lines(s.forgiven) {
 		words := strings.SplitN(strings.TrimSpace(line), " ", 3)

@@ -30,7 +30,8 @@ func suiteOf(t *testing.T, body string) *suite {
 const onceBroken = "func TestOnce(t *testing.T) { t.Run(`a b`, func(t *testing.T) {" +
 	" if os.Mkdir(`seen`, 0o755) == nil { t.Error(`the first time`) } }) }\n"
 
-// detectorCrashes prints what Go does when the race detector crashes, the first time.
+// detectorCrashes prints Go's output when the race detector crashes, the first
+// time.
 const detectorCrashes = "func TestA(t *testing.T) {}\nfunc TestCrash(t *testing.T) { if os.Mkdir(`seen`, 0o755) == nil { crash() } }\n" +
 	"func crash() { println(`SIGSEGV: segmentation violation\nPC=0x1bf8610 m=0 sigcode=1 addr=0x7f262cb00000\n\n" +
 	"goroutine 0 gp=0x2d28e60 m=0 mp=0x2d2aa00 [idle, synctest bubble 8]:\nruntime: g 0 gp=0x2d28e60: unknown pc 0x1bf8610`); os.Exit(2) }\n"

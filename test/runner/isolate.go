@@ -25,10 +25,11 @@ const (
 // tmpVariable names the directory over which each init mounts a tmpfs.
 const tmpVariable = "CRIUS_TEST_TMP"
 
-// shared is what all container tools of a node have in common.
+// shared is the directory shared by all container tools of a node.
 const shared = "/var/lib/containers"
 
-// actIfAsked does not return if the program has been started in one of the roles.
+// actIfAsked does not return if the program has been started in one of the
+// roles.
 func actIfAsked() {
 	if len(os.Args) < 3 {
 		return
@@ -41,11 +42,11 @@ func actIfAsked() {
 	}
 }
 
-// isolate runs a test program in a PID and a mount namespace of its own and
-// returns its exit code. The namespace's processes end with this one, which ends
-// with `go test`.
+// isolate runs a test program in its own PID and mount namespaces and returns
+// its exit code. The namespace's processes end with this one, which ends with
+// `go test`.
 func isolate(argv []string) int {
-	runtime.LockOSThread() // the death of a parent is that of the thread that forked
+	runtime.LockOSThread() // the death signal comes with the death of the thread that forked
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
 		return complain(err)
 	}
@@ -67,8 +68,8 @@ func isolate(argv []string) int {
 	return 0
 }
 
-// beInit runs a test program, reaps what it orphans and returns its exit code, or
-// 1 if it leaves processes, mounts or temporary files.
+// beInit runs a test program, reaps its orphans and returns its exit code, or 1
+// if it leaves processes, mounts or temporary files.
 func beInit(argv []string) int {
 	tmp := os.Getenv(tmpVariable)
 	if err := settle(tmp); err != nil {
@@ -92,19 +93,19 @@ func beInit(argv []string) int {
 	return code
 }
 
-// cpuLine begins the line by which an init tells the tally how many seconds of CPU
-// the program and all that it started have used.
+// cpuLine begins the line by which an init reports to the tally how many
+// seconds of CPU the program and its descendants have used.
 const cpuLine = "seconds of CPU: "
 
-// cpuUsed are the seconds that those used who have been reaped.
+// cpuUsed returns the CPU seconds of reaped processes.
 func cpuUsed() float64 {
 	var u unix.Rusage
 	_ = unix.Getrusage(unix.RUSAGE_CHILDREN, &u) // never fails
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds()
 }
 
-// thawAll lets processes in frozen cgroups (v1) see the SIGKILL that they get when
-// init ends: the kernel waits for every one of them.
+// thawAll lets processes in frozen cgroups (v1) receive the SIGKILL that they
+// get when init ends: the kernel waits for every one of them.
 func thawAll() {
 	files, _ := filepath.Glob("/proc/[0-9]*/cgroup")
 	for _, file := range files {
@@ -120,9 +121,9 @@ func thawAll() {
 	}
 }
 
-// settle gives the namespaces a /proc, a directory for temporary files, and one of
-// their own where the container tools of a node leave signatures and caches that no
-// option moves.
+// settle gives the namespaces a /proc, a directory for temporary files, and
+// their own directory where the container tools of a node leave signatures and
+// caches that no option moves.
 func settle(tmp string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -158,8 +159,8 @@ func await(pid int) int {
 	}
 }
 
-// leftovers are the processes that still run, the mounts that were not there
-// before and the temporary files.
+// leftovers returns the processes that are still running, the new mounts and
+// the temporary files.
 func leftovers(tmp string, before map[string]bool) []string {
 	left, dying := processes()
 	for end := time.Now().Add(deathTime); dying && time.Now().Before(end); left, dying = processes() {
@@ -181,11 +182,11 @@ func leftovers(tmp string, before map[string]bool) []string {
 	return left
 }
 
-// deathTime is what processes get that are about to end anyway.
+// deathTime is how long dying processes get.
 const deathTime = 10 * time.Second
 
-// processes are those that are left when the dead have been reaped, and whether one
-// of them is dying: it has no command line any more.
+// processes returns those that are left after zombies have been reaped, and
+// whether one of them is dying: it has no command line any more.
 func processes() (left []string, dying bool) {
 	for {
 		pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
@@ -206,9 +207,9 @@ func processes() (left []string, dying bool) {
 	return left, dying
 }
 
-// mounts are those of the namespace: id, parent, device, root and mount point. The
-// options are left out, since a program in another namespace changes those of a file
-// system that both have.
+// mounts returns those of the namespace: id, parent, device, root and mount
+// point. It leaves out the options, because a program in another namespace may
+// change those of a shared file system.
 func mounts() (map[string]bool, error) {
 	table, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {

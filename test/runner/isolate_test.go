@@ -17,7 +17,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// isolated is a shell script in the place of a test program.
+// isolated returns a shell script in place of a test program.
 func isolated(t *testing.T, script string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", isolateRole, "/bin/sh", "-c", script)
@@ -59,8 +59,8 @@ func TestIsolatedProgramsAreLookedAfter(t *testing.T) {
 	}
 }
 
-// What a test program starts has its standard output, which is at its end only
-// when all of it has ended.
+// Descendants of a test program have its standard output, which ends only when
+// all of them have ended.
 func TestKilledRunnerEndsEverything(t *testing.T) {
 	cmd := isolated(t, "setsid sh -c 'trap : TERM HUP; while :; do sleep 1000; done' & echo started; wait")
 	out, err := cmd.StdoutPipe()
@@ -83,8 +83,8 @@ func TestKilledRunnerEndsEverything(t *testing.T) {
 	cmd.Wait()
 }
 
-// A frozen process of a cgroup v1 does not even see its SIGKILL, and init's own end
-// waits for it.
+// A frozen process of a cgroup v1 does not even receive its SIGKILL, and init's
+// own end waits for it.
 func TestFrozenProcessesEndToo(t *testing.T) {
 	owned, err := claim.New()
 	if err != nil {

@@ -1,29 +1,29 @@
-// Command runner runs tests of this repository and counts them. It is what
-// `make test` calls:
+// Command runner runs tests of this repository and counts them. `make test`
+// calls it:
 //
 //	runner [-v] [-race] [-tags TAGS] [-run REGEXP] [PACKAGE...]
 //
-// With -race, packages that test Go code run with the race detector, and those that
-// mostly wait for programs without it, see plan.go, which also says what starts
-// first.
+// With -race, packages that test Go code run with the race detector, and those
+// that mostly wait for programs without it, see plan.go, which also determines
+// the order.
 //
-// Every test program runs as root in a PID and a mount namespace of its own with
-// its temporary files on a tmpfs, and with a /var/lib/containers of its own, see
-// isolate.go. So whatever ends the run, be it
-// Ctrl-C, a panic or SIGKILL, the kernel ends every process that the tests have
-// started and takes away what they have mounted. Cgroups are left; the runner
-// removes them at its end and those of earlier runs at its start.
+// Every test program runs as root in its own PID and mount namespaces with its
+// temporary files on a tmpfs, and with its own /var/lib/containers, see
+// isolate.go. So whatever ends the run, whether Ctrl-C, a panic or SIGKILL, the
+// kernel ends every process that the tests have started and removes their
+// mounts. Cgroups are left; the runner removes its own at its end and those of
+// earlier runs at its start.
 //
 // It prints a line for each package as it ends (-v: and for each test that has
-// passed), the whole output of what failed, the slowest packages and tests, and at
-// the end one plain line:
+// passed), the complete output of failed tests, the slowest packages and tests,
+// and at the end one plain line:
 //
 //	12 passed, 0 failed, 1 skipped
 //
-// A test with subtests is not counted, its subtests are, unless it fails for a
-// reason of its own. A package that does not build, or that fails outside of
-// its tests, counts as one failure. A test that failed runs again by itself, see
-// again.go. The exit code is 1 if anything failed.
+// A test with subtests is not counted, its subtests are, unless it fails by
+// itself. A package that does not build, or that fails outside of its tests,
+// counts as one failure. A failed test runs again alone, see again.go. The exit
+// code is 1 if anything failed.
 package main
 
 import (

@@ -17,8 +17,8 @@ var longest = []string{
 	"network", "server", "pod", "oci/spec", "internal/cgroup", "test/script",
 }
 
-// programs are the packages whose tests wait for other programs, which the race
-// detector would not see, or see no more of than test/integration does.
+// programs are the packages whose tests wait for other programs, of which the
+// race detector would see nothing, or no more than in test/integration.
 var programs = []string{"test/conformance", "test/runtimes", "test/crash", "test/script", "test/bench", "test/node", "test/cadvisor", "test/kubelet"}
 
 const module = "github.com/crius-run/crius/"
@@ -45,7 +45,7 @@ func (s *suite) plan(ctx context.Context) ([]string, error) {
 	return packages, nil
 }
 
-// raced tells whether a package runs with the race detector.
+// raced reports whether a package runs with the race detector.
 func (s *suite) raced(pkg string) bool {
 	return s.race && !slices.Contains(programs, strings.TrimPrefix(pkg, module))
 }

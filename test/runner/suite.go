@@ -15,26 +15,26 @@ import (
 	"time"
 )
 
-// atOnce is how many packages are built or run at once. Tests wait much of the
-// time, and several of a package run at once, but with more packages two CPUs only
-// make everything later.
+// atOnce is how many packages are built or run at once. Tests mostly wait, and
+// several of a package run at once, but with more packages two CPUs only make
+// everything later.
 const atOnce = 3
 
-// limit is how long a package may take: it is there for tests that hang. One
-// that merely is slow, on a machine that is, must not meet it.
+// limit is how long a package may take: it is for hanging tests. A test that is
+// merely slow, on a slow machine, must not reach it.
 const limit = time.Hour
 
-// suite is what the command line asks for.
+// suite is the command line.
 type suite struct {
 	tags, run string
-	race      bool // run those that test Go code with the race detector
+	race      bool // run packages that test Go code with the race detector
 	patterns  []string
 	forgiven  string // see flaky.txt
 	dir       string // of the module; empty: the current one
 	tmp       string // an empty directory, over which each test program has a tmpfs
 }
 
-// test runs everything, and again what has failed.
+// test runs everything, and failed tests again.
 func (s *suite) test(ctx context.Context, t *tally) error {
 	packages, err := s.plan(ctx)
 	if err != nil {
@@ -48,7 +48,7 @@ func (s *suite) test(ctx context.Context, t *tally) error {
 			continue
 		}
 		share := atOnce
-		if len(kind) < len(packages) { // the other kind runs beside it
+		if len(kind) < len(packages) { // the other kind runs concurrently
 			share = map[bool]int{true: atOnce - 1, false: 1}[race]
 		}
 		kinds.Go(func() { errs[i] = s.goTest(ctx, t, race, share, s.run, kind) })
@@ -60,15 +60,17 @@ func (s *suite) test(ctx context.Context, t *tally) error {
 	return s.again(ctx, t)
 }
 
-// goTest runs `go test`, with the race detector or without, on so many packages at
-// once, and feeds the tally. The error tells that it failed although no test did.
+// goTest runs `go test`, with the race detector or without, on that many
+// packages at once, and feeds the tally. An error means that it failed although
+// no test did.
 func (s *suite) goTest(ctx context.Context, t *tally, race bool, atOnce int, run string, packages []string) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
 	cgo := "CGO_ENABLED=0"
-	// Go's cache of results knows nothing of the programs that tests build and run.
+	// Go's cache of results does not consider the programs that tests build and
+	// run.
 	argv := []string{"go", "test", "-json", "-count=1", "-vet=off", "-tags", s.tags, "-timeout", limit.String(), "-run", run,
 		"-p", fmt.Sprint(atOnce), "-exec", self + " " + isolateRole}
 	if race {
@@ -77,14 +79,14 @@ func (s *suite) goTest(ctx context.Context, t *tally, race bool, atOnce int, run
 	}
 	cmd := exec.CommandContext(ctx, argv[0], append(argv[1:], packages...)...)
 	cmd.Dir = s.dir
-	// The race detector would hold every program back for a second when it exits.
+	// The race detector would delay the exit of every program by a second.
 	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", cgo, tmpVariable+"="+s.tmp)
 	return read(cmd, t)
 }
 
-// read runs a command that prints events, a line each, and feeds the tally with
-// them. Other lines are shown as they are. The command is a process group, which
-// a context that ends interrupts.
+// read runs a command that prints events, one per line, and feeds the tally
+// with them. It prints other lines unchanged. The command is a process group,
+// which is interrupted when the context ends.
 func read(cmd *exec.Cmd, t *tally) error {
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -105,8 +107,8 @@ func read(cmd *exec.Cmd, t *tally) error {
 	return nil
 }
 
-// read feeds the tally with events, which stand on a line each. Other lines are
-// shown as they are.
+// read feeds the tally with events, one per line. It prints other lines
+// unchanged.
 func (t *tally) read(r io.Reader) error {
 	lines := bufio.NewReader(r)
 	for {

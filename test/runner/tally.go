@@ -11,7 +11,7 @@ import (
 	"sync"
 )
 
-// event is what `go test -json` says; see `go doc test2json`.
+// event is an event of `go test -json`; see `go doc test2json`.
 type event struct {
 	Action  string
 	Package string
@@ -31,23 +31,24 @@ type tally struct {
 	crashes                 []crash
 	took                    map[string]float64 // seconds by package, or package and test
 	cpu                     map[string]string  // seconds of CPU by package
-	interrupted             bool               // what fails now has been killed
+	interrupted             bool               // later failures come from the interrupt
 }
 
-// failure is a test that has failed, or a package that did outside of its tests.
+// failure is a failed test, or a package that failed outside of its tests.
 type failure struct{ pkg, test, output string }
 
-// crash is a package that the race detector has ended, and what it has been counted for.
+// crash is a package that a crash of the race detector has ended, with what was
+// counted for it.
 type crash struct {
 	pkg                     string
 	passed, failed, skipped int
 }
 
-// packageTally is a package whose tests run.
+// packageTally is a package whose tests are running.
 type packageTally struct {
 	passed, failed, skipped int
 	tests                   map[string]*test // those under way; "" is the package
-	races                   strings.Builder  // what the race detector says
+	races                   strings.Builder  // output of the race detector
 	inRace                  bool             // it is not done yet
 }
 
@@ -62,21 +63,21 @@ func newTally(out io.Writer) *tally {
 	return &tally{out: out, packages: map[string]*packageTally{}, took: map[string]float64{}, cpu: map[string]string{}}
 }
 
-// interrupt has tests that end from now on count for nothing.
+// interrupt makes tests that end from now on not count.
 func (t *tally) interrupt() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.interrupted = true
 }
 
-// show prints a line that is no event.
+// show prints a line that is not an event.
 func (t *tally) show(text string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	fmt.Fprint(t.out, text)
 }
 
-// failedCount is how many tests have failed so far.
+// failedCount returns how many tests have failed so far.
 func (t *tally) failedCount() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -120,8 +121,9 @@ func (t *tally) add(e event) {
 	}
 }
 
-// keepRace keeps a line if it is the race detector's. The test in whose output it stands may
-// have passed: any that runs by then can be it, and others fail.
+// keepRace keeps a line if it is the race detector's. The test in whose output
+// it stands may have passed: any test that was running then may be at fault,
+// and others fail.
 func (p *packageTally) keepRace(line string) {
 	p.inRace = p.inRace || line == "WARNING: DATA RACE\n"
 	if p.inRace {
@@ -130,7 +132,7 @@ func (p *packageTally) keepRace(line string) {
 	}
 }
 
-// test finds a test, or sees one for the first time.
+// test returns the entry of a test, new if necessary.
 func (p *packageTally) test(name string) *test {
 	current := p.tests[name]
 	if current == nil {
@@ -174,8 +176,8 @@ func (t *tally) endTest(p *packageTally, e event, ended *test) {
 	}
 }
 
-// endPackage adds a package up. A crash or a time limit ends it with tests
-// under way: those have failed.
+// endPackage evaluates a package. If a crash or a time limit has ended it,
+// tests under way count as failed.
 func (t *tally) endPackage(p *packageTally, e event) {
 	known := len(t.failures)
 	crashed := e.Action == "fail" && p.failed == 0 && p.crashed()
@@ -206,11 +208,12 @@ func (t *tally) endPackage(p *packageTally, e event) {
 	fmt.Fprintf(t.out, "%-5s %7.1fs %4d passed %s (CPU %ss)\n", word, e.Elapsed, p.passed, e.Package, cmp.Or(t.cpu[e.Package], "?"))
 }
 
-// detectorCrash is what Go prints when its race detector, whose code is not Go's, fails while a
-// timer of testing/synctest runs: https://go.dev/issue/78156.
+// detectorCrash matches Go's output when its race detector, whose code is not
+// Go, crashes while a timer of testing/synctest runs:
+// https://go.dev/issue/78156.
 var detectorCrash = regexp.MustCompile(`(?m)^SIGSEGV: segmentation violation\n(?:.*\n)+?goroutine 0 .*\[idle, synctest bubble \d+\]:\nruntime: g 0 .*: unknown pc`)
 
-// crashed tells whether the race detector has ended the package.
+// crashed reports whether the race detector has ended the package.
 func (p *packageTally) crashed() bool {
 	for _, test := range p.tests {
 		if detectorCrash.MatchString(test.output.String()) {
@@ -235,8 +238,8 @@ func (t *tally) conclude(err error) int {
 	return 0
 }
 
-// slowest prints the packages and the tests that took longest, subtests apart
-// from their parents.
+// slowest prints the packages and the tests that took longest, with subtests
+// separate from their parents.
 func (t *tally) slowest(most int) {
 	names := slices.SortedFunc(maps.Keys(t.took), func(a, b string) int { return cmp.Compare(t.took[b], t.took[a]) })
 	isTest := func(name string) bool { return strings.Contains(name, " ") }

@@ -10,7 +10,7 @@ import (
 )
 
 // count runs real `go test -json` over a module of the given files and returns
-// the exit code and what is printed.
+// the exit code and the output.
 func count(t *testing.T, files map[string]string, flags ...string) (int, string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -31,7 +31,7 @@ func count(t *testing.T, files map[string]string, flags ...string) (int, string)
 	return tally.conclude(err), out.String()
 }
 
-// inTest is a test file with these functions.
+// inTest returns a test file with these functions.
 func inTest(name, body string) map[string]string {
 	return map[string]string{name + "/x_test.go": "package " + name + "\nimport (\"os\"; \"testing\"; \"time\")\nvar _, _, _ = os.Exit, time.Now, testing.Short\n" + body}
 }

@@ -22,7 +22,8 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// The server goes and comes back, politely and not, and finds all as it was.
+// The server stops and returns, gracefully and not, and finds everything as it
+// was.
 func TestServerRestart(t *testing.T) {
 	eachPrivate(t, func(t *testing.T, w *scene.World, handler string) {
 		p := w.Pod(t, handler)
@@ -83,8 +84,9 @@ func TestExecSyncOfAKilledServerIsEnded(t *testing.T) {
 	})
 }
 
-// commandsStarted tells whether the shim of a container, if it has one, knows that all commands
-// run. One in whose start the server dies may be running in a sandbox where nobody knows of it.
+// commandsStarted reports whether the shim of a container, if it has one, knows
+// that all commands are running. If the server dies during a start the command
+// may be running in a sandbox without being known.
 func commandsStarted(t *testing.T, c *scene.Container) bool {
 	t.Helper()
 	record, err := shim.ReadRecord(runDir(c))
@@ -114,9 +116,9 @@ func commandsStarted(t *testing.T, c *scene.Container) bool {
 	return true
 }
 
-// A command whose helper gets no processor for a while, as on an overloaded node, runs
-// when it does. runsc's own patience is ten seconds, after which exec --detach ends with
-// 128 and without a word, and the command runs nevertheless.
+// A command whose helper gets no processor for a while, as on an overloaded
+// node, runs when it does. runsc's own patience is ten seconds, after which
+// exec --detach silently ends with 128, and the command runs nevertheless.
 func TestCommandWithAStalledHelper(t *testing.T) {
 	eachOf(t, []string{gvisor}, func(t *testing.T, w *scene.World, handler string) {
 		c := w.Pod(t, handler).Start(t, "sleep")
@@ -149,8 +151,8 @@ func stallHelper(ctx context.Context, id string, pause time.Duration) bool {
 	return false
 }
 
-// execHelper is the process on the node that stands for a command in a sandbox; 0: there
-// is none yet.
+// execHelper returns the process on the node that stands for a command in a
+// sandbox; 0: there is none yet.
 func execHelper(id string) int {
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range files {
@@ -164,8 +166,8 @@ func execHelper(id string) int {
 	return 0
 }
 
-// answersNewServer waits until a container's monitor is known to the server that has
-// just been started.
+// answersNewServer waits until a container's monitor is known to the newly
+// started server.
 func answersNewServer(t *testing.T, c *scene.Container) {
 	t.Helper()
 	wait.For(t, "the monitor to answer the new server", func() bool {
@@ -174,7 +176,7 @@ func answersNewServer(t *testing.T, c *scene.Container) {
 	})
 }
 
-// exitNoted waits until a container's monitor has noted its exit.
+// exitNoted waits until a container's monitor has recorded its exit.
 func exitNoted(t *testing.T, c *scene.Container) {
 	t.Helper()
 	file := filepath.Join(c.Pod.World.StateRoot(), "containers", c.ID, "exit.json")
@@ -187,7 +189,8 @@ func notReady(t *testing.T, p *scene.Pod) {
 	wait.For(t, "the pod to be not ready", func() bool { return p.Status(t).State == cri.PodSandboxState_SANDBOX_NOTREADY })
 }
 
-// processes are a container's monitor and the pid that the runtime has told it.
+// processes returns a container's monitor and the pid that the runtime has
+// reported to it.
 func processes(t *testing.T, dir string) (monitor, container int) {
 	t.Helper()
 	var known struct{ Monitor, Container struct{ PID int } }
@@ -211,7 +214,7 @@ func kill(t *testing.T, pid int) {
 	}
 }
 
-// Without its monitor a container is ended and says why; the others live.
+// Without its monitor a container is ended with a reason; the others live.
 func TestMonitorKilled(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		p := w.Pod(t, handler)
@@ -232,8 +235,8 @@ func TestMonitorKilled(t *testing.T) {
 	})
 }
 
-// The process that the runtime has made is killed: that of the container, or of
-// the sandbox, with which all of them end.
+// The process that the runtime has made is killed: the container's, or the
+// sandbox's, with which all containers end.
 func TestRuntimeKilled(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		p := w.Pod(t, handler)
@@ -257,7 +260,8 @@ func TestRuntimeKilled(t *testing.T) {
 	})
 }
 
-// Who waits for a container is killed: another one waits, and knows the end.
+// The process that waits for a container is killed: another one waits, and
+// reports the end.
 func TestWaiterKilled(t *testing.T) {
 	eachOf(t, slices.DeleteFunc(wanted(), func(h string) bool { return !sandboxed(h) && kind(h) == "oci" }), func(t *testing.T, w *scene.World, handler string) {
 		c := w.Pod(t, handler).Start(t, "await /end ; exit 8")
@@ -267,7 +271,7 @@ func TestWaiterKilled(t *testing.T) {
 			pid := 0
 			wait.For(t, "somebody to wait for the container", func() bool { pid = waiter(t, monitor); return pid != 0 && pid != killed })
 			kill(t, pid)
-			killed = pid // it may be seen for a moment more
+			killed = pid // it may be visible for a moment
 		}
 		scene.Equal(t, "state", c.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
 		c.Last(t, "write /end now")
@@ -275,7 +279,7 @@ func TestWaiterKilled(t *testing.T) {
 	})
 }
 
-// waiter is the live child of a monitor that runs the runtime's wait.
+// waiter returns the live child of a monitor that runs the runtime's wait.
 func waiter(t *testing.T, monitor int) int {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(monitor), "task", strconv.Itoa(monitor), "children"))

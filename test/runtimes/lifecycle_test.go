@@ -28,7 +28,7 @@ func TestExitCodes(t *testing.T) {
 	})
 }
 
-// The hostname is the pod's, and the node's where the pod shares its network.
+// The hostname is the pod's, or the node's if the pod shares its network.
 func TestHostname(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		p := w.Pod(t, handler, func(c *cri.PodSandboxConfig) { c.Hostname = "a-name.of-its.own" })
@@ -44,7 +44,7 @@ func TestHostname(t *testing.T) {
 	})
 }
 
-// All that a container writes is in its log, however short its life.
+// Everything that a container writes is in its log, however short its life.
 func TestLogs(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		const size = 3 << 20
@@ -59,7 +59,7 @@ func TestLogs(t *testing.T) {
 	})
 }
 
-// Containers of a pod share its network and nothing else, come and go.
+// Containers of a pod come and go; they share its network and nothing else.
 func TestSeveralContainers(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		p := w.Pod(t, handler)
@@ -68,7 +68,7 @@ func TestSeveralContainers(t *testing.T) {
 			scene.Equal(t, "answer", strings.TrimSpace(p.Finish(t, "get http://127.0.0.1:8080/")), "hello")
 		}
 		server.Refuses(t, "cat /nowhere", "no such file")
-		if n := len(server.Facts(t).Processes); n != 2 { // itself and the one that tells
+		if n := len(server.Facts(t).Processes); n != 2 { // itself and the one that prints the facts
 			t.Errorf("a container sees %d processes", n)
 		}
 		other := p.Start(t, "write /mine here ; sleep")
@@ -78,7 +78,7 @@ func TestSeveralContainers(t *testing.T) {
 		scene.Equal(t, "state", server.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
 		server.Stop(t, 0)
 		scene.Equal(t, "exit code", server.Wait(t).ExitCode, int32(137))
-		p.Start(t, "sleep") // in the place of one that is dead
+		p.Start(t, "sleep") // in place of a dead one
 	})
 }
 
@@ -122,7 +122,8 @@ func TestStop(t *testing.T) {
 	})
 }
 
-// What cannot be run says so at its start, whenever its runtime finds out.
+// A program that cannot be run is reported at the start, whenever the runtime
+// finds out.
 func TestNoSuchProgram(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		p := w.Pod(t, handler)
@@ -148,7 +149,7 @@ func TestHostNetwork(t *testing.T) {
 	})
 }
 
-// The node's files in the container, and the other way round.
+// The node's files in the container, and vice versa.
 func TestMounts(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		dir := w.Dir(t)
@@ -183,10 +184,10 @@ func TestShell(t *testing.T) {
 		c.Stop(t, scene.LimitSeconds)
 		scene.Equal(t, "exit code", c.Status(t).ExitCode, int32(9))
 
-		if handler == gvisor { // whose kernel spares no PID 1
+		if handler == gvisor { // whose kernel kills PID 1 too
 			return
 		}
-		// Linux discards what PID 1 has no handler for.
+		// Linux discards signals without a handler for PID 1.
 		deaf := p.Start(t, "", func(c *cri.ContainerConfig) {
 			c.Image.Image, c.Args = ref, []string{"echo up; while :; do sleep 0.1; done"}
 		})

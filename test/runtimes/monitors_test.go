@@ -21,7 +21,8 @@ func confined(t *testing.T, when string, ids ...string) {
 	t.Helper()
 	const most = 1<<unix.CAP_KILL | 1<<unix.CAP_DAC_OVERRIDE
 	for _, id := range ids {
-		// A container that has not been started has the command line of its runtime's create.
+		// A container that has not been started has the command line of its
+		// runtime's create.
 		monitors := slices.DeleteFunc(makers(t, id), func(pid int) bool {
 			exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
 			return err != nil || filepath.Base(exe) != "crius-conmon"
@@ -54,8 +55,9 @@ func confined(t *testing.T, when string, ids ...string) {
 	}
 }
 
-// Monitors have few capabilities from before the container's program runs, whatever they do,
-// and whatever runs beside them: a runtime's command that waits for a container has no more.
+// Monitors have few capabilities before the container's program runs, whatever
+// they do, and so do processes beside them: a runtime's command that waits for
+// a container has no more.
 func TestMonitorsHaveFewCapabilities(t *testing.T) {
 	eachPrivate(t, func(t *testing.T, w *scene.World, handler string) {
 		p := w.Pod(t, handler)
@@ -92,7 +94,8 @@ func TestMonitorsHaveFewCapabilities(t *testing.T) {
 	})
 }
 
-// Sandboxes and their helpers end with the pod, and so does what containers have started.
+// Sandboxes and their helpers end with the pod, and so do all processes of
+// containers.
 func TestNothingIsLeftOfAPodThatIsStopped(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		p := w.Pod(t, handler)
@@ -107,8 +110,8 @@ func TestNothingIsLeftOfAPodThatIsStopped(t *testing.T) {
 	})
 }
 
-// In a PID namespace that goes on, what a container has started ends with it all the same, also if
-// that is while no server is there.
+// In a PID namespace that outlives it, the processes of a container end with it
+// nevertheless, even while there is no server.
 func TestProcessesEndWithTheirContainerInASharedNamespace(t *testing.T) {
 	eachPrivate(t, func(t *testing.T, w *scene.World, handler string) {
 		shared := &cri.NamespaceOption{Pid: cri.NamespaceMode_POD}

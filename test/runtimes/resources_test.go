@@ -17,7 +17,8 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// What a container uses is told, whoever counts it; and the pod uses no less.
+// A container's usage is reported, whatever counts it; and the pod's is not
+// less.
 func TestStats(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		p := w.Pod(t, handler)
@@ -76,7 +77,7 @@ func TestUpdate(t *testing.T) {
 	})
 }
 
-// memoryLimit is that of the pod's own container.
+// memoryLimit returns the limit of the pod's own container.
 func memoryLimit(t *testing.T, p *scene.Pod) string {
 	t.Helper()
 	for _, file := range []string{"memory/*/memory.limit_in_bytes", "*/memory.max"} {
@@ -89,7 +90,8 @@ func memoryLimit(t *testing.T, p *scene.Pod) string {
 	return ""
 }
 
-// Who uses more memory than there is says so. In gVisor that is everybody.
+// A process that uses too much memory is reported as OOM. In gVisor that
+// applies to every process.
 func TestOutOfMemory(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		limit := &cri.LinuxContainerResources{MemoryLimitInBytes: 150 * scene.MiB}
@@ -132,9 +134,9 @@ func TestFilesOfTheRuntimeGo(t *testing.T) {
 	})
 }
 
-// TestResizeBeforeThePodsCgroup: kubelets since 1.36 tell the new limits of a pod
-// before they change those of its cgroup, and take an error for a refusal. Cgroup v1
-// has no CPU quota above the parent's.
+// TestResizeBeforeThePodsCgroup: kubelets since 1.36 send the new limits of a
+// pod before they change those of its cgroup, and treat an error as a refusal.
+// Cgroup v1 has no CPU quota above the parent's.
 func TestResizeBeforeThePodsCgroup(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		parent := w.CgroupParent() + "/resize-" + handler
@@ -189,7 +191,7 @@ func TestResizeBeforeThePodsCgroup(t *testing.T) {
 	})
 }
 
-// cpuQuota is that of the pod's own container, below parent.
+// cpuQuota returns the quota of the pod's own container, below parent.
 func cpuQuota(t *testing.T, p *scene.Pod, parent string) string {
 	t.Helper()
 	for _, file := range []string{"cpu,cpuacct/*/cpu.cfs_quota_us", "cpu/*/cpu.cfs_quota_us", "*/cpu.max"} {

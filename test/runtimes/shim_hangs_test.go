@@ -21,8 +21,8 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// A command whose shim does not answer holds up its caller no longer than it was
-// to take. When the shim is back nothing is left of the command.
+// A command whose shim does not answer delays its caller no longer than its
+// time limit. When the shim is back nothing is left of the command.
 func TestExecOfHangingShim(t *testing.T) {
 	eachShim(t, func(t *testing.T, w *scene.World, handler string) {
 		c := w.Pod(t, handler).Start(t, "sleep")
@@ -33,7 +33,8 @@ func TestExecOfHangingShim(t *testing.T) {
 		defer unix.Kill(shim, unix.SIGCONT)
 		_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"/probe", "sleep"}, Timeout: 1})
 		scene.WantCode(t, err, codes.DeadlineExceeded)
-		// The directory is there until the shim has been asked to take the command back.
+		// The directory exists until the shim has been asked to take the command
+		// back.
 		if len(execDirs(c)) != 1 {
 			t.Error("the caller has been kept waiting until the command was taken back")
 		}
@@ -45,9 +46,10 @@ func TestExecOfHangingShim(t *testing.T) {
 	})
 }
 
-// A server that is killed while its shim starts a command takes the start along, and
-// not what the runtime has started by then: the shim does not know of it. The next
-// server ends it, also where the shim does not answer while that server starts.
+// If a server is killed while its shim starts a command the start is aborted,
+// but not a process that the runtime has started by then: the shim does not
+// know it. The next server ends it, even if the shim does not answer while that
+// server starts.
 func TestCommandThatItsShimDoesNotKnow(t *testing.T) {
 	t.Parallel()
 	t.Run("shim answers", func(t *testing.T) {
@@ -115,14 +117,14 @@ esac
 	}
 }
 
-// execDirs are those of a container's commands.
+// execDirs returns the directories of a container's commands.
 func execDirs(c *scene.Container) []string {
 	dirs, _ := filepath.Glob(filepath.Join(runDir(c), "exec-*")) // the pattern is well-formed
 	return dirs
 }
 
-// Who forwards a port leaves while the container keeps the connection: nobody stays
-// in the sandbox for that.
+// The client of a forwarded port leaves while the container keeps the
+// connection: no process stays in the sandbox for that.
 func TestForwarderLeaves(t *testing.T) {
 	eachKata(t, func(t *testing.T, w *scene.World) {
 		const port = 7019
@@ -153,7 +155,7 @@ func TestForwarderLeaves(t *testing.T) {
 	})
 }
 
-// called are the processes of a pod whose command lines hold words.
+// called returns the processes of a pod whose command lines contain words.
 func called(t *testing.T, pod, words string) []int {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -175,7 +177,7 @@ func called(t *testing.T, pod, words string) []int {
 	return pids
 }
 
-// A shim that has been told to end and only stops to listen is ended.
+// A shim that was told to end and only stops listening is killed.
 func TestShimThatIgnoresShutdownIsKilled(t *testing.T) {
 	eachKata(t, func(t *testing.T, w *scene.World) {
 		p, err := kataPod(t, w, map[string]string{hangsAt: "end"})

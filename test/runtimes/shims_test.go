@@ -16,7 +16,7 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// eachShim is each for handlers that are driven by a shim.
+// eachShim is each for handlers with a shim.
 func eachShim(t *testing.T, test func(t *testing.T, w *scene.World, handler string)) {
 	t.Helper()
 	eachOf(t, shims(), test)
@@ -30,7 +30,7 @@ func katas() []string {
 	return slices.DeleteFunc(wanted(), func(h string) bool { return h != kata })
 }
 
-// shimOf is the process of a container's shim, and where it listens.
+// shimOf returns the process of a container's shim, and its address.
 func shimOf(t *testing.T, dir string) (pid int, address string) {
 	t.Helper()
 	var record struct {
@@ -43,7 +43,7 @@ func shimOf(t *testing.T, dir string) (pid int, address string) {
 	return record.Process.PID, record.Address
 }
 
-// One shim serves all containers of a pod, and another pod has another one.
+// One shim serves all containers of a pod, and each pod has its own.
 func TestOneShimPerPod(t *testing.T) {
 	eachShim(t, func(t *testing.T, w *scene.World, handler string) {
 		p := w.Pod(t, handler)
@@ -58,8 +58,8 @@ func TestOneShimPerPod(t *testing.T) {
 	})
 }
 
-// The socket of a shim lies where no pod's directory is, and goes with it, however
-// the shim has ended.
+// The socket of a shim is outside of the pod's directories, and is removed with
+// the pod, however the shim has ended.
 func TestSocketGoes(t *testing.T) {
 	eachShim(t, func(t *testing.T, w *scene.World, handler string) {
 		for _, killed := range []bool{false, true} {
@@ -82,7 +82,7 @@ func TestSocketGoes(t *testing.T) {
 }
 
 // The container for which the shim was started is removed, and with it the
-// directory in which the shim works; the others do not notice.
+// shim's working directory; the others do not notice.
 func TestFirstContainerRemoved(t *testing.T) {
 	eachShim(t, func(t *testing.T, w *scene.World, handler string) {
 		own := &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER} // with which a pod needs no container of its own
@@ -103,8 +103,8 @@ func TestFirstContainerRemoved(t *testing.T) {
 	})
 }
 
-// With the shim its containers end: they say so, nothing of them lives on, and the
-// pod can be removed. What other pods have goes on.
+// The shim's containers end with it: they report that, nothing of them lives
+// on, and the pod can be removed. Other pods' containers continue.
 func TestShimKilled(t *testing.T) {
 	eachShim(t, func(t *testing.T, w *scene.World, handler string) {
 		p, other := w.Pod(t, handler), w.Pod(t, handler)
@@ -124,8 +124,8 @@ func TestShimKilled(t *testing.T) {
 	})
 }
 
-// The server is killed, the shim as well: the server finds all ends when it comes
-// back.
+// The server is killed, and the shim as well: the server finds that all
+// containers have ended when it comes back.
 func TestShimKilledWithoutServer(t *testing.T) {
 	eachPrivateOf(t, shims(), func(t *testing.T, w *scene.World, handler string) {
 		c := w.Pod(t, handler).Start(t, "sleep")
@@ -142,7 +142,7 @@ func TestShimKilledWithoutServer(t *testing.T) {
 	})
 }
 
-// Monitor and shim die together, so that nobody is left who knows anything.
+// Monitor and shim die together, so that no process with knowledge is left.
 func TestShimAndMonitorKilled(t *testing.T) {
 	eachShim(t, func(t *testing.T, w *scene.World, handler string) {
 		c := w.Pod(t, handler).Start(t, "sleep")
@@ -158,7 +158,8 @@ func TestShimAndMonitorKilled(t *testing.T) {
 	})
 }
 
-// With the client who attaches first the input ends, and the container reads all.
+// The input ends with the first attached client, and the container reads all of
+// it.
 func TestStdinOnce(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		c := w.Pod(t, handler).Start(t, "digest ; exit 4", func(c *cri.ContainerConfig) { c.Stdin, c.StdinOnce = true, true })
@@ -174,7 +175,7 @@ func TestStdinOnce(t *testing.T) {
 	})
 }
 
-// A shim that hangs holds up nobody for ever: its containers are killed with it.
+// A hanging shim delays nothing for ever: its containers are killed with it.
 func TestShimHangs(t *testing.T) {
 	eachShim(t, func(t *testing.T, w *scene.World, handler string) {
 		p := w.Pod(t, handler)
@@ -190,7 +191,7 @@ func TestShimHangs(t *testing.T) {
 	})
 }
 
-// What Kata's do that runc's does not.
+// kataPod tests what Kata's shims do and runc's does not.
 
 func kataPod(t *testing.T, w *scene.World, annotations map[string]string) (*scene.Pod, error) {
 	t.Helper()
@@ -204,7 +205,7 @@ func kataPod(t *testing.T, w *scene.World, annotations map[string]string) (*scen
 	})
 }
 
-// A machine that boots slowly is waited for.
+// The start waits for a machine that boots slowly.
 func TestSlowBoot(t *testing.T) {
 	eachKata(t, func(t *testing.T, w *scene.World) {
 		p, err := kataPod(t, w, map[string]string{bootTime: "3s"})
@@ -215,7 +216,8 @@ func TestSlowBoot(t *testing.T) {
 	})
 }
 
-// The server, or the monitor, is killed while a machine boots: nothing is left of it.
+// The server, or the monitor, is killed while a machine boots: nothing is left
+// of the machine.
 func TestKilledDuringBoot(t *testing.T) {
 	eachPrivateOf(t, katas(), func(t *testing.T, w *scene.World, handler string) {
 		config := w.PodConfig(t, func(c *cri.PodSandboxConfig) { c.Annotations[bootTime] = "15s" })
@@ -262,8 +264,8 @@ func TestVersion3(t *testing.T) {
 	})
 }
 
-// A shim dies while it is asked for something: who asked is told, all containers
-// have ended, and the pod goes without a trace.
+// A shim dies during a request: the caller gets an error, all containers have
+// ended, and the pod is removed without a trace.
 func TestShimDies(t *testing.T) {
 	for _, at := range []string{"Create", "Start", "Exec"} {
 		t.Run(at, func(t *testing.T) {
@@ -291,8 +293,8 @@ func TestShimDies(t *testing.T) {
 	}
 }
 
-// A guest says that it has killed a container, and does not do it: the machine ends
-// with it, and nothing of either lives on.
+// A guest claims to have killed a container, and has not: the machine ends with
+// it, and nothing of either lives on.
 func TestShimThatDoesNotKillItsContainer(t *testing.T) {
 	eachKata(t, func(t *testing.T, w *scene.World) {
 		p, err := kataPod(t, w, map[string]string{hangsAt: "kill"})
@@ -309,8 +311,9 @@ func TestShimThatDoesNotKillItsContainer(t *testing.T) {
 	})
 }
 
-// inside are the processes in the cgroups of containers: whatever pid the shim says,
-// those in the sandbox of the one that behaves like Kata's are of this machine.
+// inside returns the processes in the cgroups of containers: whatever pid the
+// shim reports, those in the sandbox of the shim that behaves like Kata's are
+// of this machine.
 func inside(t *testing.T, containers ...*scene.Container) []int {
 	t.Helper()
 	var all []int
@@ -324,11 +327,11 @@ func inside(t *testing.T, containers ...*scene.Container) []int {
 	return all
 }
 
-// vanishes wants processes to be dead before long.
+// vanishes requires processes to be dead soon.
 func vanishes(t *testing.T, pids ...int) {
 	t.Helper()
 	for _, pid := range pids {
-		// A zombie has no such link, and is nobody's harm.
+		// A zombie has no such link, and does no harm.
 		link := filepath.Join("/proc", strconv.Itoa(pid), "exe")
 		if !wait.Until(t.Context(), func() bool { _, err := os.Readlink(link); return err != nil }) {
 			line, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
@@ -352,7 +355,7 @@ func TestHypervisorAnnotations(t *testing.T) {
 	})
 }
 
-// eachKata runs a test if the shim that behaves like Kata's is wanted.
+// eachKata runs a test if the shim that behaves like Kata's is enabled.
 func eachKata(t *testing.T, test func(t *testing.T, w *scene.World)) {
 	t.Helper()
 	eachOf(t, katas(), func(t *testing.T, w *scene.World, _ string) { test(t, w) })

@@ -18,10 +18,11 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// A runtime is killed in the middle of create, with everybody who knew of it, and
-// the record is lost: what the runtime had laid down by then is found, and goes.
+// A runtime is killed in the middle of create, with every process that knew of
+// it, and the record is lost: what the runtime had written by then is found,
+// and removed.
 func TestKilledCreateWithoutRecord(t *testing.T) {
-	handlers := slices.DeleteFunc(wanted(), func(h string) bool { return h == kata }) // which keeps no books here
+	handlers := slices.DeleteFunc(wanted(), func(h string) bool { return h == kata }) // which keeps no state files here
 	eachPrivateOf(t, handlers, func(t *testing.T, w *scene.World, handler string) {
 		if err := w.Settle(t.Context(), handler); err != nil {
 			t.Fatal(err)
@@ -32,7 +33,8 @@ func TestKilledCreateWithoutRecord(t *testing.T) {
 			"containers": func() { _, _ = p.Try(t.Context(), "sleep") },
 		}
 		if sandboxed(handler) {
-			// An address would not be told while any of gVisor's pods has hidden its own.
+			// An address would not be reported while any of gVisor's pods has hidden
+			// its own.
 			config := w.PodConfig(t, func(c *cri.PodSandboxConfig) {
 				c.Linux.SecurityContext.NamespaceOptions.Network = cri.NamespaceMode_NODE
 			})
@@ -78,8 +80,8 @@ func TestKilledCreateWithoutRecord(t *testing.T) {
 
 var anID = regexp.MustCompile("[0-9a-f]{64}")
 
-// booksOf are the runtime's files and directories about containers; id: only those
-// about this one.
+// booksOf returns the runtime's files and directories about containers; with
+// id, only those about that one.
 func booksOf(t *testing.T, w *scene.World, handler, id string) []string {
 	t.Helper()
 	var all []string
@@ -97,7 +99,7 @@ func booksOf(t *testing.T, w *scene.World, handler, id string) []string {
 }
 
 // killAmidCreate kills the server, the monitor and the runtime as soon as the
-// runtime has written something about what is being made, and returns its id.
+// runtime has written something about the new container, and returns its id.
 func killAmidCreate(t *testing.T, w *scene.World, handler string, request func()) (id string) {
 	t.Helper()
 	before := booksOf(t, w, handler, "")
@@ -119,13 +121,14 @@ func killAmidCreate(t *testing.T, w *scene.World, handler string, request func()
 	}
 	<-done
 	for _, pid := range makers(t, id) {
-		_ = unix.Kill(pid, unix.SIGKILL) // one may have ended with the one before
+		_ = unix.Kill(pid, unix.SIGKILL) // one may have ended with the previous one
 		vanishes(t, pid)
 	}
 	return id
 }
 
-// makers are the monitor of a container and who makes it for the monitor.
+// makers returns the monitor of a container and the process that makes it for
+// the monitor.
 func makers(t *testing.T, id string) []int {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -150,7 +153,7 @@ func makers(t *testing.T, id string) []int {
 
 type finding struct{ Check, Status, Text string }
 
-// findings are what crius check says of the records.
+// findings returns crius check's findings about the records.
 func findings(t *testing.T, w *scene.World, args ...string) []finding {
 	t.Helper()
 	out := crius(t, w, append([]string{"check", "-o", "json"}, args...)...)

@@ -41,8 +41,8 @@ func TestExecSync(t *testing.T) {
 	})
 }
 
-// Commands that end at once, many at a time, have their own exit codes: a runtime may
-// not have noticed that one has begun when it has already ended.
+// Commands that end at once, many at a time, have their own exit codes: a
+// runtime may not have noticed the start of one that has already ended.
 func TestManyQuickCommands(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		c := w.Pod(t, handler).Start(t, "sleep")
@@ -64,8 +64,8 @@ func TestManyQuickCommands(t *testing.T) {
 	})
 }
 
-// A command that takes too long is killed, with its children. In a virtual machine
-// these are out of reach.
+// A command that takes too long is killed, with its children. In a virtual
+// machine these are out of reach.
 func TestExecTimeout(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		c := w.Pod(t, handler).Start(t, "sleep")
@@ -79,7 +79,8 @@ func TestExecTimeout(t *testing.T) {
 	})
 }
 
-// alone waits until a container has no processes but its first one and who looks.
+// alone waits until a container has no processes except its first one and the
+// one that lists them.
 func alone(t *testing.T, c *scene.Container) {
 	t.Helper()
 	var all map[int]string
@@ -158,7 +159,7 @@ func attach(t *testing.T, c *scene.Container) *kubelet.Session {
 	return s
 }
 
-// meet types a word until it comes back: then the session is there.
+// meet types a word until it comes back: then the session is established.
 func meet(t *testing.T, s *kubelet.Session) {
 	t.Helper()
 	if !wait.Until(t.Context(), func() bool { _ = s.Type("hi\n"); return strings.Contains(s.Stdout.String(), "hi") }) {
@@ -190,7 +191,7 @@ func TestAttachTerminal(t *testing.T) {
 		if err := s.Type("bye\n"); err != nil {
 			t.Error(err)
 		}
-		shows(t, s, "size ") // the container sees what comes from now on as a change
+		shows(t, s, "size ") // the container sees later sizes as changes
 		for _, size := range []string{"91x34", "70x20"} {
 			var width, height uint16
 			if _, err := fmt.Sscanf(size, "%dx%d", &width, &height); err != nil {
@@ -218,7 +219,7 @@ func TestPortForward(t *testing.T) {
 		}
 		defer tunnel.Close()
 		ports := []int{7001, 7001}
-		if handler != gvisor { // to which the end of what is sent is the end of all
+		if handler != gvisor { // for which the end of the sending direction is the end of both
 			ports = append(ports, 7002)
 		}
 		for _, port := range ports {
@@ -303,8 +304,9 @@ func TestStandardStreamsOpenByName(t *testing.T) {
 	})
 }
 
-// Root in a container may change the owner and the mode of what it gets a descriptor of,
-// which must not be the node's /dev/null (podman#24894). Guests have kernels of their own.
+// Root in a container may change the owner and the mode of any file of which it
+// gets a descriptor, which must not be the node's /dev/null (podman#24894).
+// Guests have their own kernels.
 func TestStandardInputIsNotTheNodes(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		if sandboxed(handler) {

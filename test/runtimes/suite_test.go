@@ -1,7 +1,7 @@
-// Package runtimes is the runtime matrix: what pods do, over every runtime that
-// crius drives, by the OCI command line or by a shim of containerd's, with the time
-// that each of them takes. For runc and crun the package test/integration promises
-// far more, so that these are left out unless somebody asks:
+// Package runtimes is the runtime matrix: what pods do, with every runtime that
+// crius drives, by the OCI command line or by a containerd shim, with the time
+// that each of them takes. For runc and crun the package test/integration tests
+// far more, so these are left out by default:
 //
 //	make runtimes
 package runtimes
@@ -26,7 +26,7 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// Handlers that a node does not have by itself.
+// Handlers that are not in every node.
 const (
 	gvisor  = "runsc"
 	ofRunc  = "shim-runc" // containerd's own shim
@@ -65,7 +65,7 @@ func wanted() []string {
 	return strings.Split(*chosen, ",")
 }
 
-// prepare adds the handlers that are wanted and that can be had.
+// prepare adds the handlers that are requested and available.
 func prepare(ctx context.Context) (node.Options, error) {
 	var o node.Options
 	for _, handler := range slices.Clone(commons.Also) {
@@ -99,7 +99,7 @@ func kind(handler string) string {
 	return "oci"
 }
 
-// program is where a runtime is; it is built if it has to be.
+// program returns the path of a runtime, which it builds if necessary.
 func program(ctx context.Context, handler string) (string, error) {
 	switch handler {
 	case current:
@@ -121,7 +121,7 @@ func program(ctx context.Context, handler string) (string, error) {
 	return "", fmt.Errorf("the matrix has no handler %q", handler)
 }
 
-// each runs a test once per handler, and notes how it went.
+// each runs a test once per handler, and records the result.
 func each(t *testing.T, test func(t *testing.T, w *scene.World, handler string)) {
 	t.Helper()
 	eachOf(t, wanted(), test)
@@ -165,7 +165,7 @@ func eachPrivateOf(t *testing.T, handlers []string, test func(t *testing.T, w *s
 // sandboxed reports whether all containers of a pod live in one sandbox.
 func sandboxed(handler string) bool { return handler == gvisor || handler == kata }
 
-// ledger is what the matrix has found out.
+// ledger is the results of the matrix.
 type ledger struct {
 	mu                      sync.Mutex
 	passed, failed, skipped map[string]int

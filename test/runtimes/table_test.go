@@ -44,7 +44,8 @@ func reload(t *testing.T, w *scene.World, file, text string) {
 	}
 }
 
-// wantReload runs crius reload, which must end with that code and say these words.
+// wantReload runs crius reload, which must end with that code and whose output
+// must contain words.
 func wantReload(t *testing.T, w *scene.World, file, text string, code int, words ...string) {
 	t.Helper()
 	if err := w.Configure(file, text); err != nil {
@@ -64,7 +65,7 @@ func wantReload(t *testing.T, w *scene.World, file, text string, code int, words
 	}
 }
 
-// Whoever asks by command is told what became of it.
+// The command reports the result of the reload.
 func TestReloadCommand(t *testing.T) {
 	t.Parallel()
 	w := scene.Private(t, node.Options{})
@@ -93,8 +94,8 @@ func logs(t *testing.T, w *scene.World, words ...string) {
 	}
 }
 
-// A handler that is added runs pods at once; one that is taken away keeps those
-// that it has; and what is wrong changes nothing.
+// A handler that is added runs pods at once; one that is removed keeps its
+// pods; and an invalid configuration changes nothing.
 func TestReload(t *testing.T) {
 	t.Parallel()
 	w := scene.Private(t, node.Options{})
@@ -151,7 +152,7 @@ func TestReloadShim(t *testing.T) {
 	scene.Equal(t, "command", w.Pod(t, ofRunc).Start(t, "sleep").Exec(t, "echo here"), "here\n")
 }
 
-// The node says at its start which handlers it has, and why one is missing.
+// At its start the node logs its handlers, and why one is missing.
 func TestHandlersAreProbedAtStart(t *testing.T) {
 	t.Parallel()
 	w := scene.Private(t, node.Options{Config: "[runtime.handlers.gone]\npath = \"/no/such/runtime\"\n"})
@@ -228,7 +229,7 @@ path = "no-such-runtime"
 	checkReports(t, w)
 }
 
-// recursiveReadOnly tells of each handler that is offered whether it promises that.
+// recursiveReadOnly returns for each offered handler whether it promises that.
 func recursiveReadOnly(t *testing.T, w *scene.World) map[string]bool {
 	t.Helper()
 	resp, err := w.Runtime().Status(t.Context(), &cri.StatusRequest{})
@@ -242,8 +243,8 @@ func recursiveReadOnly(t *testing.T, w *scene.World) map[string]bool {
 	return promised
 }
 
-// checkReports wants the handlers in the verbose Status, in crius check and in
-// crius status.
+// checkReports requires the handlers in the verbose Status, in crius check and
+// in crius status.
 func checkReports(t *testing.T, w *scene.World) {
 	t.Helper()
 	resp, err := w.Runtime().Status(t.Context(), &cri.StatusRequest{Verbose: true})
@@ -277,8 +278,8 @@ func checkReports(t *testing.T, w *scene.World) {
 	}
 }
 
-// crius is what a command of the program prints; how it ends may be about other
-// things of this machine.
+// crius returns the output of a command of the program; its exit code may be
+// due to something else on this machine.
 func crius(t *testing.T, w *scene.World, command ...string) string {
 	t.Helper()
 	var out []byte

@@ -14,9 +14,8 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// TestTimes measures what a pod with one container costs: the median of a few,
-// one after the other, beside which no other test runs. It fails only where
-// something hangs.
+// TestTimes measures a pod with one container: the median of a few, one after
+// the other, without concurrent tests. It fails only if something hangs.
 func TestTimes(t *testing.T) {
 	w := commons.World(t)
 	for _, handler := range wanted() {
@@ -42,7 +41,7 @@ func TestTimes(t *testing.T) {
 
 var lapNames = [...]string{"pod", "create", "start", "second", "exec", "stop", "remove"}
 
-// round is one pod from its making to its end.
+// round is one pod from its creation to its end.
 func round(t *testing.T, w *scene.World, handler string) (laps [len(lapNames)]time.Duration) {
 	t.Helper()
 	var pod, first string

@@ -1,5 +1,5 @@
-// Package script walks through crius with crictl, the way its manual does by
-// hand: what an operator types, and what they should see.
+// Package script walks through crius with crictl, like a person who follows its
+// manual: what an operator types, and what they should see.
 package script
 
 import (
@@ -57,7 +57,8 @@ func open(t *testing.T) *shell {
 	return &shell{n, crictl}
 }
 
-// args are the arguments for crictl; "@name" in the line is a file of the node.
+// args returns the arguments for crictl; "@name" in the line is a file of the
+// node.
 func (s *shell) args(line string) []string {
 	endpoint := "unix://" + s.node.Socket()
 	args := []string{"--config", s.node.Path("crictl.yaml"), "--timeout", wait.Limit.String(), "--runtime-endpoint", endpoint, "--image-endpoint", endpoint}
@@ -97,7 +98,8 @@ func (s *shell) run(t *testing.T, format string, args ...any) string {
 // sees runs a command whose output must contain all the words.
 func (s *shell) sees(t *testing.T, line string, words ...string) {
 	t.Helper()
-	// Its JSON has one space behind a colon or two, by the build of crictl (protojson).
+	// Its JSON has one space after a colon or two, depending on the build of
+	// crictl (protojson).
 	out := strings.ReplaceAll(s.run(t, "%s", line), `":  `, `": `)
 	for _, word := range words {
 		if !strings.Contains(out, word) {
@@ -106,7 +108,7 @@ func (s *shell) sees(t *testing.T, line string, words ...string) {
 	}
 }
 
-// willSee is sees for what comes to pass by itself, a moment later.
+// willSee is sees for what happens by itself, a moment later.
 func (s *shell) willSee(t *testing.T, line, word string) {
 	t.Helper()
 	var out string
@@ -136,7 +138,7 @@ func (s *shell) write(t *testing.T, name string, document any) {
 
 type object = map[string]any
 
-// files are what the walk is about, as its manual shows them.
+// files writes the files of the walk, as the manual shows them.
 func (s *shell) files(t *testing.T) {
 	t.Helper()
 	if err := os.WriteFile(s.node.Path("crictl.yaml"), fmt.Appendf(nil, "timeout: %d\n", wait.Limit/time.Second), 0o644); err != nil {

@@ -23,8 +23,8 @@ var walked = []string{"README.md", "docs/install.md", "docs/upgrade.md", "docs/t
 // runnable are the programs that a test node has.
 var runnable = []string{"crius", "crictl", "install", "mkdir", "cat", "rm", "curl", "jq", "["}
 
-// elsewhere are the statements that a test node cannot run, by a part of each, and why
-// not or who does.
+// elsewhere are the statements that a test node cannot run, by a part of each,
+// with the reason or the test that runs them.
 var elsewhere = []struct{ part, why string }{
 	{"make ", "what builds and tests; TestDocumentedTargets looks for the target"},
 	{"apt-get install ./", "test/packages.sh installs, upgrades and removes packages, test/node the service"},
@@ -53,8 +53,9 @@ var elsewhere = []struct{ part, why string }{
 	{"crictl exec -it", "a terminal, which stream_test.go has"},
 }
 
-// surroundings are a shell on a node, as far as commands see it: a private /etc, in
-// which other runtimes are configured, the files of the package, and the node's crius.
+// surroundings is a shell on a node, as far as commands see it: a private /etc,
+// in which other runtimes are configured, the files of the package, and the
+// node's crius.
 const surroundings = `
 set -euo pipefail
 cd "$1"
@@ -79,7 +80,7 @@ curl() { command curl -fsS --retry 60 --retry-delay 1 --retry-connrefused "$@"; 
 set -x
 `
 
-// The commands of the documents do, on a node, what the documents have them do.
+// The commands in the documents do on a node what the documents say.
 func TestDocumentedCommandsRun(t *testing.T) {
 	s := open(t)
 	web, err := images.Build(func(c *imagespec.ImageConfig) { c.Cmd = []string{"serve", ":80", "hello"} })
@@ -145,7 +146,8 @@ var (
 	beginning  = regexp.MustCompile(`(?:^|\$\(|[|;]|&&)\s*(?:\w+=\$\()?\s*([\w./-]+|\[)`)
 )
 
-// statements are the lines of a page's shell scripts, those that belong together as one.
+// statements returns the lines of a page's shell scripts; lines that belong
+// together are joined.
 func statements(page string) []string {
 	var all, one []string
 	for _, block := range shellBlock.FindAllStringSubmatch(page, -1) {
@@ -166,7 +168,7 @@ func statements(page string) []string {
 	return all
 }
 
-// fits tells whether a statement can be run on a test node.
+// fits reports whether a statement can be run on a test node.
 func fits(statement string) bool {
 	first, _, _ := strings.Cut(strings.ReplaceAll(statement, "\\\n", " "), "\n")
 	programs := beginning.FindAllStringSubmatch(comment.ReplaceAllString(first, ""), -1)
@@ -178,7 +180,7 @@ func fits(statement string) bool {
 	return len(programs) > 0 && reason(statement) < 0
 }
 
-// reason is the place in elsewhere of what a statement is; -1: none.
+// reason returns the index in elsewhere for a statement; -1: none.
 func reason(statement string) int {
 	for i, e := range elsewhere {
 		if strings.Contains(statement, e.part) {
@@ -188,7 +190,7 @@ func reason(statement string) int {
 	return -1
 }
 
-// documents are all pages with shell commands for operators and developers.
+// documents returns all pages with shell commands for operators and developers.
 func documents(t *testing.T) map[string]string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(repository, "docs", "*.md"))
@@ -209,7 +211,8 @@ func documents(t *testing.T) map[string]string {
 	return pages
 }
 
-// Every command of every document is run here, or is known not to be and why.
+// Every command in every document is run here, or is known not to be, with the
+// reason.
 func TestEveryDocumentedCommandIsKnown(t *testing.T) {
 	t.Parallel()
 	used := map[int]bool{}
@@ -235,7 +238,7 @@ var (
 	makeTarget = regexp.MustCompile(`(?m)^([a-z0-9-]+):`)
 )
 
-// What documents have made can be made.
+// Targets that documents make exist.
 func TestDocumentedTargets(t *testing.T) {
 	t.Parallel()
 	file, err := os.ReadFile(filepath.Join(repository, "Makefile"))

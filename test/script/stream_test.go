@@ -92,7 +92,7 @@ func (x *terminal) types(t *testing.T, text string) {
 	}
 }
 
-// A call is a crictl that runs on the node, where its streams are served.
+// A call is a crictl process on the node, where its streams are served.
 type call struct {
 	cmd    *exec.Cmd
 	out    bytes.Buffer
@@ -219,7 +219,7 @@ func (s *shell) forwards(t *testing.T, pod, transport string) {
 	defer c.end(t)
 	ctx, cancel := context.WithTimeout(t.Context(), wait.Limit)
 	defer cancel()
-	go func() { // no use in waiting for a program that has ended
+	go func() { // stop waiting when the program has ended
 		select {
 		case err := <-c.done:
 			c.done <- err
@@ -272,7 +272,7 @@ func (s *shell) attachesTerminal(t *testing.T, handler string) {
 }
 
 // resizes changes the terminal's size until crictl, which sees a signal only
-// once it listens for them and may drop one, has told the container.
+// once it listens for them and may drop one, has passed it to the container.
 func (s *shell) resizes(t *testing.T, x *terminal, c *call, id string, columns, rows uint16) {
 	t.Helper()
 	x.resize(t, columns, rows)

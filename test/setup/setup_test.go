@@ -1,5 +1,6 @@
-// Package setup tests test/setup.sh on a made-up machine: apt and dpkg-query are real, and
-// all that they read and write lies in a directory of the test.
+// Package setup tests test/setup.sh on an imitated machine: apt and dpkg-query
+// are real, and everything that they read and write is in a directory of the
+// test.
 package setup
 
 import (
@@ -20,7 +21,8 @@ type machine struct {
 // pkg is a package: its name, its version and further fields.
 type pkg struct{ name, version, fields string }
 
-// newMachine has packages installed, and others in its archive.
+// newMachine makes a machine with packages installed, and others in its
+// archive.
 func newMachine(t *testing.T, installed, archive []pkg) *machine {
 	t.Helper()
 	m := &machine{t, t.TempDir()}
@@ -40,7 +42,8 @@ func newMachine(t *testing.T, installed, archive []pkg) *machine {
 	m.write("apt.conf", fmt.Sprintf(`Dir "%[1]s"; Dir::Etc "%[1]s/etc"; Dir::State "%[1]s"; Dir::State::lists "%[1]s/lists"; Dir::State::status "%[1]s/dpkg/status";
 Dir::Cache "%[1]s/cache"; Dir::Log "%[1]s/log"; Dir::Bin::dpkg "%[1]s/bin/dpkg"; APT::Sandbox::User "root"; APT::Architecture "amd64"; APT::Architectures { "amd64"; };
 `, m.dir), 0o644)
-	// What installs is replaced by what says so: the simulation is apt's own.
+	// Commands that install are replaced with ones that print that: the
+	// simulation is apt's own.
 	m.program("apt-get", `case " $* " in
 *" -s "* | *" update "*) exec /usr/bin/apt-get "$@" ;;
 *) echo "$*" >>`+m.path("done")+` ;;
@@ -74,7 +77,8 @@ func (m *machine) program(name, script string) {
 	m.write("bin/"+name, "#!/bin/bash\n"+script+"\n", 0o755)
 }
 
-// setup returns what setup.sh says, and what apt-get was asked to do, less options.
+// setup returns the output of setup.sh, and the arguments of apt-get without
+// options.
 func (m *machine) setup(args ...string) (said, installed string, err error) {
 	m.Helper()
 	script, pathErr := filepath.Abs("../setup.sh")
@@ -90,7 +94,7 @@ func (m *machine) setup(args ...string) (said, installed string, err error) {
 	}
 	var names []string
 	for _, word := range strings.Fields(string(asked)) {
-		// The plugins of the machine that the test runs on count, wherever PATH leads.
+		// The plugins of the machine that runs the test count, wherever PATH leads.
 		if !strings.HasPrefix(word, "-") && word != "install" && word != "containernetworking-plugins" {
 			names = append(names, word)
 		}
@@ -98,7 +102,7 @@ func (m *machine) setup(args ...string) (said, installed string, err error) {
 	return string(out), strings.Join(names, " "), err
 }
 
-// debian is what a mirror has of what setup.sh wants.
+// debian returns a mirror's packages that setup.sh needs.
 func debian() []pkg {
 	var all []pkg
 	for _, name := range strings.Fields("crun containernetworking-plugins iptables nftables iproute2 ca-certificates rpm lintian") {
@@ -109,7 +113,8 @@ func debian() []pkg {
 
 const dockers = "Provides: containerd, runc\nConflicts: containerd, runc\nReplaces: containerd, runc\n"
 
-// On a machine with Docker's packages the set-up would have removed them for Debian's runc.
+// On a machine with Docker's packages the set-up would have removed them for
+// Debian's runc.
 func TestSetupUsesTheRuntimeThatIsThere(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, []pkg{{"containerd.io", "1.7-1", dockers}}, debian())
@@ -160,7 +165,7 @@ func TestSetupReplacesNothing(t *testing.T) {
 	}
 }
 
-// Each target that installs goes through setup.sh.
+// Each target that installs packages uses setup.sh.
 func TestMakefileInstallsByTheScriptAlone(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../Makefile")

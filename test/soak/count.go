@@ -21,9 +21,10 @@ import (
 
 const mib = 1 << 20
 
-// noises are the growths that are none, by the counter's name, whole or without what it is
-// of. What is counted one by one has none. Go's runtime keeps a thread that it once needed
-// beside the others, which may come late in the life of each monitor of the four that stay.
+// noises are the growths that do not count, by the counter's name, in full or
+// without its object. Exact counters have none. Go's runtime keeps a thread
+// once it was needed, which may happen late in the life of each of the four
+// permanent monitors.
 var noises = map[string]float64{
 	"heap goal, MiB": 2, "RSS, MiB": 6, "threads": 2, "goroutines": 3, "descriptors": 3, "monitors' threads": 4,
 }
@@ -50,7 +51,7 @@ func (h *habitat) measure(ctx context.Context, at time.Duration) error {
 	return nil
 }
 
-// kinds are those of an inventory. All are counted also where there is none yet.
+// kinds are those of an inventory. All are counted even if there is none yet.
 var kinds = []string{"process", "cgroup", "mount", "storage", "lease", "link", "rule", "abstract socket"}
 
 func (h *habitat) count(ctx context.Context, stock *inventory.Snapshot) (map[string]float64, error) {
@@ -95,20 +96,20 @@ func (h *habitat) countServer(ctx context.Context, out map[string]float64) error
 	out["server descriptors"] = float64(load.Total())
 	out["server threads"] = float64(load.Threads)
 	out["server RSS, MiB"] = float64(load.RSSKiB) / 1024
-	// The goal follows from what was alive at the last collection, and swings less than
-	// what is allocated.
+	// The goal follows from the live memory at the last collection, and varies
+	// less than the allocated memory.
 	out["server heap goal, MiB"] = own["go_memstats_next_gc_bytes"] / mib
 	out["server goroutines"] = own["go_goroutines"]
 	out["server pending cleanups"] = own["crius_pending_cleanups"]
 	return nil
 }
 
-// countMonitors adds up what the monitors of the pods that stay hold.
+// countMonitors adds up what the monitors of the permanent pods hold.
 func (h *habitat) countMonitors(out map[string]float64) error {
 	for _, pid := range inventory.Processes(inventory.Scope{Dir: h.Path()}) {
 		name, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "comm"))
 		if err != nil || strings.TrimSpace(string(name)) != "crius-conmon" {
-			continue // it has ended, or is another
+			continue // it has ended, or is another process
 		}
 		load, err := inventory.Server(pid)
 		if err != nil {
@@ -121,7 +122,7 @@ func (h *habitat) countMonitors(out map[string]float64) error {
 	return nil
 }
 
-// metrics are those of the server that have no labels.
+// metrics returns the server's metrics without labels.
 func (h *habitat) metrics(ctx context.Context) (map[string]float64, error) {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(h.RunRoot(), "metrics.sock"))

@@ -64,7 +64,7 @@ func newHabitat(ctx context.Context, name string, shaken bool, seed uint64) (_ *
 	return h, nil
 }
 
-// furnish pushes the images and starts the pods that stay.
+// furnish pushes the images and starts the permanent pods.
 func (h *habitat) furnish(ctx context.Context) error {
 	for i := range variants {
 		built, err := images.Build(func(c *imagespec.ImageConfig) { c.Labels = map[string]string{"variant": fmt.Sprint(i)} },
@@ -93,7 +93,7 @@ func (h *habitat) furnish(ctx context.Context) error {
 	return nil
 }
 
-// n is a random number below n.
+// n returns a random number below n.
 func (h *habitat) n(n int) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -106,7 +106,7 @@ func (h *habitat) note(change func(*tally)) {
 	change(&h.tally)
 }
 
-// problem notes what should not have happened.
+// problem records what should not have happened.
 func (h *habitat) problem(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -114,8 +114,8 @@ func (h *habitat) problem(err error) {
 	h.problems = append(h.problems, err)
 }
 
-// call makes a call, and repeats it as a kubelet does as long as the server is away.
-// Where nobody takes the server away an answer is final.
+// call makes a call, and repeats it like a kubelet as long as the server is
+// down. If nothing stops the server an answer is final.
 func (h *habitat) call(ctx context.Context, what string, f func(context.Context) error) error {
 	var err error
 	wait.Until(ctx, func() bool {
@@ -132,8 +132,9 @@ func (h *habitat) call(ctx context.Context, what string, f func(context.Context)
 	return nil
 }
 
-// round lets each worker live some lives, while the pods that stay are looked after and
-// the server, where it is shaken, is taken away. It returns when all is over.
+// round lets each worker run some lives, while the permanent pods are checked
+// and the server, if the node is shaken, is stopped. It returns when all is
+// over.
 func (h *habitat) round(ctx context.Context, workers int) error {
 	over := make(chan struct{})
 	var lives, beside sync.WaitGroup
@@ -160,7 +161,7 @@ func (h *habitat) round(ctx context.Context, workers int) error {
 	return errors.Join(shaking, ctx.Err())
 }
 
-// shake stops or kills the server at random and starts it again.
+// shake stops or kills the server at random and restarts it.
 func (h *habitat) shake(ctx context.Context, over <-chan struct{}) error {
 	for {
 		select {
@@ -179,8 +180,8 @@ func (h *habitat) shake(ctx context.Context, over <-chan struct{}) error {
 	}
 }
 
-// care asks and measures the pods that stay and rotates their logs, until the lives
-// beside them are over.
+// care queries and measures the permanent pods and rotates their logs, until
+// the lives beside them are over.
 func (h *habitat) care(ctx context.Context, over <-chan struct{}) {
 	for {
 		for _, l := range h.stay {
@@ -202,7 +203,7 @@ func (h *habitat) care(ctx context.Context, over <-chan struct{}) {
 	}
 }
 
-// lists are the questions that a kubelet asks of the node as a whole.
+// lists returns a kubelet's requests about the node as a whole.
 func (h *habitat) lists() map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"ListPodSandbox": func(ctx context.Context) error {
@@ -240,7 +241,7 @@ func (h *habitat) lists() map[string]func(context.Context) error {
 	}
 }
 
-// end removes the pods that have stayed, and finds the node as it was.
+// end removes the permanent pods, and checks that the node is as before.
 func (h *habitat) end(ctx context.Context) error {
 	for _, l := range h.stay {
 		if err := l.end(ctx); err != nil {

@@ -42,8 +42,8 @@ func (h *habitat) newLife(handler string) *life {
 	return &life{h: h, handler: handler, config: kubelet.Pod(fmt.Sprintf("p%d", h.pods), kubelet.LogsBelow(h.Path("logs")))}
 }
 
-// fates are what containers do, and the code with which they end, -1 if by themselves
-// they don't.
+// fates are what containers do, and the code with which they end, -1 if they do
+// not end by themselves.
 var fates = []struct {
 	line string
 	code int32
@@ -57,7 +57,7 @@ var fates = []struct {
 	{"fork 2 sleep ; exit 4", 4},
 }
 
-// live is one life, whose problems are noted.
+// live runs one life, and records its problems.
 func (h *habitat) live(ctx context.Context) {
 	l := h.newLife(scene.Handlers[h.n(len(scene.Handlers))])
 	if err := errors.Join(l.live(ctx), l.end(ctx)); err != nil && ctx.Err() == nil {
@@ -166,8 +166,8 @@ func (l *life) ends(ctx context.Context, c *inhabitant, code int32) error {
 	return err
 }
 
-// deed asks something of a container that runs. What it answers is checked; a session
-// that breaks where the server is taken away is not.
+// deed sends a request to a running container. The answer is checked; a session
+// that breaks because the server was stopped is not.
 func (l *life) deed(ctx context.Context, c *inhabitant) {
 	deeds := []func(context.Context, *inhabitant) error{l.probe, l.probe, l.probe, l.hang, l.fail, l.converse, l.attach, l.forward, l.resize, l.measure}
 	l.h.note(func(t *tally) { t.deeds++ })
@@ -193,7 +193,7 @@ func (l *life) probe(ctx context.Context, c *inhabitant) error {
 	return err
 }
 
-// hang is a probe that runs into its time limit.
+// hang is a probe that exceeds its time limit.
 func (l *life) hang(ctx context.Context, c *inhabitant) error {
 	_, err := l.exec(ctx, c, 1, "/probe", "fork", "2", "sleep", ";", "sleep")
 	if status.Code(errors.Unwrap(err)) == codes.DeadlineExceeded {
@@ -207,7 +207,7 @@ func (l *life) fail(ctx context.Context, c *inhabitant) error {
 	if err == nil && resp.ExitCode == 0 {
 		return errors.New("a missing program ends with code 0")
 	}
-	return nil // an error or a code says so
+	return nil // reported by an error or a code
 }
 
 // converse is an exec with all streams.
@@ -227,7 +227,7 @@ func (l *life) converse(ctx context.Context, c *inhabitant) error {
 	return nil
 }
 
-// attach comes and goes.
+// attach attaches and leaves.
 func (l *life) attach(ctx context.Context, c *inhabitant) error {
 	resp, err := l.h.Runtime().Attach(ctx, &cri.AttachRequest{ContainerId: c.id, Stdout: true, Stderr: true})
 	if err != nil {
@@ -243,7 +243,7 @@ func (l *life) attach(ctx context.Context, c *inhabitant) error {
 	return nil
 }
 
-// forward sends something through a port, where somebody listens.
+// forward sends something through a port, if the container listens.
 func (l *life) forward(ctx context.Context, c *inhabitant) error {
 	var port int
 	if _, err := fmt.Sscanf(strings.Join(c.config.Args, " "), "tcp :%d", &port); err != nil {
@@ -290,7 +290,7 @@ func (l *life) streams() kubelet.Streams {
 	return kubelet.Streams{Within: l.h.Do, WebSocket: false}
 }
 
-// broken forgives a session that was held by a server that may have been taken away.
+// broken ignores the error of a session of a server that may have been stopped.
 func (l *life) broken(err error) error {
 	if l.h.shaken {
 		return nil
@@ -313,12 +313,12 @@ func (l *life) measure(ctx context.Context, c *inhabitant) error {
 	})
 }
 
-// rotate is what a kubelet does with a log that is too long.
+// rotate does what a kubelet does with a log that is too long.
 func (l *life) rotate(ctx context.Context, c *inhabitant) {
 	log := filepath.Join(l.config.LogDirectory, c.config.LogPath)
 	old := log + ".1"
 	err := os.Rename(log, old)
-	if errors.Is(err, os.ErrNotExist) { // the last reopening has not come to it
+	if errors.Is(err, os.ErrNotExist) { // the last reopening did not succeed
 		err = nil
 	}
 	if err == nil {
@@ -332,7 +332,7 @@ func (l *life) rotate(ctx context.Context, c *inhabitant) {
 	}
 }
 
-// end removes the pod in one of the ways in which kubelets do.
+// end removes the pod in one of a kubelet's ways.
 func (l *life) end(ctx context.Context) error {
 	if l.id == "" {
 		return nil

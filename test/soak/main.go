@@ -1,18 +1,19 @@
-// Soak lets nodes live for long, and looks at what grows.
+// Soak runs nodes for a long time, and checks what grows.
 //
 //	go run ./test/soak [-hours N] [-seed N] [-workers N]
 //
-// On two nodes pods come, crash, are restarted, probed, attached to, forwarded to,
-// read, resized, measured and removed at random, while images are pulled and removed
-// (life.go). On one node the server lives as long as the soak; on the other it is
-// stopped or killed at random and started again. A few pods stay from the beginning to
-// the end and are asked all the time.
+// On two nodes pods are created, crash, are restarted, probed, attached to,
+// forwarded to, read, resized, measured and removed at random, while images are
+// pulled and removed (life.go). On one node the server lives as long as the
+// soak; on the other it is stopped or killed at random and restarted. A few
+// pods stay from the beginning to the end and are queried all the time.
 //
-// After each round of lives a node must come to rest and is measured: what its server
-// holds, what the monitors of the pods that stay hold, and everything that is on the
-// node (count.go). At the end each counter is printed with its slope. One that grows by
-// more than its noise and more steadily than chance has it (trend.go) fails the soak,
-// as does any call that the kubelet of a healthy node would not have to repeat.
+// After each round of lives a node must come to rest and is measured: what its
+// server holds, what the monitors of the permanent pods hold, and everything on
+// the node (count.go). At the end each counter is printed with its slope. A
+// counter that grows by more than its noise and more steadily than by chance
+// (trend.go) fails the soak, as does any call that the kubelet of a healthy
+// node would not have to repeat.
 package main
 
 import (
@@ -57,7 +58,7 @@ type soak struct {
 
 func (s *soak) run(ctx context.Context) error {
 	fmt.Fprintf(s.out, "soak of %v, seed %d\n", s.length, s.seed)
-	if _, err := claim.Sweep(); err != nil { // what a run that was killed has left
+	if _, err := claim.Sweep(); err != nil { // left by a run that was killed
 		return err
 	}
 	kinds := []struct {

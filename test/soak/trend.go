@@ -11,7 +11,7 @@ import (
 // trend is a counter over time.
 type trend struct {
 	name  string
-	noise float64 // growth that is none, over the whole run
+	noise float64 // growth over the whole run that does not count
 	at    []time.Duration
 	value []float64
 }
@@ -21,14 +21,14 @@ func (t *trend) add(at time.Duration, value float64) {
 	t.value = append(t.value, value)
 }
 
-// settled is the trend without its first third, in which caches fill.
+// settled returns the trend without its first third, in which caches fill.
 func (t *trend) settled() trend {
 	from := len(t.at) / 3
 	return trend{name: t.name, noise: t.noise, at: t.at[from:], value: t.value[from:]}
 }
 
-// slope is the growth in an hour: the median of the slopes between any two samples,
-// which a few strange ones do not change (Theil and Sen).
+// slope returns the growth per hour: the median of the slopes between any two
+// samples, which a few outliers do not change (Theil and Sen).
 func (t *trend) slope() float64 {
 	var all []float64
 	for i := range t.at {
@@ -53,8 +53,9 @@ func median(all []float64) float64 {
 	return (all[mid-1] + all[mid]) / 2
 }
 
-// significance says by how many standard deviations later samples are above earlier
-// ones more often than chance has it (Kendall's tau, with its correction for ties).
+// significance returns by how many standard deviations later samples exceed
+// earlier ones more often than by chance (Kendall's tau, with its correction
+// for ties).
 func (t *trend) significance() float64 {
 	n := float64(len(t.value))
 	s := 0.0
@@ -77,9 +78,10 @@ func (t *trend) significance() float64 {
 	return s / math.Sqrt(variance/18)
 }
 
-// grows tells a counter that goes up by more than its noise, and not by chance.
+// grows reports whether a counter increases by more than its noise, and not by
+// chance.
 func (t *trend) grows() bool {
-	const certain = 3.0 // one of seven hundred that do not grow looks as if it did
+	const certain = 3.0 // one of seven hundred constant counters appears to grow
 	last := t.settled()
 	if len(last.at) < 2 {
 		return false
@@ -88,7 +90,8 @@ func (t *trend) grows() bool {
 	return last.slope()*took > t.noise && last.significance() > certain
 }
 
-// String is the row of a table: first and last value, slope, what it makes in a month.
+// String returns a row of the table: first and last value, slope, projected
+// growth in a month.
 func (t *trend) String() string {
 	if len(t.value) == 0 {
 		return t.name + ": never measured"

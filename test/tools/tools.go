@@ -1,7 +1,7 @@
 //go:build tools
 
-// Package tools pins the versions of the CRI programs that crius is tested
-// with. It is a module of its own, so that their dependencies never become
+// Package tools pins the versions of the CRI programs with which crius is
+// tested. It is a separate module, so that their dependencies never become
 // crius's: build them with
 //
 //	go build -C test/tools -o DIR/crictl sigs.k8s.io/cri-tools/cmd/crictl

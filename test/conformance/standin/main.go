@@ -1,5 +1,5 @@
-// Standin takes the place of programs that images of the conformance suites
-// have: nginx, httpd, nnp and pause, whichever it is called by.
+// Standin replaces programs in images of the conformance suites: nginx, httpd,
+// nnp and pause, depending on its name.
 package main
 
 import (
@@ -14,8 +14,8 @@ import (
 	"syscall"
 )
 
-// master begins the name that nginx gives its first process; the suite looks
-// for it in the command line of PID 1.
+// master is the beginning of the name that nginx gives its first process; the
+// suite looks for it in the command line of PID 1.
 const master = "nginx: master process "
 
 func main() {

@@ -1,9 +1,9 @@
 // Package facts is what a process can find out about itself: the ground truth
-// that a test compares a CRI request with.
+// with which a test compares a CRI request.
 //
 // The probe program prints [Self] as JSON from inside a container; the test
 // decodes it with [Parse]. Everything is read from the kernel, nothing is
-// inferred, and what cannot be read stays zero.
+// inferred, and unreadable values stay zero.
 package facts
 
 import (
@@ -34,9 +34,9 @@ type Facts struct {
 	Mounts     []Mount
 	Cgroups    []string          // lines of /proc/self/cgroup
 	Namespaces map[string]string // "net" → "net:[4026531840]"
-	FDs        map[int]string    // open file descriptors and what they are
+	FDs        map[int]string    // open file descriptors with their targets
 	Processes  map[int]string    // command lines of every visible process
-	Addresses  []string          // CIDRs of every interface but lo
+	Addresses  []string          // CIDRs of every interface except lo
 }
 
 // Caps are the five capability sets, as bit masks.
@@ -107,7 +107,7 @@ func Self() *Facts {
 	return f
 }
 
-// status fills in what only /proc/self/status says.
+// status fills in what is only in /proc/self/status.
 func (f *Facts) status() {
 	hex := func(s string) uint64 { n, _ := strconv.ParseUint(s, 16, 64); return n }
 	for _, l := range lines("/proc/self/status") {
@@ -153,7 +153,7 @@ func links(dir string) map[string]string {
 	return out
 }
 
-// descriptors leaves out the one that reading the directory itself needs.
+// descriptors leaves out the one needed for reading the directory itself.
 func descriptors() map[int]string {
 	out := map[int]string{}
 	for name, to := range links("/proc/self/fd") {
@@ -179,8 +179,8 @@ func processes() map[int]string {
 	return out
 }
 
-// limits splits "Max open files   1024   4096   files" from the right, since
-// the name has spaces and the unit may be missing.
+// limits splits "Max open files 1024 4096 files" from the right, because the
+// name has spaces and the unit may be missing.
 func limits() map[string]Limit {
 	out := map[string]Limit{}
 	for _, l := range lines("/proc/self/limits")[min(1, len(lines("/proc/self/limits"))):] {

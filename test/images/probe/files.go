@@ -189,8 +189,8 @@ func await(args []string) error {
 	}
 }
 
-// try makes calls whose arguments are wrong on purpose, so that a call that
-// gets through does nothing: it fails with EINVAL or the like and prints that.
+// try makes calls with deliberately wrong arguments, so that a call that is not
+// filtered has no effect: it fails with EINVAL or the like and prints that.
 func try(args []string) error {
 	if len(args) != 1 {
 		return errUsage

@@ -42,8 +42,8 @@ func serve(args []string) error {
 	server := http.Server{Addr: args[0], Protocols: new(http.Protocols)}
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetUnencryptedHTTP2(true) // gRPC
-	// Without keep-alives: one that is sent while a test has taken the rules of address
-	// translation away is answered with a reset.
+	// Without keep-alives: one that is sent while a test has removed the rules of
+	// address translation is answered with a reset.
 	quiet := net.ListenConfig{KeepAlive: -1}
 	listener, err := quiet.Listen(context.Background(), "tcp", args[0])
 	if err != nil {
@@ -52,8 +52,9 @@ func serve(args []string) error {
 	return server.Serve(listener)
 }
 
-// health answers as gRPC's health service does, of a service that is a file: serving
-// while there is one. The message of either side has one field and is uncompressed.
+// health answers like gRPC's health service, for a service that is a file:
+// serving while the file exists. Both messages have one field and are
+// uncompressed.
 func health(w http.ResponseWriter, r *http.Request) {
 	request, err := io.ReadAll(r.Body)
 	const header, field = 5, 2 // compression and length; tag and length

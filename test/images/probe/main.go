@@ -1,8 +1,8 @@
-// Probe is the one program inside the test images: a static binary that does
-// what a test tells it and reports what it sees.
+// Probe is the single program in the test images: a static binary that does
+// what a test says and reports what it sees.
 //
 // A command line is one or more steps separated by ";", each a verb with its
-// arguments; the first step that fails ends the program with code 1:
+// arguments; the first failing step ends the program with code 1:
 //
 //	probe echo hello ; sleep 1s ; exit 3
 //
@@ -130,7 +130,8 @@ func steps(args []string) [][]string {
 	return out
 }
 
-// dieOnSignals is needed because the kernel spares a PID 1 without a handler.
+// dieOnSignals is needed because the kernel ignores signals without a handler
+// for PID 1.
 func dieOnSignals() {
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)

@@ -13,7 +13,8 @@ import (
 	"github.com/crius-run/crius/test/images/facts"
 )
 
-// stream takes "-err" off the arguments and returns the stream it asks for.
+// stream removes "-err" from the arguments and returns the stream that it
+// selects.
 func stream(args []string) (io.Writer, []string) {
 	if len(args) > 0 && args[0] == "-err" {
 		return os.Stderr, args[1:]
@@ -54,8 +55,8 @@ func countAndPause(args []string) (n int, pause time.Duration, err error) {
 	return n, pause, err
 }
 
-// numberedBytes prints "0000000.0000001.…": any loss, repetition or change of
-// order shows. Width 0 prints no newline at all.
+// numberedBytes prints "0000000.0000001.…", which reveals any loss, repetition
+// or change of order. Width 0 prints no newline at all.
 func numberedBytes(args []string) error {
 	out, args := stream(args)
 	if len(args) == 0 {
@@ -77,13 +78,13 @@ func numberedBytes(args []string) error {
 			return err
 		}
 		if width > 0 && (i+1)%width == 0 {
-			_ = w.WriteByte('\n') // Flush has its error, too
+			_ = w.WriteByte('\n') // Flush returns its error, too
 		}
 	}
 	return w.Flush()
 }
 
-// numberedByte is byte i of the endless text of seven-digit numbers.
+// numberedByte returns byte i of the endless text of seven-digit numbers.
 func numberedByte(i int) byte {
 	if i%8 == 7 {
 		return '.'

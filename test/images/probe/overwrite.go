@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// overwrite looks for programs other than its own for ever. What it writes to a
-// program is the byte that is there already.
+// overwrite looks for programs other than its own for ever. It writes to a
+// program the byte that is already there.
 func overwrite([]string) error {
 	go reap()
 	var own unix.Stat_t

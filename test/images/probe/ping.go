@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ping sends one echo request from an ICMP socket, which net.ipv4.ping_group_range allows
-// or not, and waits for the answer. The kernel fills in the identifier and the checksum.
+// ping sends one echo request from an ICMP socket, which
+// net.ipv4.ping_group_range may allow, and waits for the answer. The kernel
+// fills in the identifier and the checksum.
 func ping(args []string) error {
 	if len(args) != 1 {
 		return errUsage

@@ -40,7 +40,7 @@ func sleep(args []string) error {
 	return err
 }
 
-// reap is an init's duty towards orphans.
+// reap reaps orphans, as an init must.
 func reap() {
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, syscall.SIGCHLD)
@@ -137,7 +137,7 @@ func alloc(args []string) error {
 		return errUsage
 	}
 	for range mib {
-		// Not of the heap, from which it would be taken back some minutes later.
+		// Not from the heap, which would be reclaimed some minutes later.
 		page, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 		if err != nil {
 			return err
@@ -187,7 +187,7 @@ func orphan(args []string) error {
 	return child(append([]string{"fork", "1"}, args...)).Run()
 }
 
-// outlive goes on when a child has ended, whatever became of it.
+// outlive continues when a child has ended, whatever its result.
 func outlive(args []string) error {
 	if len(args) == 0 {
 		return errUsage

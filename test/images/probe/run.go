@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// runProgram executes a program of the container's and waits for its end.
+// runProgram executes a program of the container and waits for its end.
 func runProgram(args []string) error {
 	if len(args) == 0 {
 		return errUsage
@@ -21,11 +21,11 @@ func runProgram(args []string) error {
 	return c.Run()
 }
 
-// poseEnv tells a program that pose has executed which name to take.
+// poseEnv tells a program that pose has executed its new name.
 const poseEnv = "PROBE_POSES_AS"
 
-// pose becomes a process that looks, in all that a process says of itself, like
-// another program.
+// pose becomes a process that imitates another program in everything that a
+// process says about itself.
 func pose(args []string) error {
 	if len(args) == 0 {
 		return errUsage
@@ -40,8 +40,8 @@ func pose(args []string) error {
 	return unix.Exec("/proc/self/exe", args, append(os.Environ(), poseEnv+"="+args[0]))
 }
 
-// upperDir is where the host has what this container writes: the mount options of
-// its root say so.
+// upperDir returns the host's directory with what this container writes, from
+// the mount options of its root.
 func upperDir() (string, error) {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -79,8 +79,8 @@ func chown(args []string) error {
 	return os.Lchown(args[0], uid, gid)
 }
 
-// remount clears the flags that keep a mount from being written to and run,
-// but those named.
+// remount clears the flags that keep a mount from being written to and
+// executed, except for those named.
 func remount(args []string) error {
 	if len(args) == 0 {
 		return errUsage

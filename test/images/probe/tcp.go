@@ -50,14 +50,14 @@ func tcp(args []string) error {
 	return err
 }
 
-// answerDigest answers only after the client has ended its half.
+// answerDigest answers only after the client has closed its sending direction.
 func answerDigest(c *net.TCPConn) {
 	if sum, err := sumUp(c); err == nil {
 		fmt.Fprintln(c, sum)
 	}
 }
 
-// bye ends its own half first and prints what still comes.
+// bye closes its own sending direction first and prints what still comes.
 func bye(c *net.TCPConn) {
 	fmt.Fprintln(c, "bye")
 	_ = c.CloseWrite()

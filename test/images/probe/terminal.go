@@ -17,7 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// line reads no byte more than the line, so that the next step finds the rest.
+// line reads not a byte more than the line, so that the next step finds the
+// rest.
 func line([]string) error {
 	text, err := readLine()
 	switch {
@@ -74,7 +75,7 @@ func sumUp(r io.Reader) (string, error) {
 	return fmt.Sprintf("%d %x", n, h.Sum(nil)), err
 }
 
-// noise prints the same bytes each time, fast, and no pattern in them.
+// noise prints the same bytes each time, fast, and without a pattern.
 func noise(args []string) error {
 	out, args := stream(args)
 	if len(args) != 1 {

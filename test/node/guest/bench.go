@@ -11,8 +11,8 @@ import (
 	"github.com/crius-run/crius/test/kit/tools"
 )
 
-// bench measures rows of test/bench in the tree that the host has made for it, and
-// reports whether it could.
+// bench measures rows of test/bench in the tree that the host has prepared, and
+// returns an error if it could not.
 func bench(ctx context.Context, rows []string) error {
 	log, err := os.Create("out/bench.log")
 	if err != nil {

@@ -6,18 +6,18 @@ import (
 	"os"
 )
 
-// nvidiaRan is made by what stands in for nvidia's runtime.
+// nvidiaRan is made by the stand-in for nvidia's runtime.
 const nvidiaRan = "/root/nvidia-ran"
 
-// profiles prints the AppArmor profiles of crius that the kernel knows.
+// profiles prints crius's AppArmor profiles in the kernel.
 const profiles = "grep ^crius-default /sys/kernel/security/apparmor/profiles"
 
-// switchOver has crius take over what CRI-O is told on a node, with handlers that
-// nvidia-ctk and kata-deploy have added, by one command and one restart; and gives the
-// node its own configuration back.
+// switchOver makes crius import the configuration of CRI-O on a node, with
+// handlers that nvidia-ctk and kata-deploy have added, by one command and one
+// restart; afterwards it restores the node's own configuration.
 func (p *operator) switchOver(ctx context.Context) error {
-	// Of what the configuration names, the runtimes of CRI-O's package and the one of
-	// nvidia's toolkit are there, and kata's are not.
+	// Of the configured runtimes, those of CRI-O's package and of nvidia's
+	// toolkit exist, and kata's do not.
 	if out, err := shell(`set -e
 		install -D -m 644 crio.conf /etc/crio/crio.conf
 		install -D -m 644 -t /etc/crio/crio.conf.d 10-crio.conf 99-kata-deploy 99-nvidia.conf
@@ -47,7 +47,7 @@ func (p *operator) switchOver(ctx context.Context) error {
 		return err
 	}
 	p.see(ctx, "it is gone with its manifest", "crictl pods --name switched --state Ready --quiet | wc -l", "0\n")
-	// The kubelet takes its time to remove the sandbox, which needs the handler.
+	// The kubelet takes a while to remove the sandbox, which needs the handler.
 	if out, err := shell("crictl pods --name switched --quiet | xargs --no-run-if-empty crictl rmp --force"); err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}
@@ -57,8 +57,8 @@ func (p *operator) switchOver(ctx context.Context) error {
 	return nil
 }
 
-// downAndUp takes the package back to the previous one and up again, and away and back,
-// under the steady pod.
+// downAndUp downgrades the package to the previous version and upgrades it
+// again, and removes and reinstalls it, under the steady pod.
 func (p *operator) downAndUp(ctx context.Context) error {
 	current, err := shell("crius version")
 	if err != nil {
@@ -87,12 +87,12 @@ func (p *operator) downAndUp(ctx context.Context) error {
 	return nil
 }
 
-// remove is what the page says of the removal.
+// remove follows the page for the removal.
 func (p *operator) remove(ctx context.Context) error {
 	p.follow("Remove", p.page["Remove"][0])
 	p.see(ctx, "nothing of the pods runs any more", "pgrep -f '[s]teady forever' || echo gone", "gone")
 	p.see(ctx, "the AppArmor profile is unloaded", profiles+" || echo gone", "gone")
-	// What the page does not speak of: the network and its addresses.
+	// Not mentioned on the page: the network and its addresses.
 	if out, err := shell("rm -r /etc/cni/net.d/10-crius-bridge.conflist /var/lib/cni/networks/crius-bridge"); err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}

@@ -11,11 +11,12 @@ import (
 	"strings"
 )
 
-// denial is what of a record of audit(8) tells which access was denied.
+// denial matches the parts of an audit(8) record that identify the denied
+// access.
 var denial = regexp.MustCompile(`type=(?:AVC|USER_AVC) .*denied +(\{[^}]*\}) .*?(?:comm="?([^" ]*)"? .*)?scontext=(\S+) tcontext=(\S+) tclass=(\S+)`)
 
-// denials writes what SELinux has denied since the boot, and returns what was not
-// provoked.
+// denials writes what SELinux has denied since the boot, and returns what was
+// not provoked.
 func (s *seLinuxNode) denials() (wrong []string) {
 	log, err := os.ReadFile(auditLog)
 	if err != nil {
@@ -40,8 +41,8 @@ type found struct {
 	other    map[string]int // by what was denied
 }
 
-// readDenials counts denials; those of processes with a context of provokers were
-// provoked, and so were those between processes of different levels.
+// readDenials counts denials; those of processes with a context in provokers
+// were provoked, and so were those between processes of different levels.
 func readDenials(log string, provokers []string) found {
 	f := found{other: map[string]int{}}
 	for line := range strings.Lines(log) {
@@ -74,7 +75,7 @@ func (f found) String() string {
 	return strings.Join(append([]string{fmt.Sprintf("AVC denials: %d provoked, %d not", f.provoked, sum)}, f.lines()...), "\n") + "\n"
 }
 
-// kind is the type in a context, user:role:type:level.
+// kind returns the type in a context, user:role:type:level.
 func kind(context string) string {
 	if parts := strings.SplitN(context, ":", 4); len(parts) > 2 {
 		return parts[2]
@@ -82,7 +83,7 @@ func kind(context string) string {
 	return context
 }
 
-// saveAudit keeps the log of the audit daemon, where there is one.
+// saveAudit keeps the log of the audit daemon, if there is one.
 func saveAudit() error {
 	log, err := os.ReadFile(auditLog)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -14,12 +14,13 @@ import (
 
 const (
 	dropIn     = "/etc/crius/crius.toml.d/90-fault.toml"
-	unknownCA  = "127.0.0.1:5443"          // a registry whose certificate nobody knows
-	largeImage = "registry.k8s.io/large:1" // larger than what the full disk has left
+	unknownCA  = "127.0.0.1:5443"          // a registry with an unknown certificate
+	largeImage = "registry.k8s.io/large:1" // larger than the free space on the full disk
 )
 
-// faults are what befalls nodes. Each is injected by a shell script, and healed by
-// another one; what an operator looks at must say the cause and the cure.
+// faults are typical faults of nodes. One shell script injects each, and
+// another one heals it; what an operator looks at must show the cause and the
+// fix.
 var faults = []struct {
 	name   string
 	inject string
@@ -100,7 +101,8 @@ var faults = []struct {
 	},
 }
 
-// meetFaults injects one fault after the other. Whatever it is, the steady pod stays.
+// meetFaults injects one fault after the other. The steady pod must stay
+// unaffected.
 func (p *operator) meetFaults(ctx context.Context) error {
 	p.promise("before any fault the node is well", p.healthy(ctx))
 	for _, f := range faults {
@@ -108,7 +110,7 @@ func (p *operator) meetFaults(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		_, _ = shell(f.inject) // what fails by the fault is part of it
+		_, _ = shell(f.inject) // failures caused by the fault are part of it
 		p.see(ctx, "fault: "+f.name+": cause and cure are told", "since="+since+f.look, f.says...)
 		if out, err := shell(f.heal); err != nil {
 			return fmt.Errorf("%s: %w: %s", f.heal, err, out)
@@ -118,7 +120,8 @@ func (p *operator) meetFaults(ctx context.Context) error {
 	return nil
 }
 
-// untrusted is a registry, until end, whose certificate no node knows.
+// untrusted starts a registry with a certificate that no node knows, until end
+// is called.
 func untrusted() (end func(), err error) {
 	s := httptest.NewUnstartedServer(http.NotFoundHandler())
 	if err := s.Listener.Close(); err != nil {
@@ -131,7 +134,7 @@ func untrusted() (end func(), err error) {
 	return s.Close, nil
 }
 
-// pushLarge serves the image that does not fit.
+// pushLarge pushes the image that does not fit.
 func pushLarge(images *registry.Registry) error {
 	data := make([]byte, 16<<20)
 	if _, err := rand.Read(data); err != nil {

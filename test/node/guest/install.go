@@ -16,16 +16,17 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// operator is a person who makes a node of a bare machine by docs/install.md alone, and
-// looks after it.
+// operator is a person who makes a node from a bare machine with only
+// docs/install.md, and maintains it.
 type operator struct {
 	page   page
-	steady containerStatus // of a pod that nothing but its removal may harm
+	steady containerStatus // of a pod that nothing but its removal may affect
 	report
 }
 
-// install does what an operator does, from the installation to the removal, and reports
-// each step. What follows a part that cannot be finished would say nothing.
+// install does what an operator does, from the installation to the removal, and
+// reports each step. It stops at a part that cannot be finished, because later
+// results would mean nothing.
 func install(ctx context.Context, o options, images *registry.Registry) error {
 	end, err := surroundings(images)
 	if err != nil {
@@ -60,8 +61,9 @@ func install(ctx context.Context, o options, images *registry.Registry) error {
 	return errors.Join(p.write(), os.WriteFile("out/left", []byte(strings.Join(inventory.Beyond(before, after), "\n")), 0o644))
 }
 
-// surroundings are what a node has around it, until end: an internet, which is a registry
-// under the names of the public ones, and an address.
+// surroundings provides the environment of a node, until end is called: an
+// internet, which is a registry under the names of the public ones, and an
+// address.
 func surroundings(images *registry.Registry) (end func(), err error) {
 	end, err = untrusted()
 	if err != nil {
@@ -74,17 +76,17 @@ func surroundings(images *registry.Registry) (end func(), err error) {
 		command("ip", "link", "set", "lo", "up"), command("ip", "address", "add", nodeAddress+"/32", "dev", "lo"))
 }
 
-// onNode is all that crius may leave on a node.
+// onNode returns everything of crius on a node.
 func onNode(o options) ([]string, error) {
 	lines, err := take(o)
 	if err != nil {
 		return nil, err
 	}
-	files, _ := shell(`find /etc /usr /opt /run /var/lib -xdev -iname '*crius*' -printf 'file: %p\n' 2>/dev/null`) // what vanishes meanwhile is an error
+	files, _ := shell(`find /etc /usr /opt /run /var/lib -xdev -iname '*crius*' -printf 'file: %p\n' 2>/dev/null`) // files that vanish meanwhile cause an error
 	return append(lines, strings.Split(strings.TrimSpace(files), "\n")...), nil
 }
 
-// follow does what commands below a heading of the page say, and reports each.
+// follow runs the commands below a heading of the page, and reports each.
 func (p *operator) follow(heading string, commands []string) {
 	for _, command := range commands {
 		if strings.HasPrefix(command, "make ") { // the host has done that
@@ -95,14 +97,15 @@ func (p *operator) follow(heading string, commands []string) {
 	}
 }
 
-// see reports whether a command comes to print all that is wanted.
+// see reports whether the output of a command eventually contains everything
+// wanted.
 func (p *operator) see(ctx context.Context, about, script string, wants ...string) {
 	p.promise(about, shows(ctx, script, wants...))
 }
 
-// install is the page until the server runs.
+// install follows the page until the server is running.
 func (p *operator) install(ctx context.Context) error {
-	// What the page names is where make packages would have put it.
+	// The file is where the page expects it after make packages.
 	if err := errors.Join(os.MkdirAll("bin/packages", 0o755), os.Rename("crius.deb", "bin/packages/crius_0_amd64.deb"),
 		command("install", "-m", "755", "crictl", "/usr/local/bin/crictl")); err != nil {
 		return err
@@ -118,7 +121,8 @@ func (p *operator) install(ctx context.Context) error {
 	return nil
 }
 
-// addNetwork is what a network add-on does, and the first pod in that network.
+// addNetwork does what a network add-on does, and runs the first pod in that
+// network.
 func (p *operator) addNetwork(ctx context.Context) error {
 	if err := command("install", "-D", "-t", "/etc/cni/net.d", "-m", "644", examples+"/cni/10-crius-bridge.conflist"); err != nil {
 		return err
@@ -136,7 +140,8 @@ func (p *operator) addNetwork(ctx context.Context) error {
 	return nil
 }
 
-// unharmed tells whether the steady pod is ready, with the container that it has always had.
+// unharmed checks that the steady pod is ready, with the container that it has
+// always had.
 func (p *operator) unharmed(ctx context.Context) error {
 	status, err := awaitPod(ctx, "steady")
 	if err != nil {
@@ -146,18 +151,18 @@ func (p *operator) unharmed(ctx context.Context) error {
 	return same(fmt.Sprint(now.ContainerID, " restarted ", now.RestartCount), fmt.Sprint(p.steady.ContainerID, " restarted 0"))
 }
 
-// healthy tells whether the node is as it is without any fault.
+// healthy checks that the node is as it is without any fault.
 func (p *operator) healthy(ctx context.Context) error {
 	return errors.Join(shows(ctx, "crius check && echo content", "CNI is ready", "content"), p.unharmed(ctx))
 }
 
-// shell is what a script prints.
+// shell returns a script's output.
 func shell(script string) (string, error) {
 	out, err := exec.Command("sh", "-c", script).CombinedOutput()
 	return string(out), err
 }
 
-// atTerminal runs a command at a terminal, where somebody answers yes to what is asked.
+// atTerminal runs a command at a terminal, and answers yes to its questions.
 func atTerminal(command string) error {
 	cmd := exec.Command("script", "--quiet", "--return", "--command", command, "/dev/null")
 	cmd.Stdin = strings.NewReader("yes\n")
@@ -168,12 +173,12 @@ func atTerminal(command string) error {
 	return nil
 }
 
-// patience is how long a script may take to print what is wanted. Only a failure takes
-// that long.
+// patience is how long the output of a script may take to contain what is
+// wanted. Only a failure takes that long.
 const patience = 2 * time.Minute
 
-// shows tells whether a script comes to print all that is wanted, whatever its exit code:
-// a check that finds something fails.
+// shows checks that the output of a script eventually contains everything
+// wanted, whatever its exit code: a check that finds something fails.
 func shows(ctx context.Context, script string, wants ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -17,10 +17,10 @@ import (
 )
 
 const (
-	nodeAddress = "192.0.2.1" // the machine has no other
+	nodeAddress = "192.0.2.1" // the machine's only address
 	manifests   = "/etc/kubernetes/manifests"
 
-	// kubeletUnit is as those of packages are.
+	// kubeletUnit is like those in packages.
 	kubeletUnit = `[Unit]
 Description=kubelet
 [Service]
@@ -30,9 +30,9 @@ RestartSec=1
 [Install]
 WantedBy=multi-user.target
 `
-	// kubeletConfig has what docs/install.md names, and what lets this program ask without
-	// an API server. A kubelet evicts pods from a full disk, so that of the faults is not
-	// for it to see.
+	// kubeletConfig has what docs/install.md names, and what lets this program
+	// send requests without an API server. A kubelet evicts pods from a full
+	// disk, so it must not see that of the faults.
 	kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 containerRuntimeEndpoint: unix:///run/crius/crius.sock
@@ -49,7 +49,8 @@ imageGCHighThresholdPercent: 100
 fileCheckFrequency: 1s
 syncFrequency: 5s
 `
-	// forever is a container's program that pgrep finds, and that ends when it is told to.
+	// forever is a container's program that pgrep finds, and that ends on
+	// SIGTERM.
 	forever = "trap 'exit 0' TERM; while :; do sleep 1; done # %s forever"
 )
 
@@ -81,8 +82,8 @@ func (p *operator) runKubelet(ctx context.Context) error {
 	return nil
 }
 
-// clockSpeed gives the processor one, without which the kubelet does not start: user-mode
-// Linux has none.
+// clockSpeed gives the processor a clock speed, without which the kubelet does
+// not start: user-mode Linux reports none.
 func clockSpeed() error {
 	text, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
@@ -92,7 +93,7 @@ func clockSpeed() error {
 		command("mount", "--bind", "cpuinfo", "/proc/cpuinfo"))
 }
 
-// podStatus is what is looked at of a pod's status.
+// podStatus is the used part of a pod's status.
 type podStatus struct {
 	Phase, PodIP      string
 	Conditions        []struct{ Type, Status string }
@@ -108,7 +109,8 @@ func (s podStatus) ready() bool {
 	return slices.Contains(s.Conditions, struct{ Type, Status string }{"Ready", "True"})
 }
 
-// startPod has the kubelet run a pod in the pods' network, and waits until it is ready.
+// startPod has the kubelet run a pod in the pod network, and waits until it is
+// ready.
 func startPod(ctx context.Context, name string) (podStatus, error) {
 	manifest := fmt.Sprintf(`apiVersion: v1
 kind: Pod
@@ -137,7 +139,7 @@ func awaitPod(ctx context.Context, name string) (status podStatus, err error) {
 	return status, errors.Join(err, fmt.Errorf("the pod is not ready: %+v", status))
 }
 
-// podOf is the kubelet's view of a static pod.
+// podOf returns the kubelet's view of a static pod.
 func podOf(name string) (podStatus, error) {
 	body, err := askKubelet("/pods")
 	if err != nil {

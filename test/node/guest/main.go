@@ -1,11 +1,11 @@
 // Guest runs inside the virtual machine that test/node boots, as root, on a
-// systemd node of which nothing else is expected. It installs crius from its
-// DEB, configures it as the operator would, runs critest against the service
-// and looks for what is left behind. Its results go into the directory out.
+// systemd node without other prerequisites. It installs crius from its DEB,
+// configures it like an operator, runs critest against the service and looks
+// for what is left behind. Its results go into the directory out.
 //
-// Asked for an upgrade, it installs the previous package instead, runs pods, and
-// upgrades the package under them (upgrade.go). Asked for an install, it does what an
-// operator does with a node (install.go). Asked for rows of test/bench, it measures
+// For an upgrade it installs the previous package instead, runs pods, and
+// upgrades the package under them (upgrade.go). For an install it does what an
+// operator does with a node (install.go). For rows of test/bench it measures
 // them (bench.go).
 package main
 
@@ -36,7 +36,7 @@ const (
 	podLogs   = logs + "/critest" // below the kubelet's directory, which has the label of logs
 )
 
-// options are what the host wants; it writes them as JSON.
+// options are the host's settings; it writes them as JSON.
 type options struct {
 	Driver, Handler, Focus string
 	Mode, Rows             string
@@ -47,8 +47,8 @@ func main() {
 	if err == nil {
 		err = run(context.Background())
 	}
-	// A copy: for the original, Debian's SELinux policy has a domain that may not read
-	// the journal when it is a service that asks.
+	// A copy: for the original, Debian's SELinux policy has a domain that may not
+	// read the journal when a service runs it.
 	const journalctl = "/usr/local/bin/journalctl"
 	err = errors.Join(err, command("install", "-m", "755", "/usr/bin/journalctl", journalctl))
 	save("crius.log", journalctl, "--no-pager", "-o", "short-precise", "-u", "crius.service")
@@ -96,7 +96,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer log.Close()
-	suite.Focus, suite.Log = o.Focus, io.MultiWriter(log, os.Stdout) // the console shows how far it got
+	suite.Focus, suite.Log = o.Focus, io.MultiWriter(log, os.Stdout) // the console shows the progress
 	if err := makePodLogs(); err != nil {
 		return err
 	}
@@ -128,8 +128,8 @@ func run(ctx context.Context) error {
 	return saveLeftovers(o, before)
 }
 
-// makePodLogs makes the directory of logs as a kubelet does, which SELinux knows by its
-// program.
+// makePodLogs makes the directory of logs like a kubelet, which SELinux
+// recognizes by its program.
 func makePodLogs() error {
 	if err := os.MkdirAll(podLogs, 0o755); err != nil || !enforcing() {
 		return err
@@ -137,8 +137,7 @@ func makePodLogs() error {
 	return command("restorecon", "-R", logs)
 }
 
-// saveLeftovers notes what is there that was not there before, and stops the
-// service.
+// saveLeftovers records what was added since before, and stops the service.
 func saveLeftovers(o options, before []string) error {
 	left, err := settle(o, before)
 	if err != nil {
@@ -150,7 +149,8 @@ func saveLeftovers(o options, before []string) error {
 	return os.WriteFile("out/left", []byte(strings.Join(left, "\n")), 0o644)
 }
 
-// parent is the cgroup of all pods, as crius is told it and in the hierarchy.
+// parent returns the cgroup of all pods, as crius is configured and in the
+// hierarchy.
 func (o options) parent() string {
 	if o.Driver == "systemd" {
 		return "pods.slice"
@@ -160,8 +160,8 @@ func (o options) parent() string {
 
 func installPackage(deb string) error { return command("dpkg", "--install", deb) }
 
-// configure follows the package's documentation. The service comes up as it is
-// shipped.
+// configure follows the package's documentation. The service starts with the
+// shipped settings.
 func configure(o options) error {
 	config := fmt.Sprintf(`log_level = "debug"
 [pod]
@@ -207,7 +207,7 @@ func command(argv ...string) error {
 	return nil
 }
 
-// save keeps what a command prints.
+// save keeps a command's output.
 func save(name string, argv ...string) {
 	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
 	if err != nil {
@@ -231,8 +231,8 @@ var lasting = []string{
 // crunCache holds seccomp filters, which crun compiles once for all containers.
 const crunCache = "file: /run/crius/runtime/crun/.cache"
 
-// take lists everything on the machine that pods may leave behind: of the
-// server's directories one after the other, and of systemd its units.
+// take lists everything on the machine that pods may leave behind, including
+// each entry of the server's directories, and systemd's units.
 func take(o options) ([]string, error) {
 	here := func(f func() error) error { return f() }
 	scopes := []inventory.Scope{
@@ -259,7 +259,7 @@ func take(o options) ([]string, error) {
 	return append(lines, units...), err
 }
 
-// units are systemd's that have to do with crius, and whatever failed.
+// units returns systemd's units that concern crius, and all failed ones.
 func units() ([]string, error) {
 	out, err := exec.Command("systemctl", "list-units", "--all", "--plain", "--no-legend", "--type=scope,service,mount").Output()
 	if err != nil {
@@ -275,7 +275,7 @@ func units() ([]string, error) {
 	return lines, nil
 }
 
-// settle waits until there is no more than before, and tells what is left.
+// settle waits until there is no more than before, and returns what is left.
 func settle(o options, before []string) ([]string, error) {
 	known := map[string]bool{}
 	for _, line := range before {

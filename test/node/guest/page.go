@@ -6,11 +6,11 @@ import "strings"
 // heading above them.
 type page map[string][][]string
 
-// parse reads a page in Markdown.
+// parse parses a page in Markdown.
 func parse(text string) page {
 	p := page{}
 	heading, block := "", []string(nil)
-	inside, until := false, "" // a block; the end of a here-document
+	inside, until := false, "" // inside a block; the end of a here-document
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
 		switch {

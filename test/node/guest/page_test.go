@@ -22,7 +22,7 @@ func TestPageHasCommandsBelowHeadings(t *testing.T) {
 	}
 }
 
-// What the operator follows is on the page, however that is worded.
+// The page contains the operator's commands, whatever its wording.
 func TestInstallPageHasItsBlocks(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/install.md")
 	if err != nil {

@@ -17,21 +17,22 @@ import (
 	"github.com/crius-run/crius/test/kit/kubelet"
 )
 
-// What not every kernel has.
+// Features that not every kernel has.
 const (
 	cpuset    = "/sys/fs/cgroup/cpuset.cpus.effective"
 	hugePages = "/sys/kernel/mm/hugepages/hugepages-2048kB"
 )
 
-// firmware is a file of what the firmware has told the kernel, by processor.
+// firmware is a file with the firmware's information for the kernel, by
+// processor.
 var firmware = map[string]string{"amd64": "/sys/firmware/memmap/0/type", "arm64": "/sys/firmware/fdt"}
 
-// probes are run by exec in a container to which nothing but the default
-// AppArmor profile says no, and which has the resources of resources.
+// probes are run by exec in a container that only the default AppArmor profile
+// restricts, and that has the resources of resources.
 var probes = []struct {
 	about, script string
 	allowed       bool
-	output        string // must be in it
+	output        string // must be in the output
 	needs         string // a file of the node; empty: none
 }{
 	{"an exec is confined", "cat /proc/self/attr/current", true, "crius-default", ""},
@@ -64,13 +65,14 @@ func exists(path string) bool {
 }
 
 const (
-	stopped = 42 // what the container's handler of SIGTERM exits with
+	stopped = 42 // exit code of the container's SIGTERM handler
 	image   = "registry.k8s.io/e2e-test-images/busybox:1.29-2"
 )
 
-// promises looks at what the suite has no specs for: what a container may do under
-// crius's default AppArmor profile, and cpuset and hugetlb where the kernel has them. It
-// tells what is wrong. A machine without apparmor_parser is the one with SELinux.
+// promises checks what the suite has no specs for: what a container may do
+// under crius's default AppArmor profile, and cpuset and hugetlb if the kernel
+// has them. It returns what is wrong. A machine without apparmor_parser is the
+// one with SELinux.
 func promises(ctx context.Context, o options) (wrong []string, err error) {
 	if _, err := exec.LookPath("apparmor_parser"); err != nil {
 		return nil, nil
@@ -114,7 +116,8 @@ func promises(ctx context.Context, o options) (wrong []string, err error) {
 	if wrong, err = probe(ctx, r, created.ContainerId); err != nil {
 		return nil, err
 	}
-	// Whether the signal arrives is told by the exit code, however slow the machine is.
+	// The exit code shows whether the signal arrives, however slow the machine
+	// is.
 	if _, err := r.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: created.ContainerId, Timeout: 30}); err != nil {
 		return nil, err
 	}

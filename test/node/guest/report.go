@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// report is what became of each promise of a run without critest.
+// report is the results of a run without critest, one per promise.
 type report struct {
 	mode  string // of the run
 	specs []spec
@@ -30,7 +30,7 @@ func (r *report) promise(text string, err error) {
 	fmt.Printf("%s: %s: %s %s\n", r.mode, text, s.State, s.Failure.Message)
 }
 
-// write writes what the host judges, and a table of all promises.
+// write writes the results for the host, and a table of all promises.
 func (r *report) write() error {
 	data, err := json.Marshal([]map[string]any{{"SpecReports": r.specs}})
 	if err != nil {

@@ -19,26 +19,26 @@ import (
 	"github.com/crius-run/crius/test/kit/kubelet"
 )
 
-// loadPolicy is the context of who installs the package's module. It may not write into
-// the pipe in which this program reads what dpkg says.
+// loadPolicy is the context of the process that installs the package's module.
+// It may not write into the pipe from which this program reads dpkg's output.
 const loadPolicy = "system_u:system_r:load_policy_t:s0"
 
-// Where SELinux has what it keeps.
+// SELinux's directories.
 const (
 	seLinuxEnforce = "/sys/fs/selinux/enforce"
 	auditLog       = "/var/log/audit/audit.log"
 	labelAttribute = "security.selinux"
 )
 
-// enforcing tells whether the kernel enforces an SELinux policy.
+// enforcing reports whether the kernel enforces an SELinux policy.
 func enforcing() bool {
 	mode, err := os.ReadFile(seLinuxEnforce)
 	return err == nil && strings.TrimSpace(string(mode)) == "1"
 }
 
-// seLinuxPromises looks at what crius promises of a node where SELinux enforces, with
-// each handler, and at what was denied: nothing but what a pod was made for that tries
-// to reach the files of another one. It tells what is wrong.
+// seLinuxPromises checks crius's promises for a node where SELinux enforces,
+// with each handler, and the denials: only what a pod was made for that tries
+// to reach another one's files. It returns what is wrong.
 func seLinuxPromises(ctx context.Context) (wrong []string, err error) {
 	if _, err := os.Stat(seLinuxEnforce); err != nil {
 		return nil, nil
@@ -68,16 +68,16 @@ func seLinuxPromises(ctx context.Context) (wrong []string, err error) {
 	return append(s.wrong, s.denials()...), nil
 }
 
-// seLinuxNode is a node whose promises are looked at.
+// seLinuxNode is a node whose promises are checked.
 type seLinuxNode struct {
 	runtime   cri.RuntimeServiceClient
 	images    cri.ImageServiceClient
 	handler   string
-	strangers []string // contexts of processes that try what they may not
+	strangers []string // contexts of processes that try forbidden accesses
 	wrong     []string
 }
 
-// labelled is a pod with one container, and the context of that.
+// labelled is a pod with one container, and the container's context.
 type labelled struct{ pod, container, context string }
 
 func (s *seLinuxNode) fault(about string, err error) {
@@ -87,7 +87,7 @@ func (s *seLinuxNode) fault(about string, err error) {
 	fmt.Println("selinux:", s.handler+":", about+":", err)
 }
 
-// look looks at one handler.
+// look checks one handler.
 func (s *seLinuxNode) look(ctx context.Context, userNamespaces bool) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
 	defer cancel()
@@ -172,7 +172,7 @@ func (s *seLinuxNode) look(ctx context.Context, userNamespaces bool) {
 	}
 }
 
-// hostPaths adds volumes of what agents on nodes have for volumes.
+// hostPaths adds the typical volumes of node agents.
 func hostPaths(c *cri.ContainerConfig) {
 	for container, host := range map[string]string{
 		"/host/etc": "/etc", "/host/log": "/var/log", "/host/shm": "/dev/shm", "/host/socket": "/run/dbus/system_bus_socket", "/host/null": "/dev/null",
@@ -232,7 +232,8 @@ func (s *seLinuxNode) exec(ctx context.Context, p labelled, script string) (stri
 	return output, nil
 }
 
-// expect runs a script that must succeed and print something.
+// expect runs a script that must succeed and whose output must contain
+// something.
 func (s *seLinuxNode) expect(ctx context.Context, p labelled, about, script, want string) {
 	output, err := s.exec(ctx, p, script)
 	if err == nil && !strings.Contains(output, want) {
@@ -254,7 +255,7 @@ func (s *seLinuxNode) remove(ctx context.Context, p labelled) {
 	s.fault("stop and remove", errors.Join(err, removed))
 }
 
-// level is that of a context, user:role:type:level.
+// level returns the level of a context, user:role:type:level.
 func level(context string) string {
 	if parts := strings.SplitN(context, ":", 4); len(parts) == 4 {
 		return parts[3]
@@ -269,8 +270,8 @@ func differentLevels(a, b string) error {
 	return nil
 }
 
-// sameLevel tells what a file has for a label that is not one of a container's files
-// at the level of its process.
+// sameLevel checks that a file has the label of container files at the level of
+// a process.
 func sameLevel(path, process string) error {
 	out, err := exec.Command("stat", "--format=%C", path).Output()
 	if label := strings.TrimSpace(string(out)); err == nil && (!strings.Contains(label, ":container_file_t:") || level(label) != level(process)) {

@@ -79,7 +79,7 @@ func upgrade(ctx context.Context, o options) error {
 	if err := errors.Join(u.installUnderThem(ctx), u.restartUnderThem(ctx), u.removePods(ctx)); err != nil {
 		return err
 	}
-	server := fmt.Sprintf("process: %s /usr/bin/crius serve in cgroup /system.slice/%s", mainPID(), unit) // another than before
+	server := fmt.Sprintf("process: %s /usr/bin/crius serve in cgroup /system.slice/%s", mainPID(), unit) // another one than before
 	return errors.Join(u.write(), saveLeftovers(o, append(before, server)))
 }
 
@@ -176,7 +176,7 @@ func (p *upgradedPod) sessionsAnswer(word string) error {
 	return nil
 }
 
-// installUnderThem installs the current package. It must not touch the server.
+// installUnderThem installs the current package. It must not affect the server.
 func (u *upgrader) installUnderThem(ctx context.Context) error {
 	server, before := mainPID(), modes()
 	if err := installPackage("crius.deb"); err != nil {
@@ -189,7 +189,8 @@ func (u *upgrader) installUnderThem(ctx context.Context) error {
 	return nil
 }
 
-// restartUnderThem puts the current version in force while a container exits.
+// restartUnderThem restarts the service with the current version while a
+// container exits.
 func (u *upgrader) restartUnderThem(ctx context.Context) error {
 	old, err := u.runtime.Version(ctx, &cri.VersionRequest{})
 	if err != nil {
@@ -248,7 +249,7 @@ func (u *upgrader) another(ctx context.Context, p *upgradedPod, name string) err
 	return same(string(answer.Stdout), "here\n")
 }
 
-// unchanged tells whether the pod and its containers are as they were.
+// unchanged checks that the pod and its containers are as they were.
 func (u *upgrader) unchanged(ctx context.Context, p *upgradedPod) error {
 	status, err := u.runtime.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: p.id})
 	if err != nil {
@@ -265,7 +266,7 @@ func (u *upgrader) unchanged(ctx context.Context, p *upgradedPod) error {
 	return errors.Join(errs...)
 }
 
-// pid is that of a running container's process on the node.
+// pid returns the pid of a running container's process on the node.
 func (u *upgrader) pid(ctx context.Context, id string) (string, error) {
 	r, err := u.runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id, Verbose: true})
 	if err != nil {
@@ -281,7 +282,7 @@ func (u *upgrader) pid(ctx context.Context, id string) (string, error) {
 	return strconv.Itoa(info.PID), nil
 }
 
-// exited tells whether a container has exited with a code.
+// exited checks that a container has exited with a code.
 func (u *upgrader) exited(ctx context.Context, id string, code int32) error {
 	var status *cri.ContainerStatus
 	var err error
@@ -297,7 +298,7 @@ func (u *upgrader) exited(ctx context.Context, id string, code int32) error {
 	return same(fmt.Sprint(status.State, " ", status.ExitCode), fmt.Sprint(cri.ContainerState_CONTAINER_EXITED, " ", code))
 }
 
-// counts tells whether the log holds each number once, and goes on.
+// counts checks that the log contains each number once, and continues.
 func (p *upgradedPod) counts() error {
 	file := filepath.Join(p.config.LogDirectory, "count", "0.log")
 	lines := func() ([]string, error) {
@@ -332,7 +333,7 @@ func (u *upgrader) removePods(ctx context.Context) error {
 	return err
 }
 
-// mainPID is the server's process, as systemd knows it.
+// mainPID returns the server's pid, from systemd.
 func mainPID() string {
 	out, err := exec.Command("systemctl", "show", "--value", "--property=MainPID", unit).Output()
 	if err != nil {
@@ -341,7 +342,7 @@ func mainPID() string {
 	return strings.TrimSpace(string(out))
 }
 
-// modes are mode and owner of what the package and the server both make.
+// modes returns mode and owner of what the package and the server both make.
 func modes() string {
 	var all strings.Builder
 	for _, path := range []string{"/run/crius", "/run/crius/containers", "/run/crius/pods", socket, "/var/lib/crius", "/etc/crius", "/etc/crius/crius.toml.d"} {
@@ -354,7 +355,7 @@ func modes() string {
 	return all.String()
 }
 
-// gone tells whether a process ends.
+// gone checks that a process ends.
 func gone(pid string) error {
 	if !wait.Until(context.Background(), func() bool { _, err := os.Stat("/proc/" + pid); return errors.Is(err, fs.ErrNotExist) }) {
 		return fmt.Errorf("process %s goes on", pid)

@@ -14,7 +14,7 @@ import (
 )
 
 // load works at random until the power is cut: images come and go, pods too,
-// and somebody else fills the page cache with what is not on the disk yet.
+// and another program fills the page cache with unwritten data.
 func (n *node) load(ctx context.Context, random *rand.Rand) error {
 	failed := make(chan error)
 	for _, work := range []func(context.Context, *rand.Rand) error{
@@ -32,8 +32,8 @@ func (n *node) load(ctx context.Context, random *rand.Rand) error {
 	return <-failed
 }
 
-// pullAndRemove pulls an image, and sometimes removes it first. The host is told
-// what is promised: a pull that has returned is one that no power cut undoes.
+// pullAndRemove pulls an image, and sometimes removes it first. The host is
+// told what is promised: no power cut undoes a pull that has returned.
 func (n *node) pullAndRemove(ctx context.Context, random *rand.Rand) error {
 	at := random.IntN(len(n.images))
 	n.busy[at].Lock()
@@ -47,7 +47,7 @@ func (n *node) pullAndRemove(ctx context.Context, random *rand.Rand) error {
 		}
 	}
 	if random.IntN(6) == 0 {
-		return nil // and leave it to the next
+		return nil // and leave it to the next one
 	}
 	answer, err := n.PullImage(ctx, &cri.PullImageRequest{Image: spec})
 	if err != nil {
@@ -60,7 +60,7 @@ func (n *node) pullAndRemove(ctx context.Context, random *rand.Rand) error {
 	return nil
 }
 
-// pods runs a pod with a container or two, for a while or for good.
+// pods runs a pod with a container or two, for a while or permanently.
 func (n *node) pods(ctx context.Context, random *rand.Rand) error {
 	config := kubelet.Pod("load", kubelet.LogsBelow("/run/logs"))
 	handler := []string{"runc", "crun"}[random.IntN(2)]
@@ -74,7 +74,7 @@ func (n *node) pods(ctx context.Context, random *rand.Rand) error {
 		c := kubelet.Container(fmt.Sprint("c", i), one.ref(), args)
 		made, err := n.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: pod.PodSandboxId, Config: c, SandboxConfig: config})
 		if err != nil {
-			continue // the image is gone, which is nobody's fault
+			continue // the image is gone, which is not an error
 		}
 		if random.IntN(4) > 0 {
 			if _, err := n.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: made.ContainerId}); err != nil {
@@ -99,7 +99,7 @@ func (n *node) pods(ctx context.Context, random *rand.Rand) error {
 	return nil
 }
 
-// scribble writes files of its own, most of them without ever syncing.
+// scribble writes its own files, mostly without ever syncing.
 func scribble(_ context.Context, random *rand.Rand) error {
 	dir := filepath.Join(disk, "scribble")
 	if err := os.MkdirAll(dir, 0o755); err != nil {

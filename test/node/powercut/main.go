@@ -1,13 +1,13 @@
 // Powercut is the init of a machine whose power is cut again and again: it
-// brings up what crius needs, starts it, looks whether everything is right
-// after the last cut, and then works until the next one.
+// starts what crius needs, starts crius, checks that everything is right after
+// the last cut, and then works until the next one.
 //
-// It tells the host in lines that begin with "@ ": how long crius took to
+// It reports to the host in lines that begin with "@ ": how long crius took to
 // answer, what was verified, that the work begins, and what the node has
-// promised since. A failure is told and switches the machine off.
+// promised since. A failure is reported and powers off the machine.
 //
-// On a machine that another init has booted (its service manager starts crius,
-// as installed) it does the same but for bringing up.
+// On a machine booted by another init (whose service manager starts crius, as
+// installed) it does the same without the first part.
 package main
 
 import (
@@ -33,7 +33,7 @@ import (
 )
 
 const (
-	bench    = "/bench" // what the host has put there
+	bench    = "/bench" // files from the host
 	disk     = "/mnt"   // survives the cuts
 	stateDir = "/var/lib/crius"
 	runDir   = "/run/crius"
@@ -44,7 +44,7 @@ const (
 	address  = "127.0.0.1:5000" // of the registry
 )
 
-// served is an image of the registry, as the host has built it.
+// served is an image in the registry, as built by the host.
 type served struct {
 	Name, ID, Digest string
 	Blobs            []string
@@ -101,7 +101,7 @@ func run(ctx context.Context) error {
 	}
 }
 
-// life is what happens between two cuts, and ends only by what is wrong.
+// life runs between two cuts, and returns only with an error.
 func (n *node) life(ctx context.Context) error {
 	if err := n.verify(ctx); err != nil {
 		return err
@@ -111,7 +111,7 @@ func (n *node) life(ctx context.Context) error {
 	return n.load(ctx, rand.New(rand.NewPCG(seed, 0)))
 }
 
-// mounts are the file systems that the machine gets, in this order.
+// mounts are the file systems of the machine, in this order.
 var mounts = []struct{ what, where, kind, data string }{
 	{"proc", "/proc", "proc", ""},
 	{"sysfs", "/sys", "sysfs", ""},
@@ -125,7 +125,7 @@ var mounts = []struct{ what, where, kind, data string }{
 	{"var", "/var", "tmpfs", "mode=755"},
 }
 
-// bringUp makes a bare kernel a node.
+// bringUp turns a bare kernel into a node.
 func bringUp() error {
 	for _, m := range mounts {
 		err := os.MkdirAll(m.where, 0o755)
@@ -167,7 +167,7 @@ func bringUp() error {
 	return nil
 }
 
-// startCrius starts the server as its service would. It is never started again.
+// startCrius starts the server as its service would. It is never restarted.
 func startCrius(ended chan<- error) error {
 	log, err := os.Create(logFile)
 	if err != nil {
@@ -231,7 +231,7 @@ func mapFile(path string) ([]byte, error) {
 	return unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_PRIVATE)
 }
 
-// wanted are the images that the node has promised to have.
+// wanted returns the images that the node has promised to have.
 func wanted() []string {
 	return strings.FieldsFunc(os.Getenv("POWERCUT_WANT"), func(r rune) bool { return r == ',' })
 }

@@ -12,9 +12,8 @@ import (
 	"strings"
 )
 
-// orphans finds what the store has without a record of it, and records of what
-// it has not. It knows how containers/storage keeps its things, and asks
-// nobody.
+// orphans finds data in the store without a record, and records without data.
+// It uses only its own knowledge of how containers/storage keeps them.
 func orphans() error {
 	layers, err := ids("overlay-layers/layers.json", "overlay-layers/volatile-layers.json")
 	if err != nil {
@@ -41,7 +40,7 @@ func orphans() error {
 	return nil
 }
 
-// ids are those of all records in some files of containers/storage.
+// ids returns those of all records in some files of containers/storage.
 func ids(files ...string) ([]string, error) {
 	var all []string
 	for _, file := range files {
@@ -65,8 +64,8 @@ func ids(files ...string) ([]string, error) {
 
 var id = regexp.MustCompile("^[0-9a-f]{64}")
 
-// compare finds files that belong to none of the ids, and with must ids that
-// have none.
+// compare finds files that belong to none of the ids, and with must also ids
+// without a file.
 func compare(dir string, known []string, must bool) (wrong []string) {
 	entries, _ := os.ReadDir(filepath.Join(graph, dir))
 	seen := map[string]bool{}

@@ -50,7 +50,7 @@ func (n *node) connect(ctx context.Context, ended <-chan error) error {
 	return err
 }
 
-// verify looks whether the node is as it should be after a boot.
+// verify checks that the node is as it should be after a boot.
 func (n *node) verify(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*wait.Limit)
 	defer cancel()
@@ -88,7 +88,7 @@ func (n *node) verify(ctx context.Context) error {
 	return nil
 }
 
-// clear removes what was there when the power was cut. All of it is dead.
+// clear removes what existed when the power was cut. All of it is dead.
 func (n *node) clear(ctx context.Context) (pods, containers int, err error) {
 	listed, err := n.ListContainers(ctx, &cri.ListContainersRequest{})
 	if err != nil {
@@ -122,7 +122,7 @@ func (n *node) clear(ctx context.Context) (pods, containers int, err error) {
 	return len(sandboxes.Items), len(listed.Containers), nil
 }
 
-// present are the images that are listed, all of which must be of ours.
+// present returns the listed images, all of which must be among ours.
 func (n *node) present(ctx context.Context) ([]*served, error) {
 	listed, err := n.ListImages(ctx, &cri.ListImagesRequest{})
 	if err != nil {
@@ -137,9 +137,9 @@ func (n *node) present(ctx context.Context) ([]*served, error) {
 		one := n.images[at]
 		digest := address + "/" + one.Name + "@" + one.Digest
 		if len(image.RepoDigests)+len(image.RepoTags) == 0 && !slices.Contains(wanted(), one.Name) {
-			// containers/image gives the name last: this pull had not returned. The
-			// image is whole, and the next pull, or the kubelet's collection of
-			// garbage, has use for it.
+			// containers/image assigns the name last: this pull had not returned. The
+			// image is complete, and the next pull, or the kubelet's garbage
+			// collection, handles it.
 			present = append(present, one)
 			continue
 		}
@@ -201,14 +201,13 @@ func (n *node) tryOne(ctx context.Context, pod string, config *cri.PodSandboxCon
 	return nil
 }
 
-// settle waits until nothing of any pod is left, and nothing in the store has no
-// owner.
+// settle waits until nothing of any pod is left, and the store has no orphans.
 func settle(ctx context.Context) (err error) {
 	wait.Until(ctx, func() bool { err = errors.Join(remains(), orphans()); return err == nil })
 	return err
 }
 
-// remains are those of pods.
+// remains checks that nothing of pods is left.
 func remains() error {
 	var left []string
 	for _, pattern := range []string{

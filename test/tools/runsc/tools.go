@@ -1,8 +1,8 @@
 //go:build tools
 
-// Package tools pins the version of gVisor that crius is tested with. It is a
-// module of its own, because gVisor needs dependencies in versions that nobody
-// else does; package testkit/tools builds it.
+// Package tools pins the version of gVisor with which crius is tested. It is a
+// separate module, because gVisor needs dependencies in versions that nothing
+// else does; package test/kit/tools builds it.
 package tools
 
 import _ "gvisor.dev/gvisor/runsc"

@@ -1,12 +1,12 @@
-// Say is the program of the images that power cuts are tried with. It runs as
-// the init of a container:
+// Say is the program in the images for power cuts. It runs as the init of a
+// container:
 //
 //	say check SUM     compares all of the image with /manifest, whose digest is SUM
 //	say exit CODE     ends with that code
 //	say sleep         sleeps until it is killed
 //	say write         writes into the writable layer until it is killed
 //
-// In the manifest, each line is what Describe says of a file.
+// In the manifest, each line is the result of describe for a file.
 package main
 
 import (
@@ -85,7 +85,7 @@ func check(sum string) {
 	os.Exit(1)
 }
 
-// describe is path, mode, owner, and what the file holds.
+// describe returns path, mode, owner, and content of a file.
 func describe(path string) (string, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
