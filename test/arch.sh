@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds the programs for other processors, vets all packages for them, and runs the
-# tests that need no more of the kernel than qemu's emulation of a process has. 386, for
-# which there are no packages, stands for 32 bits on the kernel itself: an amd64 machine
-# runs it as it is, real monitors and cgroups included.
+# tests for which qemu's emulation of a process is enough. 386, for which there are no
+# packages, represents 32 bits on a real kernel: an amd64 machine runs it natively,
+# including real monitors and cgroups.
 #
 #   test/arch.sh GOARCH...
 set -euo pipefail
@@ -10,16 +10,15 @@ cd "$(dirname "$0")/.."
 export CGO_ENABLED=0 GOARM=7
 tags=containers_image_openpgp,exclude_graphdriver_btrfs,nri_no_wasm
 
-# Rules, formats and arithmetic: what the size of a word and the order of bytes in it
-# could break.
+# Rules, formats and arithmetic, which word size and byte order could break.
 emulated=(
 	./cmd/crius/config/... ./conmon/wire ./internal/capture ./internal/guarded ./internal/ids ./internal/lsm
 	./internal/record ./internal/selinux ./network/hostport ./oci/annotation ./oci/classes ./oci/hooks ./oci/tuning
 	./oci/version ./pod/usage ./pod/view ./server/stream ./server/tlsfile ./storage/durable ./storage/pull/progress
 	./storage/pull/pullerror ./storage/registry/source ./storage/registry/trust
 )
-started=TestKilledWriter # which qemu cannot: it starts the test program itself
-# And what works on kernel objects.
+started=TestKilledWriter # fails with qemu: it starts the test program itself
+# Packages that use kernel objects.
 native=(
 	./cmd/crius-conmon ./conmon/... ./internal/... ./nri/... ./server/...
 )
@@ -35,7 +34,7 @@ test_packages() {
 	arm64) qemu=qemu-aarch64-static ;;
 	esac
 	go test -vet=off -tags $tags -skip "$started" -exec "$qemu" "${emulated[@]}"
-	# What the filter of monitors says; qemu's emulation of a process has no filters.
+	# The content of the monitors' filter; qemu's emulation of a process has no filters.
 	go test -vet=off -tags $tags -run '^TestFilter' -exec "$qemu" ./conmon/monitor
 }
 

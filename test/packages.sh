@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds the packages twice from the programs in BINDIR and looks into them: the
-# same bytes both times, the right files with the right modes, programs that
-# run, a unit that systemd takes, and scripts that start nothing. Then they are
-# installed, upgraded, downgraded and removed on a copy of this machine's root.
+# Builds the packages twice from the programs in BINDIR and checks them: the same
+# bytes both times, the right files with the right modes, programs that run, a
+# unit that systemd accepts, and scripts that start nothing. Then it installs,
+# upgrades, downgrades and removes them on a copy of this machine's root.
 #
 #   test/packages.sh BINDIR
 set -euo pipefail
@@ -57,8 +57,8 @@ check_tree() { # DIR FURTHER-FILES
 	zcat "$1"/usr/share/*/crius/third-party-licences.gz | grep 'Apache License' >/dev/null || fail "$1: licences of modules are missing"
 }
 
-# calls RUNNER...: the systemctl calls of a maintainer script, with systemd
-# seeming to run. It gets a /run of its own.
+# calls RUNNER...: the systemctl calls of a maintainer script, with a systemd
+# that appears to be running. The script gets its own /run.
 calls() {
 	mkdir -p "$work/fake"
 	# shellcheck disable=SC2016
@@ -127,7 +127,7 @@ expect "RPM, after an upgrade" "" "$(calls sh "$work/scriptlet" 1)"
 expect "RPM, after removal" "$reload" "$(calls sh "$work/scriptlet" 0)"
 echo "ok    scripts start nothing"
 
-# Where SELinux is on, the policy module comes first, and goes last.
+# If SELinux is enabled, the policy module is loaded first, and removed last.
 without_selinux=0
 scriptlet POSTIN
 for installed in "$(calls "$d/postinst" configure)" "$(calls sh "$work/scriptlet" 1)"; do
@@ -142,7 +142,7 @@ done
 expect "with SELinux, RPM, after an upgrade" "" "$(calls sh "$work/scriptlet" 1)"
 echo "ok    SELinux module"
 
-# The list of modules has all that the programs say they are linked from.
+# The list of modules is complete according to the programs.
 jq -r '.packages[] | .name + " " + .versionInfo' "$work/deb/usr/share/doc/crius/sbom.spdx.json" | sort >"$work/listed"
 {
 	echo "crius 1.2.3+4.gabcdef0"
@@ -181,7 +181,7 @@ by_archive help 2>/dev/null || status=$?
 expect "archive: exit code of an unknown verb" 2 $status
 echo "ok    archive installed and removed"
 
-# life is that of a node on which packages come and go, by functions for one format.
+# life is the life of a node on which packages are installed and removed, with functions for one format.
 # shellcheck disable=SC2016
 life='
 list() { find /usr /etc /opt /var/lib/crius /run/crius ! -type d 2>/dev/null | grep -v "^/usr/lib/sysimage/" | sort; }
@@ -194,7 +194,7 @@ chmod 711 /run/crius
 chmod 700 /var/lib/crius
 touch /run/crius/socket /var/lib/crius/record
 echo "# mine" >>/etc/crius/crius.toml
-exec 3</usr/bin/crius-conmon # as a monitor has it that runs
+exec 3</usr/bin/crius-conmon # like a running monitor
 install /tmp/new
 version 1.2.4 || wrong "not upgraded"
 install /tmp/old
@@ -249,7 +249,7 @@ live "$deb_life"
 live "$rpm_life"
 echo "ok    DEB and RPM installed, upgraded, downgraded and removed"
 
-# The unit is verified below a root of its own, where its programs exist.
+# The unit is verified below a separate root, where its programs exist.
 install -D /bin/true "$work/deb/sbin/modprobe"
 install -D /bin/true "$work/deb/bin/kill"
 complaints=$(systemd-analyze verify --root="$work/deb" --man=no --recursive-errors=no crius.service 2>&1) || fail "unit: $complaints"

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Makes this machine fit for a target of the Makefile: installs the Debian packages
-# that it needs, looks for Go, and puts hybrid cgroups in the shape that crun wants.
-# Does nothing where nothing is missing, and says what it does.
+# Prepares this machine for a target of the Makefile: installs the Debian packages
+# that it needs, looks for Go, and arranges hybrid cgroups as crun requires.
+# Does nothing if nothing is missing, and prints what it does.
 #
 #   test/setup.sh [SET|PACKAGE...]     default: test
 #
-#   demo-runc, demo-crun   what make demo shows, with that runtime
-#   test                   what tests and measurements run
+#   demo-runc, demo-crun   for make demo, with that runtime
+#   test                   for tests and measurements
 #
-# No package that is installed is removed, downgraded, or replaced by another version
-# (except by an update of the same version that a dependency wants): where that would
-# be so, nothing is done. A program that is there counts, whatever package it is from.
+# No installed package is removed, downgraded, or replaced by another version (except
+# by an update of the same version that a dependency requires): if that would happen,
+# nothing is done. An existing program counts, whatever package it is from.
 set -euo pipefail
 
 demo=(
@@ -20,21 +20,21 @@ demo=(
 )
 tests=(
 	runc crun                             # the runtimes under test
-	containerd                            # its shim, which is one as well
+	containerd                            # its shim, which is a runtime as well
 	"${demo[@]}"
 	skopeo golang-github-containers-common # another tool on the same images
 	gcc libc6-dev                         # the race detector
 	libseccomp-dev pkg-config             # building a current runc
 	dpkg-dev patch xz-utils bzip2         # building busybox from Debian's source
 	procps util-linux kmod                # looking at processes and mounts
-	e2fsprogs strace                      # disks that are full, system calls that fail
+	e2fsprogs strace                      # full disks, failing system calls
 	groff-base                            # manual pages
 	busybox-static                        # an image with a shell
 	git make
 )
 
-# What a package is wanted for, all of it: the machine may have it from elsewhere. Tests have
-# plugins in /usr/lib/cni, the demo wherever they are.
+# All programs for which a package is needed: the machine may have them from elsewhere. Tests
+# need plugins in /usr/lib/cni, the demo in any directory.
 plugins=(bandwidth bridge firewall host-local loopback portmap ptp tuning)
 declare -A program=(
 	[runc]=runc [crun]=crun [skopeo]=skopeo
@@ -48,7 +48,7 @@ die() {
 	exit 1
 }
 
-# present reports whether there is a package, or what it is wanted for.
+# present reports whether a package, or everything for which it is needed, is installed.
 present() {
 	local one
 	[ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" != installed ] || return 0
@@ -58,10 +58,10 @@ present() {
 	[ -n "${program[$1]:-}" ]
 }
 
-# upstream is a version without the distribution's revision.
+# upstream prints a version without the distribution's revision.
 upstream() { printf '%s\n' "${1%-*}"; }
 
-# refuse ends with what installing the packages would do to those that are installed.
+# refuse exits with the effects of installing the packages on installed ones, if any.
 refuse() {
 	local plan=$1 line action name old new bad=()
 	while read -r line; do
@@ -106,7 +106,7 @@ install_packages() {
 	apt "${install[@]}" "${missing[@]}" >/dev/null || die "apt-get could not install ${missing[*]}: see above"
 }
 
-# Go from 1.21 on fetches the version that go.mod wants.
+# Go from 1.21 on downloads the version that go.mod requires.
 check_go() {
 	local version minor
 	command -v go >/dev/null || die "Go is missing, or not in PATH. Any Go from 1.21 on will do; Debian 12's own is older:" \

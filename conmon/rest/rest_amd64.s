@@ -1,7 +1,7 @@
 #include "go_asm.h"
 #include "textflag.h"
 
-// R12 is the plan, R13 the stack pointer at the program's beginning, BX the epoll
+// R12 is the plan, R13 the stack pointer at the program's start, BX the epoll
 // descriptor, R15 the program's first instruction. System calls change AX, CX and R11.
 //
 // func enter(p *plan)
@@ -62,7 +62,7 @@ wait:
 	CMPQ	AX, $-4			// EINTR, after SIGCONT
 	JEQ	wait
 
-	// The runtime ends the process if it gets no memory or thread. Wait until there are.
+	// The runtime ends the process if it gets no memory or thread. Wait until both are available.
 ready:
 	XORL	DI, DI
 	MOVQ	$const_memory, SI
@@ -79,7 +79,7 @@ ready:
 	MOVQ	$const_sysMunmap, AX
 	SYSCALL
 	MOVQ	$const_threadFlags, DI
-	MOVQ	SP, SI			// of which the thread uses nothing
+	MOVQ	SP, SI			// the thread does not use it
 	XORL	DX, DX
 	XORL	R10, R10
 	XORL	R8, R8
@@ -104,7 +104,7 @@ scarce:
 	SYSCALL
 	JMP	ready
 
-// The list at R14.
+// calls makes the system calls in the list at R14.
 TEXT calls<>(SB), NOSPLIT|NOFRAME, $0
 next:
 	MOVQ	call_number(R14), AX
@@ -120,7 +120,7 @@ next:
 done:
 	RET
 
-// A thread's end.
+// leave ends a thread.
 TEXT leave<>(SB), NOSPLIT|NOFRAME, $0
 	MOVQ	$0, DI
 	MOVQ	$const_sysExit, AX

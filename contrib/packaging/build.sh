@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Packs the programs of BINDIR as DEB, RPM and archive into OUTDIR, and lists what is
+# Packs the programs of BINDIR as DEB, RPM and archive into OUTDIR, and lists the modules
 # linked into them, in the format of SPDX.
 #
 #   contrib/packaging/build.sh VERSION GOARCH BINDIR OUTDIR
 #
-# VERSION is what `git describe` says. The same inputs and SOURCE_DATE_EPOCH give
+# VERSION is the output of `git describe`. The same inputs and SOURCE_DATE_EPOCH give
 # the same packages, byte by byte. Needs dpkg-deb (dpkg), rpmbuild (rpm) and go,
-# which knows the licences of what is linked.
+# which finds the licences of linked modules.
 set -euo pipefail
 
 [ $# -eq 4 ] || { sed -n '2,/^$/s/^# \?//p' "$0" >&2; exit 2; }
@@ -25,7 +25,7 @@ for tool in dpkg-deb rpmbuild go; do
 done
 
 # package_version turns v0.2.0-rc.1-3-gabc1234-dirty into
-# 0.2.0~rc.1+3.gabc1234.dirty, which sorts as meant in both formats.
+# 0.2.0~rc.1+3.gabc1234.dirty, which sorts as intended in both formats.
 package_version() {
 	case $1 in
 	v[0-9]*) echo "${1#v}" ;;
@@ -47,8 +47,8 @@ licences() {
 	done
 }
 
-# linked prints name and version of Go and of all modules that the programs say they
-# are linked from.
+# linked prints name and version of Go and of all modules that the programs list as
+# linked.
 linked() {
 	go version -m "$bindir"/crius "$bindir"/crius-unpack "$bindir"/crius-conmon "$bindir"/crius-conmon-shim | awk '
 		$1 ~ /:$/ { print "stdlib", substr($2, 3) }
@@ -86,7 +86,7 @@ bom() {
 		}'
 }
 
-# stage ROOT ZSH lays out the files that all formats have.
+# stage ROOT ZSH lays out the files that all formats share.
 stage() {
 	local root=$1 zsh=$2 doc=$1/usr/share/doc/crius page
 	install -D -m 755 -t "$root/usr/bin" "$bindir/crius" "$bindir/crius-unpack" "$bindir/crius-conmon" "$bindir/crius-conmon-shim"
@@ -116,10 +116,10 @@ stage() {
 	fi
 }
 
-# age gives all files the time of the source.
+# age sets the time of all files to that of the source.
 age() { find "$1" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +; }
 
-# changelog is what Debian wants to see; what changed is in CHANGELOG.md.
+# changelog is required by Debian; the changes are in CHANGELOG.md.
 changelog() {
 	printf 'crius (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md beside this file.\n\n -- %s  %s\n' \
 		"$version" "$(sed -n 's/^Maintainer: //p' $here/deb/control)" "$(date -uRd "@$SOURCE_DATE_EPOCH")"
@@ -171,7 +171,7 @@ rpm() {
 	echo "rpmbuild: $(ls "$outdir"/crius-"$version"-*."$arch".rpm)"
 }
 
-# archive has the same files for machines without either, and a script that installs them.
+# archive packs the same files for machines without either format, with an install script.
 archive() {
 	local name=crius-$version-linux-$goarch root
 	root=$work/archive/$name

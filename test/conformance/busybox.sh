@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds a static busybox from Debian's source package, for the images of the
-# conformance suite. Debian's own busybox-static will not do: its shell runs
+# conformance suite. Debian's own busybox-static is unsuitable: its shell runs
 # applets by itself, so a masked /bin/ls would work, and it lacks ipcs and pgrep.
 #
 #   busybox.sh FILE     where the program goes
@@ -23,7 +23,7 @@ quietly() {
 # The machine's own package lists stay as they are.
 . /etc/os-release
 mkdir -p "$work"/{lists,cache,source}/partial
-# Sources come from where the machine has its packages from.
+# Sources come from the machine's own package archives.
 mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' "Release: $VERSION_CODENAME" | head -n 1)
 echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $VERSION_CODENAME main" >"$work/sources.list"
 apt=(apt-get -qq -o Dir::Etc::SourceList="$work/sources.list" -o Dir::Etc::SourceParts=/dev/null
@@ -42,7 +42,7 @@ config STATIC y
 config FEATURE_SH_STANDALONE n
 config FEATURE_PREFER_APPLETS n
 config FEATURE_SH_NOFORK n
-config FEATURE_DI_ENV_HACK y # programs get variables whose names are no identifiers, as with busybox elsewhere
+config FEATURE_DI_ENV_HACK y # programs get variables whose names are not identifiers, as with other busybox builds
 config TC n # does not build with every kernel's headers
 quietly make oldconfig < <(yes '')
 quietly make -j"$(nproc)" busybox

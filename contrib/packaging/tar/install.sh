@@ -3,11 +3,11 @@
 #
 #   ./install.sh [install|uninstall]
 #
-# PREFIX (/usr/local) is where programs, unit, manual pages and completions go,
-# DESTDIR (none) a directory that stands for /. With a PREFIX where systemd does not look,
-# unit and tmpfiles.d go to /etc. The configuration goes to /etc/crius, unless there is one.
-# Nothing is enabled or started; what runs goes on. Uninstalling stops the server, if it is
-# this one, and leaves containers, /etc/crius and /var/lib/crius.
+# PREFIX (/usr/local) is the directory for programs, unit, manual pages and completions,
+# DESTDIR (none) a directory that stands for /. With a PREFIX that systemd does not search,
+# unit and tmpfiles.d go to /etc. The configuration goes to /etc/crius, unless it exists.
+# Nothing is enabled or started; what is running continues. Uninstalling stops the server,
+# if it is this one, and leaves containers, /etc/crius and /var/lib/crius.
 set -eu
 prefix=${PREFIX:-/usr/local} dest=${DESTDIR:-}
 cd "$(dirname "$0")"
@@ -23,10 +23,10 @@ if [ -e "$unit" ] && ! grep -q "^ExecStart=$prefix/bin/crius " "$unit"; then
 	exit 1
 fi
 
-# files lists what is installed, without the usr/ before it.
+# files lists the installed files, without the leading usr/.
 files() { find usr -type f | sed 's|^usr/||'; }
 
-# place says where a file goes.
+# place prints the destination of a file.
 place() {
 	case $1 in
 	lib/systemd/system/*) echo "$dest$units/${1##*/}" ;;
@@ -44,7 +44,7 @@ install)
 		[ ! -x "usr/$file" ] || mode=755
 		to=$(place "$file")
 		mkdir -p "$(dirname "$to")"
-		# A new file takes the old one's name: programs that run keep theirs.
+		# Renamed over the old file: running programs keep theirs.
 		install -m $mode "usr/$file" "$to.new"
 		case $file in
 		lib/systemd/*) sed -i "s|/usr/bin/crius|$prefix/bin/crius|" "$to.new" ;;
@@ -60,13 +60,13 @@ install)
 	echo "crius is in $prefix. Next: $prefix/bin/crius check; systemctl enable --now crius"
 	;;
 uninstall)
-	# Another crius, of a package, say, goes on.
+	# Another crius, for example from a package, keeps running.
 	loaded=
 	if systemd; then loaded=$(systemctl show --property=FragmentPath --value crius.service || true); fi
 	if [ -n "$loaded" ] && [ "$(readlink -f "$loaded")" = "$(readlink -f "$unit")" ]; then
 		systemctl --no-reload disable crius.service || true
 		systemctl stop crius.service || true
-		# Its AppArmor profile goes, unless a container that still runs is confined by it.
+		# Remove its AppArmor profile, unless it confines a running container.
 		unload=/sys/kernel/security/apparmor/.remove
 		if [ -e $unload ]; then
 			confined=

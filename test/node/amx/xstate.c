@@ -1,11 +1,11 @@
 /*
- * Preloaded into user-mode Linux, so that it runs whatever extended registers the
- * processor has, AMX's among them.
+ * Preloaded into user-mode Linux, so that it runs with any extended registers of
+ * the processor, including AMX's.
  *
- * UML before 6.13 keeps 2696 bytes of a process's extended registers. Where the
+ * UML before 6.13 keeps 2696 bytes of a process's extended registers. If the
  * processor has more, the kernel refuses to set less than all of them (EFAULT),
- * and UML's init dies at its first instruction; where it has less, it refuses to
- * set more (EINVAL). This sets what UML has, on top of what the process has: the
+ * and UML's init dies at its first instruction; if it has less, the kernel refuses
+ * to set more (EINVAL). This sets UML's registers over those of the process: the
  * rest is AMX's, which guests never use.
  */
 #define _GNU_SOURCE

@@ -1,11 +1,11 @@
 /*
  * Preloaded into user-mode Linux, so that one of its disks has a write cache
- * which a power cut empties.
+ * that a power cut empties.
  *
- * Before each write to the file $CACHE_DISK, what it overwrites is appended to
+ * Before each write to the file $CACHE_DISK, the overwritten data is appended to
  * the file $CACHE_UNDO; a flush (fsync, fdatasync) empties that. After a cut,
- * the writes that $CACHE_UNDO tells of are those that a disk may have lost, in
- * whole or in part and in any order: who cut the power takes some of them back.
+ * the writes in $CACHE_UNDO are those that a disk may have lost, in whole or in
+ * part and in any order: the program that cut the power undoes some of them.
  *
  * An entry is offset and length, 64 bits each, and the bytes. User-mode Linux
  * writes to its disks from one thread only. $CACHE_UNDO.flushed is no longer
@@ -107,8 +107,8 @@ int fdatasync(int fd) { return flush(fd, SYS_fdatasync); }
  * User-mode Linux tells its block layer that the disk flushes its cache, and
  * then does not call fdatasync: a flush is a request without segments, over
  * which its thread loops in vain (arch/um/drivers/ubd_kern.c, 5.0 and later). So
- * a flush is seen where that thread hands the finished requests back. What was
- * written behind the flush and before that counts as flushed, too.
+ * a flush is detected where that thread returns the finished requests. What was
+ * written between the flush and that point counts as flushed, too.
  */
 struct io_thread_req {
 	void *request;
