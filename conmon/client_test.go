@@ -334,8 +334,8 @@ func TestTerminate(t *testing.T) {
 		t.Error("the zombie of a monitor is left")
 	}
 
-	// A monitor that no longer listens is killed. Its container is not: that is
-	// left to the caller, who knows the cgroup.
+	// A monitor that no longer listens is killed. Its container is not: the
+	// caller, which knows the cgroup, must do that.
 	c = newContainer(t, "crun", "sleep")
 	c.run()
 	monitor := c.processes().Monitor

@@ -52,7 +52,7 @@ func FuzzReadExit(f *testing.F) {
 	})
 }
 
-// What a monitor writes is read back; anything else is an error or a pair of
+// A monitor's document is read back; anything else is an error or a pair of
 // processes that can be looked up without harm.
 func FuzzReadProcesses(f *testing.F) {
 	f.Add(wire.AppendProcesses(nil, wire.Process{PID: 1, StartTime: 2}, wire.Process{PID: 3, StartTime: 4}, &wire.Rest{Logged: 5, Discarded: 6, JournalLost: 7}))

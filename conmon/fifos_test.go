@@ -39,8 +39,8 @@ func write(t *testing.T, f *os.File, text string) {
 	}
 }
 
-// The streams do not end while the container lives, whoever opens and closes
-// them; data still on the way when its end is reported reaches the log
+// The streams do not end while the container lives, even if processes open and
+// close them; data still on the way when its end is reported reaches the log
 // nevertheless.
 func TestFifos(t *testing.T) {
 	t.Parallel()

@@ -95,9 +95,9 @@ type Spec struct {
 	// never.
 	RestAfter time.Duration
 
-	// OwnerUID and OwnerGID are the host's ids of the container's user and group,
-	// who own its pipes: otherwise it could not open /dev/stdout. They are not
-	// used with Fifos.
+	// OwnerUID and OwnerGID are the host's ids of the container's user and group.
+	// They own its pipes, because otherwise it could not open /dev/stdout. They
+	// are not used with Fifos.
 	OwnerUID, OwnerGID uint32
 
 	Terminal  bool

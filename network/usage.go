@@ -71,8 +71,8 @@ func readInto(buffer []byte, file string) (text []byte, err error) {
 	return text[:bytes.LastIndexByte(text, '\n')+1], nil
 }
 
-// columns of /proc/net/dev after the name: eight for each direction, the first
-// four of which are bytes, packets, errors and drops.
+// columns is the number of columns in /proc/net/dev after the name: eight for
+// each direction; the first four are bytes, packets, errors and drops.
 const columns = 16
 
 // maxInterfaces bounds what is reported for one pod: with CAP_NET_ADMIN it can

@@ -143,8 +143,8 @@ type unstartable struct {
 }
 
 // Unstartable returns the Task of a container that the runtime could not create
-// and of which it holds nothing. Start, and everything else that needs a
-// process, fails with cause, a ProgramError. Kill ends it with code.
+// and no longer knows. Start, and everything else that needs a process, fails
+// with cause, a ProgramError. Kill ends it with code.
 func Unstartable(cause error, code int32) Task {
 	return &unstartable{gone: gone{why: cause}, code: code, over: make(chan struct{})}
 }

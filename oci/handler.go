@@ -145,8 +145,8 @@ func remove(ctx context.Context, d driver, ref Ref, killFirst bool) error {
 	return nil
 }
 
-// removeCgroup and emptyCgroup do nothing for a container of which only the id
-// is known.
+// removeCgroup and emptyCgroup do nothing if path is empty, as for a container
+// whose id alone is known.
 func removeCgroup(ctx context.Context, path string) error {
 	if path == "" {
 		return nil

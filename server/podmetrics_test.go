@@ -241,7 +241,8 @@ func TestPodMetricValues(t *testing.T) {
 	})
 }
 
-// What the kernel does not report is missing from the metrics, and not 0.
+// Values that the kernel does not report are missing from the metrics, and not
+// 0.
 func TestUnknownPodMetricsAreMissing(t *testing.T) {
 	t.Parallel()
 	p := somePodMetrics()

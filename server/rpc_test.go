@@ -295,7 +295,7 @@ func TestExecOutputFitsAMessage(t *testing.T) {
 	}
 }
 
-// What crius does not have yet answers Unimplemented under both names.
+// RPCs that crius does not have yet answer Unimplemented under both names.
 func TestUnimplemented(t *testing.T) {
 	t.Parallel()
 	n := start(t)

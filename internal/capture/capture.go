@@ -13,8 +13,8 @@ type Head struct {
 	// Full is called when there is more; its error ends the writing. Nil: further
 	// bytes are discarded, so that their writer is not blocked.
 	Full func() error
-	// Budget must grant what exceeds the first Free bytes; what it refuses counts
-	// as more than Max. Nil: all of Max is free.
+	// Budget must grant the memory beyond the first Free bytes; bytes that it
+	// refuses count as more than Max. Nil: all of Max is free.
 	Budget *Budget
 	Free   int
 

@@ -136,8 +136,8 @@ func TestOtherLayouts(t *testing.T) {
 
 var serial atomic.Int64
 
-// scratch returns the name of a cgroup of the test's own, of which nothing may
-// be left.
+// scratch returns the name of a cgroup of the test's own, which must be gone at
+// its end.
 func scratch(t testing.TB) string {
 	t.Helper()
 	cgroup := fmt.Sprintf("%s/%d", scratchTop, serial.Add(1))

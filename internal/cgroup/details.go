@@ -17,12 +17,12 @@ const (
 	HugePagesPart                   // Details.HugePages
 	OOMPart                         // Details.OOMKills
 	PressurePart                    // the three pressures
-	LimitsPart                      // Details.Limits, but for CPUQuota
+	LimitsPart                      // Details.Limits except CPUQuota
 	QuotaPart                       // Details.Limits.CPUQuota and CPUPeriod
 )
 
 // Details is all that the kernel reports about the usage of the processes in a
-// cgroup and below it. What it does not report is nil or empty.
+// cgroup and below it. Values that it does not report are nil or empty.
 type Details struct {
 	CPU    *CPUDetails
 	Memory *MemoryDetails

@@ -8,8 +8,8 @@ import (
 )
 
 // Usage is the usage of the processes in a cgroup and below it, by the kernel's
-// own counters. What the kernel does not report, because it lacks a controller
-// or pressure accounting, is nil.
+// own counters. A value is nil if the kernel does not report it, because it
+// lacks a controller or pressure accounting.
 type Usage struct {
 	Time   time.Time // of the reading
 	CPU    *CPU

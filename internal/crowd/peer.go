@@ -79,8 +79,8 @@ const (
 
 var errNotLocal = errors.New("no socket of this network namespace")
 
-// localPeer asks the kernel who owns the socket that is connected from one
-// address to the other in this network namespace.
+// localPeer asks the kernel for the owner of the socket that is connected from
+// one address to the other in this network namespace.
 func localPeer(from, to netip.AddrPort) (Peer, error) {
 	if !from.IsValid() || !to.IsValid() || from.Addr().Is4() != to.Addr().Is4() {
 		return Peer{}, errNotLocal

@@ -1,11 +1,11 @@
 // Package devnull opens null devices that are safe to pass to processes in
 // containers.
 //
-// A process may change the mode and the owner of any file of which it has a
-// descriptor. With the node's own /dev/null as its standard input, root in a
-// container can take that away from every other user of the node, and a runtime
-// that gives the standard streams to the container's user does so by itself
-// (runc#3674, crun#1845, podman#24894).
+// A process may change the mode and the owner of any file that it has open.
+// With the node's own /dev/null as its standard input, root in a container can
+// take that away from every other user of the node, and a runtime that gives
+// the standard streams to the container's user does so by itself (runc#3674,
+// crun#1845, podman#24894).
 package devnull
 
 import (

@@ -32,7 +32,7 @@ var (
 	Exhausted = errors.New("resource exhausted")
 	// Denied means that a policy or a credential forbids it.
 	Denied = errors.New("permission denied")
-	// Unauthenticated means that a registry wants (other) credentials.
+	// Unauthenticated means that a registry requires (other) credentials.
 	Unauthenticated = errors.New("unauthenticated")
 	// Internal means a bug in crius; it comes from a recovered panic.
 	Internal = errors.New("internal error (panic); stack trace in the log")

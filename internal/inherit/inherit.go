@@ -23,7 +23,7 @@ import (
 
 // Umask is set by every crius program before it does anything else: with a
 // stricter one, containers could not enter the directories that the program
-// makes, some of which persist.
+// makes, and some of these persist.
 const Umask = 0o022
 
 // Start calls start, which starts a process, on a thread that Thread has reset.

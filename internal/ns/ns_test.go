@@ -221,8 +221,8 @@ func TestSpecRefused(t *testing.T) {
 	}
 }
 
-// What a half-done or damaged Create can leave: a file without a mount, stacked
-// mounts, one pin of three.
+// Possible remains of a half-done or damaged Create: a file without a mount,
+// stacked mounts, one pin of three.
 func TestRemoveHalves(t *testing.T) {
 	t.Parallel()
 	s := spec(t)

@@ -1,4 +1,4 @@
-// Package regular reads files whose name or content somebody else chose.
+// Package regular reads files whose name or content is not chosen by crius.
 //
 // It reads such a file only if it is a regular one of at most a given size, and
 // checks that before it opens it: opening a device has side effects, opening a

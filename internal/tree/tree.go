@@ -34,9 +34,9 @@ type Usage struct {
 	deeper bool // there are more than maxDepth levels
 }
 
-// Bounds on what a walk keeps: levels, for each of which the kernel also keeps
-// some kilobytes while a lower one is open; names of directories still to be
-// visited, in all levels; and files with several links.
+// Bounds on what a walk keeps: levels (the kernel also keeps some kilobytes for
+// each while a lower one is open), names of directories still to be visited, in
+// all levels, and files with several links.
 const (
 	maxDepth  = 16 << 10
 	maxNames  = 4096

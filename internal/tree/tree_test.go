@@ -220,7 +220,7 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// What a walk keeps does not grow with the number of directories.
+// The memory of a walk does not grow with the number of directories.
 func TestKeepsLittle(t *testing.T) { // alone in the process: it measures the heap
 	dir := t.TempDir()
 	const width, files = 20_000, 3

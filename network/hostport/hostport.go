@@ -322,8 +322,9 @@ func (m Mapping) String() string {
 	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(m.HostIP, m.HostPort), m.Protocol)
 }
 
-// hostPort is what only one pod can have. A mapping of one address and one of
-// all addresses do not conflict: the former takes precedence.
+// hostPort is a combination that only one pod can have. A mapping of one
+// address and one of all addresses do not conflict: the former takes
+// precedence.
 type hostPort struct {
 	protocol string
 	address  netip.AddrPort

@@ -35,8 +35,8 @@ const (
 // Set is the hooks of a node, in the order in which they run.
 type Set []*hook
 
-// Container is what conditions are compared with, in addition to the
-// container's command.
+// Container holds the properties with which conditions are compared, in
+// addition to the container's command.
 type Container struct {
 	// Annotations are those of the pod and the container. Those of the spec
 	// override them.

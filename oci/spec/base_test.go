@@ -66,7 +66,7 @@ func withBase(t *testing.T, in Input) *specs.Spec {
 	return s
 }
 
-// What the request, the image, the configuration or crius itself decides is
+// Settings of the request, the image, the configuration or crius itself are
 // unchanged; the rest is the base's.
 func TestBase(t *testing.T) {
 	in := typical()

@@ -24,7 +24,8 @@ func nodes(s *specs.Spec) map[string]int64 {
 	return out
 }
 
-// TestDeviceOwnership: what the request leaves open stays as on the node.
+// TestDeviceOwnership: an owner that the request leaves open stays as on the
+// node.
 func TestDeviceOwnership(t *testing.T) {
 	id := func(n uint32) *uint32 { return &n }
 	device := Device{LinuxDevice: specs.LinuxDevice{Path: "/dev/fuse", Type: "c", UID: id(7), GID: id(8)}, Access: "rw"}

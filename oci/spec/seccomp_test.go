@@ -264,8 +264,8 @@ func TestSeccompChoice(t *testing.T) {
 	}
 }
 
-// TestSeccompFit: what the runtime does not know is left out where that allows
-// less, and refuses the container where it would allow more.
+// TestSeccompFit: an element unknown to the runtime is left out if that allows
+// less, and refuses the container if it would allow more.
 func TestSeccompFit(t *testing.T) {
 	rule := func(action specs.LinuxSeccompAction, op specs.LinuxSeccompOperator) Rule {
 		return Rule{LinuxSyscall: specs.LinuxSyscall{Names: []string{"read"}, Action: action, Args: []specs.LinuxSeccompArg{{Op: op}}}}

@@ -161,8 +161,8 @@ func (s *Session) Resize(ctx context.Context, size Size) error {
 }
 
 // How long to wait for output once the process has ended, while one of its
-// children keeps the streams open (containerd#7832). What the process itself
-// has written is there by then and not lost.
+// children keeps the streams open (containerd#7832). The process's own output
+// is there by then and not lost.
 const (
 	quietTime = 100 * time.Millisecond // of silence
 	// DrainTime is the limit in total.

@@ -21,7 +21,7 @@ import (
 const (
 	bigSize   = 10e9 // bytes, unpacked
 	bigLayers = 10
-	littleOf  = 5 // the image of which little is read is a fifth of that
+	littleOf  = 5 // the sparsely read image has a fifth of that
 )
 
 // bigRow pulls an image that may be larger than the machine's memory, on nodes
@@ -77,7 +77,7 @@ func bytesOf(variable string, usual int64) (int64, error) {
 }
 
 // smallestBig is the smallest image with a file in each layer, even for the
-// image of which little is read.
+// sparsely read image.
 const smallestBig = 300e6
 
 // serve pushes the layers to the server's registry.
@@ -280,7 +280,7 @@ func (l *bigImage) fits(free float64) error {
 		l, (need+spare)/1e9, free/1e9, max(smallestBig/1e6, 100*math.Floor(float64(unpacked)*(free-spare)/need/1e8)))
 }
 
-// littleRounds is how often each server pulls the image of which little is read.
+// littleRounds is how often each server pulls the sparsely read image.
 const littleRounds = 3
 
 // little makes a container of an image of that many bytes read a few of them.

@@ -120,8 +120,8 @@ func TestMountOptionsTogetherWithOthers(t *testing.T) {
 	})
 }
 
-// What is not an option of a bind mount must not reach the runtime, for which
-// it might mean something else.
+// Other options must not reach the runtime, for which they might mean something
+// else.
 func TestMountOptionsThatAreNone(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)

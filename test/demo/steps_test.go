@@ -6,7 +6,7 @@ import (
 	"github.com/crius-run/crius/test/kit/node"
 )
 
-// What a pod leaves counts, except for what the next one uses again.
+// The remains of a pod count, except for what the next one uses again.
 func TestWhatStandsIsNotLeftOver(t *testing.T) {
 	d := demo{node: &node.Node{ID: "x", Dir: "/tmp/x"}}
 	for line, want := range map[string]bool{

@@ -271,7 +271,7 @@ func TestCheckFindsAndRepairs(t *testing.T) {
 	}
 }
 
-// What only a person can fix is reported, and left alone.
+// A problem that only a person can fix is reported, and left alone.
 func TestCheckLeavesAloneWhatItCannotRepair(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})

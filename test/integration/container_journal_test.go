@@ -10,8 +10,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// What a container writes is in its log and in the journal, under the
-// container's names, and the metrics count what a stuck journald has missed.
+// A container's output is in its log and in the journal, under the container's
+// names, and the metrics count what a stuck journald has missed.
 func TestOutputOfContainersGoesToTheJournal(t *testing.T) {
 	t.Parallel()
 	d := journald.New(t)

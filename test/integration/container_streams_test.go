@@ -36,9 +36,9 @@ func mountAt(dir, path string) containerChange {
 	}
 }
 
-// A process may change the mode and the owner of any file of which it has a
-// descriptor: standard input must not be the node's /dev/null. With a volume at
-// /dev runc does not replace it.
+// A process may change the mode and the owner of any file that it has open:
+// standard input must not be the node's /dev/null. With a volume at /dev runc
+// does not replace it.
 func TestStandardInputIsNotTheNodes_podman_24894_runc_3674_crun_1845(t *testing.T) {
 	t.Parallel()
 	w := shared(t)

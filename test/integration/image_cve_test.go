@@ -50,7 +50,7 @@ func TestVolumesOfImagesStayInThem_CVE_2022_23648(t *testing.T) {
 }
 
 // Labels of an image do not become labels or annotations of its containers,
-// some of which affect runtimes and crius.
+// because some affect runtimes and crius.
 func TestLabelsOfImagesGoNowhere_CVE_2026_53488(t *testing.T) {
 	t.Parallel()
 	w := shared(t)

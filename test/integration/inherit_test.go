@@ -222,8 +222,8 @@ func TestServerAttributesReachNoContainer_OCPBUGS_15102_runc_4858(t *testing.T) 
 	}
 }
 
-// What the server cannot keep containers from inheriting is no failure, and is
-// reported.
+// Attributes that the server cannot keep containers from inheriting are no
+// failure, and are reported.
 func TestInheritedAttributesAreReported(t *testing.T) {
 	t.Parallel()
 	programs, err := tools.Programs(t.Context(), race.Enabled)

@@ -24,8 +24,8 @@ import (
 )
 
 // Vulnerabilities of OCI runtimes: crius's calls of a runtime must not lead to
-// them. A distribution's runc may lack some fixes, of which crius warns, so a
-// current one replaces it here.
+// them. A distribution's runc may lack some fixes (crius warns about that), so
+// a current one replaces it here.
 var modern = scene.Commons{Prepare: func(ctx context.Context) (node.Options, error) {
 	runc, err := tools.Runc(ctx)
 	return node.Options{Config: "[runtime.handlers.runc]\npath = \"" + runc + "\"\n"}, err
@@ -196,7 +196,7 @@ func TestLinksOfVolumesDoNotLeadIntoProc_CVE_2019_16884_CVE_2019_19921(t *testin
 				t.Errorf("a volume is mounted at %s: %v", target, c.facts(t).Mounts)
 			}
 		}
-		// What the kubelet and privileged pods mount is not refused.
+		// Mounts of the kubelet and of privileged pods are not refused.
 		for _, target := range []string{"/proc", "/node"} {
 			c := p.start(t, "sleep", withMounts(&cri.Mount{ContainerPath: target, HostPath: "/proc"}))
 			c.stop(t, 0)
@@ -259,8 +259,8 @@ func swap(t *testing.T, dir, target string) {
 	t.Cleanup(func() { stop(); <-done })
 }
 
-// What a runtime binds over masked paths, and the console, come from a /dev
-// that the container's neighbour has prepared.
+// The sources that a runtime binds over masked paths, and the console, come
+// from a /dev that the container's neighbour has prepared.
 func TestMasksAndConsoleAreNotRedirected_CVE_2025_31133_CVE_2025_52565_CVE_2025_52881(t *testing.T) {
 	t.Parallel()
 	w := fixed(t)

@@ -18,8 +18,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// What is measured may vanish at any moment (cri-o#10206): lists never fail
-// because of it, and nothing remains held.
+// Pods may vanish at any moment of a measurement (cri-o#10206): lists never
+// fail because of it, and nothing remains held.
 func TestStatsWhilePodsComeAndGo(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})

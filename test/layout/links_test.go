@@ -51,7 +51,7 @@ var unpackerLinks = []string{
 	"github.com/google/uuid", "github.com/mistifyio/go-zfs", "github.com/tchap/go-patricia", "github.com/varlink/go",
 }
 
-// TestUnpackerStaysSmall: what it links and does not use, such as
+// TestUnpackerStaysSmall: packages that it links and does not use, such as
 // containers/image, would still be initialized at each start.
 func TestUnpackerStaysSmall(t *testing.T) {
 	linksOnly(t, "crius-unpack", unpackerLinks, []string{"net/http", "crypto/tls", "text/template", "html", "go", "testing"})

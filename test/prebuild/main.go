@@ -5,9 +5,9 @@
 //	prebuild [NAME...]     see below for the names; by default everything
 //
 // Foreign programs, such as critest or runsc, are built once and kept in
-// .cache; those of the repository are rebuilt if they have changed. What only
-// some runs need, kubelets, a cluster and the race detector, is built only if
-// named.
+// .cache; those of the repository are rebuilt if they have changed. Programs
+// for some runs only (kubelets, a cluster and the race detector) are built only
+// if named.
 package main
 
 import (

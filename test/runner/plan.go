@@ -17,8 +17,8 @@ var longest = []string{
 	"network", "server", "pod", "oci/spec", "internal/cgroup", "test/script",
 }
 
-// programs are the packages whose tests wait for other programs, of which the
-// race detector would see nothing, or no more than in test/integration.
+// programs are the packages whose tests wait for other programs: the race
+// detector would see nothing of these, or no more than in test/integration.
 var programs = []string{"test/conformance", "test/runtimes", "test/crash", "test/script", "test/bench", "test/node", "test/cadvisor", "test/kubelet"}
 
 const module = "github.com/crius-run/crius/"

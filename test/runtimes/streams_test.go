@@ -304,9 +304,9 @@ func TestStandardStreamsOpenByName(t *testing.T) {
 	})
 }
 
-// Root in a container may change the owner and the mode of any file of which it
-// gets a descriptor, which must not be the node's /dev/null (podman#24894).
-// Guests have their own kernels.
+// Root in a container may change the owner and the mode of any file that it
+// gets open, which must not be the node's /dev/null (podman#24894). Guests have
+// their own kernels.
 func TestStandardInputIsNotTheNodes(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		if sandboxed(handler) {

@@ -2,7 +2,7 @@
 // namespaces, cgroups, IP leases, network interfaces, firewall rules, abstract
 // sockets and files.
 //
-// A snapshot is a set of lines, each of which says by itself what was found and
+// A snapshot is a set of lines. Each line says by itself what was found and
 // where, so that a difference needs no explanation. Everything is read from the
 // kernel and the disk; nothing is asked of the server.
 //

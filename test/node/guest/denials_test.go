@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// What a stranger is denied was provoked; everything else counts, whoever
-// denies it.
+// Denials of a stranger's accesses were provoked; all others count, whatever
+// reports them.
 func TestReadDenials(t *testing.T) {
 	const log = `type=SYSCALL msg=audit(1.1:1): arch=c000003e comm="sh" subj=system_u:system_r:container_t:s0:c1,c2
 type=AVC msg=audit(1.1:1): avc:  denied  { read } for  pid=1 comm="cat" name="file" dev="vda" ino=2 scontext=system_u:system_r:container_t:s0:c1,c2 tcontext=system_u:object_r:container_file_t:s0:c3,c4 tclass=file permissive=0

@@ -122,7 +122,7 @@ func (n *node) clear(ctx context.Context) (pods, containers int, err error) {
 	return len(sandboxes.Items), len(listed.Containers), nil
 }
 
-// present returns the listed images, all of which must be among ours.
+// present returns the listed images, and fails for one that is not ours.
 func (n *node) present(ctx context.Context) ([]*served, error) {
 	listed, err := n.ListImages(ctx, &cri.ListImagesRequest{})
 	if err != nil {
