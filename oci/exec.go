@@ -54,7 +54,7 @@ func execSync(ctx context.Context, t execer, budget *capture.Budget, args []stri
 		return program.result(), nil
 	}
 	if err != nil {
-		return nil, notBegun(ctx, err)
+		return nil, notStarted(ctx, err)
 	}
 	defer c.forget()
 	trace.Leave(ctx) // the command may take as long as it needs
@@ -90,12 +90,12 @@ func execSync(ctx context.Context, t execer, budget *capture.Budget, args []stri
 	return &ExecResult{Stdout: stdout.Bytes(), Stderr: stderr.Bytes(), ExitCode: code}, nil
 }
 
-// notBegun returns the error for a command that was not started. fault.Timeout
+// notStarted returns the error for a command that was not started. fault.Timeout
 // is for a command whose time is up: the kubelet counts that as a result of the
 // probe, and in the end restarts the container, whereas it ignores any other
 // error (kubernetes#106682). crius's own time limit for the runtime must not
 // have that effect.
-func notBegun(ctx context.Context, err error) error {
+func notStarted(ctx context.Context, err error) error {
 	if ctx.Err() != nil || !errors.Is(err, fault.Timeout) {
 		return err
 	}

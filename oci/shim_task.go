@@ -160,7 +160,7 @@ func (t *sandboxedShimTask) Kill(ctx context.Context) error {
 		}
 		return err
 	})
-	if t.dead() || err == nil && started && !t.deathless() {
+	if t.dead() || err == nil && started && !t.ignoresKill() {
 		return nil
 	}
 	slog.DebugContext(ctx, "container ignores SIGKILL, deleting it with the runtime", "container", t.ref.ID, "err", err)
@@ -172,9 +172,9 @@ func (t *sandboxedShimTask) Kill(ctx context.Context) error {
 	return t.client.Release(ctx)
 }
 
-// deathless records that a kill was acknowledged, and reports whether the first
+// ignoresKill records that a kill was acknowledged, and reports whether the first
 // one was so long ago that the container should be dead.
-func (t *sandboxedShimTask) deathless() bool {
+func (t *sandboxedShimTask) ignoresKill() bool {
 	now := time.Now()
 	return !t.killed.CompareAndSwap(0, now.UnixNano()) && now.Sub(time.Unix(0, t.killed.Load())) > hangTime
 }

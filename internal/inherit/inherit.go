@@ -49,7 +49,7 @@ func Thread() {
 // it nor Thread can reset, one sentence for each. It is called once, before the
 // first process is started.
 func Process() (left []string) {
-	hearSignals()
+	handleIgnoredSignals()
 	closeOnExec()
 	note := func(name string, err error) {
 		if err != nil {

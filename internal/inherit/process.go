@@ -23,19 +23,19 @@ const (
 // is built.
 const signals = 64
 
-// hearSignals ignores, by a handler, the signals that this process was started
+// handleIgnoredSignals ignores, by a handler, the signals that this process was started
 // to ignore: Go resets signals with a handler to their default in children. A
 // blocked signal must not end the process when Thread unblocks it.
-func hearSignals() {
+func handleIgnoredSignals() {
 	ignored, blocked := signalSets()
-	unheard := make(chan os.Signal, 1) // full for good after the first signal
+	discarded := make(chan os.Signal, 1) // full for good after the first signal
 	for s := unix.Signal(1); s <= signals; s++ {
 		bit := uint64(1) << (s - 1)
 		switch {
 		case ignored&bit != 0 && s >= 32 && s <= 34: // reserved by C libraries: Go cannot handle them
 			byDefault(s)
 		case ignored&bit != 0, blocked&bit != 0 && s == unix.SIGHUP:
-			signal.Notify(unheard, s)
+			signal.Notify(discarded, s)
 		}
 	}
 }

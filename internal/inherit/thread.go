@@ -101,7 +101,7 @@ func resetPersonality() error {
 }
 
 // unblockSignals is for processes that the thread starts. It does not let the
-// thread receive signals that end the process, because hearSignals handles
+// thread receive signals that end the process, because handleIgnoredSignals handles
 // those.
 func unblockSignals() error {
 	const setMask = 2 // SIG_SETMASK

@@ -332,11 +332,11 @@ func (p Pipes) Close() {
 
 // Said returns what a runtime that failed to start a command has written to its
 // standard error and to the terminal.
-func (s *Session) Said(t Terminal) string { return lastWords(s.ends.Stderr) + "\n" + wordsOn(t) }
+func (s *Session) Said(t Terminal) string { return outputTail(s.ends.Stderr) + "\n" + wordsOn(t) }
 
-// lastWords returns the end of the output in f, including what processes that
+// outputTail returns the end of the output in f, including what processes that
 // still hold the pipe write within quietTime.
-func lastWords(f *os.File) string {
+func outputTail(f *os.File) string {
 	last := capture.Tail{Max: 4 << 10}
 	_ = f.SetReadDeadline(time.Now().Add(quietTime))
 	_, _ = io.Copy(&last, f)

@@ -37,7 +37,7 @@ func wordsOn(t Terminal) string {
 	}
 	defer master.Close()
 	colours := regexp.MustCompile("\x1b\\[[0-9;]*m|\r")
-	return colours.ReplaceAllString(lastWords(master), "")
+	return colours.ReplaceAllString(outputTail(master), "")
 }
 
 // NoTerminal is for a command without a terminal.
