@@ -204,7 +204,7 @@ func (w *world) try(ctx context.Context, e experiment) error {
 		}
 	}
 	s.failed = e.action == fail
-	s.harsh = e.action != killServer && e.action != killAmid && e.action != fail && !e.inHook()
+	s.containerKilled = e.action != killServer && e.action != killAmid && e.action != fail && !e.inHook()
 	hit, err := w.disturb(ctx, e, func() { _ = e.verb.run(s, ctx) })
 	if err != nil {
 		return err

@@ -167,7 +167,7 @@ func (m *matrix) work(ctx context.Context, p programs, queue <-chan job, each in
 	defer func() { err = errors.Join(err, w.close()) }()
 	defer func() {
 		if w.world != nil && err == nil && ctx.Err() == nil {
-			err = w.world.farewell(ctx)
+			err = w.world.checkTeardown(ctx)
 		}
 	}()
 	for j := range queue {

@@ -99,7 +99,7 @@ func (c *crowd) live(ctx context.Context) error {
 	var workers sync.WaitGroup
 	for range crowdWorkers {
 		workers.Go(func() {
-			for one := c.birth(); one != nil && ctx.Err() == nil; one = c.birth() {
+			for one := c.nextContainer(); one != nil && ctx.Err() == nil; one = c.nextContainer() {
 				one.live(ctx)
 			}
 		})
@@ -155,16 +155,16 @@ func (c *crowd) report() {
 		t.containers, t.kills, t.retries, t.wrongCodes, t.wrongTimes, t.duplicates, t.lost, t.others, c.seed)
 }
 
-// mayfly is one of the containers.
-type mayfly struct {
+// shortLived is one of the containers.
+type shortLived struct {
 	c     *crowd
 	stage *stage
 	diary string
 	code  int32
 }
 
-// birth returns the next one, nil if there have been enough.
-func (c *crowd) birth() *mayfly {
+// nextContainer returns the next one, nil if there have been enough.
+func (c *crowd) nextContainer() *shortLived {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.next == c.count {
@@ -173,7 +173,7 @@ func (c *crowd) birth() *mayfly {
 	c.next++
 	name := fmt.Sprintf("c%d", c.next)
 	own := *c.pods[c.next%len(c.pods)]
-	m := &mayfly{c: c, stage: &own, diary: c.Path("diaries", name), code: c.random.Int32N(256)}
+	m := &shortLived{c: c, stage: &own, diary: c.Path("diaries", name), code: c.random.Int32N(256)}
 	life := time.Duration(c.random.Int64N(int64(longestLife)))
 	line := fmt.Sprintf("diary /diaries/%s ; sleep %v ; diary /diaries/%s ; exit %d", name, life, name, m.code)
 	own.container = kubelet.Container(name, images.Probe, scene.Steps(line), func(cfg *cri.ContainerConfig) {
@@ -182,14 +182,14 @@ func (c *crowd) birth() *mayfly {
 	return m
 }
 
-func (m *mayfly) problem(count func(*crowdTally), format string, args ...any) {
+func (m *shortLived) problem(count func(*crowdTally), format string, args ...any) {
 	m.c.mu.Lock()
 	defer m.c.mu.Unlock()
 	count(&m.c.tally)
 	m.c.problems = append(m.c.problems, fmt.Sprintf("%s %.12s: ", m.stage.container.Metadata.Name, m.stage.id)+fmt.Sprintf(format, args...))
 }
 
-func (m *mayfly) live(ctx context.Context) {
+func (m *shortLived) live(ctx context.Context) {
 	m.c.tell(func(t *crowdTally) { t.containers++ })
 	s := m.stage
 	other := func(t *crowdTally) { t.others++ }
@@ -212,7 +212,7 @@ func (m *mayfly) live(ctx context.Context) {
 }
 
 // persist repeats a call, as a kubelet does, until a server answers it.
-func (m *mayfly) persist(ctx context.Context, call func(context.Context) error) error {
+func (m *shortLived) persist(ctx context.Context, call func(context.Context) error) error {
 	var err error
 	wait.Until(ctx, func() bool {
 		err = call(ctx)
@@ -226,7 +226,7 @@ func (m *mayfly) persist(ctx context.Context, call func(context.Context) error) 
 }
 
 // startAndWait starts the container, with retries, and waits for its end.
-func (m *mayfly) startAndWait(ctx context.Context) (*cri.ContainerStatus, error) {
+func (m *shortLived) startAndWait(ctx context.Context) (*cri.ContainerStatus, error) {
 	s := m.stage
 	startErr := m.persist(ctx, s.start)
 	var now *cri.ContainerStatus
@@ -250,7 +250,7 @@ func (m *mayfly) startAndWait(ctx context.Context) (*cri.ContainerStatus, error)
 }
 
 // alone checks that no other container has this one's name.
-func (m *mayfly) alone(ctx context.Context) error {
+func (m *shortLived) alone(ctx context.Context) error {
 	list, err := m.stage.containers(ctx)
 	if err != nil {
 		return err
@@ -264,7 +264,7 @@ func (m *mayfly) alone(ctx context.Context) error {
 }
 
 // compare compares crius's answer with what the container has written.
-func (m *mayfly) compare(now *cri.ContainerStatus) {
+func (m *shortLived) compare(now *cri.ContainerStatus) {
 	data, err := os.ReadFile(m.diary)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		m.problem(func(t *crowdTally) { t.others++ }, "%v", err)

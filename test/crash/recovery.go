@@ -43,8 +43,8 @@ func halves() []half {
 	}
 }
 
-// mess kills the server in the middle of a verb of each kind.
-func (s *stage) mess(ctx context.Context) error {
+// leaveHalfDone kills the server in the middle of a verb of each kind.
+func (s *stage) leaveHalfDone(ctx context.Context) error {
 	s.halves = halves()
 	for i := range s.halves {
 		h := &s.halves[i]
@@ -113,7 +113,7 @@ func (s *stage) serve(ctx context.Context) error { return s.w.Start(ctx) }
 // wantOrder finishes what was begun, one after the other.
 func (s *stage) wantOrder(ctx context.Context) error {
 	for _, h := range s.halves {
-		h.stage.harsh = s.harsh
+		h.stage.containerKilled = s.containerKilled
 		if err := h.settle(h.stage, ctx); err != nil {
 			return fmt.Errorf("after the server died in %s at %s: %w", h.operation, h.step, err)
 		}

@@ -21,16 +21,16 @@ import (
 type stage struct {
 	w       *world
 	handler string
-	// harsh: a process of the container itself was killed, so that a kubelet
+	// containerKilled: a process of the container itself was killed, so that a kubelet
 	// would make a new attempt.
-	harsh bool
+	containerKilled bool
 	// failed: a step failed, perhaps the stop signal.
 	failed bool
 
 	config    *cri.PodSandboxConfig
 	container *cri.ContainerConfig
 	pod, id   string
-	halves    []half // see mess
+	halves    []half // see leaveHalfDone
 }
 
 func (w *world) stage(handler string, change ...podChange) *stage {
@@ -77,7 +77,7 @@ func (s *stage) stop(ctx context.Context) error {
 // grace returns how long the container may take, in seconds: it ends at once
 // unless the disturbance keeps the stop signal from it.
 func (s *stage) grace() int64 {
-	if s.harsh || s.failed {
+	if s.containerKilled || s.failed {
 		return 1
 	}
 	return scene.LimitSeconds

@@ -64,7 +64,7 @@ func verbs() []verb {
 		{name: "CreateContainer-artifact", prepare: in((*stage).pullArtifact, (*stage).runPod, (*stage).wantsArtifact),
 			run: (*stage).create, settle: (*stage).wantContainer},
 		{name: "RemoveContainer-artifact", prepare: in((*stage).mountsArtifact, (*stage).removeArtifact), run: (*stage).remove, settle: (*stage).wantRemoved},
-		{name: "Recover", prepare: (*stage).mess, run: (*stage).serve, settle: (*stage).wantOrder},
+		{name: "Recover", prepare: (*stage).leaveHalfDone, run: (*stage).serve, settle: (*stage).wantOrder},
 	}
 }
 

@@ -22,10 +22,10 @@ import (
 // wantPod retries until the pod runs, and checks that there is one.
 func (s *stage) wantPod(ctx context.Context) error {
 	err := s.runPod(ctx)
-	if err == nil && !s.harsh {
+	if err == nil && !s.containerKilled {
 		return s.onePod(ctx)
 	}
-	if err != nil && !s.harsh {
+	if err != nil && !s.containerKilled {
 		return fmt.Errorf("RunPodSandbox again: %w", err)
 	}
 	// As a kubelet does: existing pods that are not ready are stopped and, in the
@@ -96,7 +96,7 @@ func (s *stage) podWorks(ctx context.Context) error {
 // wantContainer retries until the container exists, created or running.
 func (s *stage) wantContainer(ctx context.Context) error {
 	err := s.create(ctx)
-	if s.harsh && status.Code(err) == codes.AlreadyExists {
+	if s.containerKilled && status.Code(err) == codes.AlreadyExists {
 		if err := s.nextAttempt(ctx); err != nil {
 			return err
 		}
@@ -146,7 +146,7 @@ func (s *stage) wantRunning(ctx context.Context) error {
 	}
 	switch {
 	case err == nil && now.State != cri.ContainerState_CONTAINER_EXITED:
-	case !s.harsh && now.Reason != "StartError": // which a container does not survive
+	case !s.containerKilled && now.Reason != "StartError": // which a container does not survive
 		return fmt.Errorf("StartContainer again: %w; it is %v, code %d, %s", err, now.State, now.ExitCode, now.Message)
 	default:
 		if err := s.renew(ctx); err != nil {
@@ -167,7 +167,7 @@ func (s *stage) renew(ctx context.Context) error {
 // again tries once more, in another attempt if the container has ended.
 func (s *stage) again(ctx context.Context, what string, try act) error {
 	err := try(s, ctx)
-	if err != nil && s.harsh {
+	if err != nil && s.containerKilled {
 		if err := s.awaitEnd(ctx); err != nil {
 			return err
 		}
@@ -209,7 +209,7 @@ func (s *stage) wantStopped(ctx context.Context) error {
 		return err
 	}
 	const bySIGTERM, bySIGKILL = 128 + 15, 128 + 9
-	fits := now.ExitCode == bySIGTERM || (s.harsh || s.failed) && now.ExitCode == bySIGKILL
+	fits := now.ExitCode == bySIGTERM || (s.containerKilled || s.failed) && now.ExitCode == bySIGKILL
 	if now.State != cri.ContainerState_CONTAINER_EXITED || !fits {
 		return fmt.Errorf("it was stopped and is %v, code %d", now.State, now.ExitCode)
 	}
@@ -287,7 +287,7 @@ func (s *stage) wantPodUpdated(ctx context.Context) error {
 // wantRotated checks that the log continues in the new file where the old one
 // ends.
 func (s *stage) wantRotated(ctx context.Context) error {
-	if err := s.reopen(ctx); err != nil && s.harsh {
+	if err := s.reopen(ctx); err != nil && s.containerKilled {
 		return s.awaitEnd(ctx) // nothing more is written
 	} else if err != nil {
 		return fmt.Errorf("ReopenContainerLog again: %w", err)

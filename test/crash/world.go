@@ -276,9 +276,9 @@ func (b *bystander) check(ctx context.Context) error {
 	return err
 }
 
-// farewell stops the bystanders and checks that nothing is missing in their
+// checkTeardown stops the bystanders and checks that nothing is missing in their
 // output, over everything that was done to the server.
-func (w *world) farewell(ctx context.Context) error {
+func (w *world) checkTeardown(ctx context.Context) error {
 	for _, b := range w.bystanders {
 		if _, err := w.Runtime().StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: b.pod}); err != nil {
 			return fmt.Errorf("bystander: %w", err)

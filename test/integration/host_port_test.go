@@ -30,14 +30,14 @@ const portless = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{
 		"ranges": [[{"subnet": "10.99.0.0/16"}], [{"subnet": "fd99::/64"}]],
 		"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}}]}`
 
-// town is a node whose network plugins forward no host ports, with a machine
+// portNode is a node whose network plugins forward no host ports, with a machine
 // next to it.
-type town struct {
+type portNode struct {
 	*world
 	outside string // network namespace of that machine
 }
 
-func newTown(t *testing.T, o node.Options) *town {
+func newTown(t *testing.T, o node.Options) *portNode {
 	t.Helper()
 	w := private(t, o)
 	if err := w.Write("cni/net.d/10-p.conflist", portless); err != nil {
@@ -53,7 +53,7 @@ func newTown(t *testing.T, o node.Options) *town {
 			t.Error(err)
 		}
 	})
-	v := &town{w, set.Net}
+	v := &portNode{w, set.Net}
 	v.sh(t, "ip link add out0 type veth peer name eth0; ip link set eth0 netns "+set.Net+"; ip link set out0 up; "+
 		"ip addr add "+nodeAddress+"/24 dev out0; ip addr add "+nodeAddress6+"/64 dev out0 nodad")
 	err = ns.Do(set.Net, func() error {
@@ -69,7 +69,7 @@ func newTown(t *testing.T, o node.Options) *town {
 }
 
 // sh runs a shell script in the node's network.
-func (v *town) sh(t *testing.T, script string) string {
+func (v *portNode) sh(t *testing.T, script string) string {
 	t.Helper()
 	out, err := v.Run(t.Context(), "sh", "-ec", script)
 	if err != nil {
@@ -89,7 +89,7 @@ func from(netns, network, address string) (conn net.Conn, err error) {
 }
 
 // page fetches "/" from the machine outside, "" if nothing listens.
-func (v *town) page(address string) string {
+func (v *portNode) page(address string) string {
 	conn, err := from(v.outside, "tcp", address)
 	if err != nil {
 		return ""
@@ -112,7 +112,7 @@ func (v *town) page(address string) string {
 
 // answers checks what the machine outside gets: servers take a moment to
 // listen.
-func (v *town) answers(t *testing.T, address, want string) {
+func (v *portNode) answers(t *testing.T, address, want string) {
 	t.Helper()
 	got := ""
 	if !wait.Until(t.Context(), func() bool { got = v.page(address); return got == want }) {

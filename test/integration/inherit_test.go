@@ -22,8 +22,8 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// heirs are what processes of a container have inherited, by process.
-type heirs map[string]odd.State
+// inheritedState are what processes of a container have inherited, by process.
+type inheritedState map[string]odd.State
 
 // oddNode is a node whose server is started with everything changed that a
 // process inherits, as long as a file exists; each stage of a container has a
@@ -59,16 +59,16 @@ var hookStages = []string{"createRuntime", "poststart", "poststop"}
 // which change signals.
 var quiet = []string{"/busybox", "sleep", "1000000"}
 
-// heirsOf looks at all processes of a new container, and at its hooks. The
+// inheritedBy looks at all processes of a new container, and at its hooks. The
 // image is new, so that this server unpacks its layers.
-func (w *world) heirsOf(t *testing.T, handler, name string) (*container, heirs) {
+func (w *world) inheritedBy(t *testing.T, handler, name string) (*container, inheritedState) {
 	t.Helper()
 	busybox, err := tools.Busybox(t.Context())
 	must(t, err)
 	program, err := os.ReadFile(busybox)
 	must(t, err)
 	ref := w.image(t, nil, image.Text("deep/er/"+name, name), image.Regular("busybox", 0o755, program))
-	found := heirs{}
+	found := inheritedState{}
 	c := w.run(t, handler).start(t, "sleep", func(c *cri.ContainerConfig) {
 		c.Image.Image = ref
 		c.Command, c.Args = quiet, nil
@@ -92,7 +92,7 @@ func (w *world) heirsOf(t *testing.T, handler, name string) (*container, heirs) 
 	return c, found
 }
 
-func (h heirs) add(t *testing.T, name string, pid int) {
+func (h inheritedState) add(t *testing.T, name string, pid int) {
 	t.Helper()
 	state, err := odd.Of(pid)
 	must(t, err)
@@ -116,7 +116,7 @@ func (w *world) addHook(t *testing.T, found heirs, stage string) {
 }
 
 // addExecs looks at the processes of ExecSync and of a streamed exec.
-func (c *container) addExecs(t *testing.T, found heirs) {
+func (c *container) addExecs(t *testing.T, found inheritedState) {
 	t.Helper()
 	for name, exec := range map[string]func() (ended <-chan struct{}){
 		"ExecSync": func() <-chan struct{} {
@@ -153,13 +153,13 @@ func (c *container) addExecs(t *testing.T, found heirs) {
 }
 
 // remove removes the container, and looks at its last hook.
-func (h heirs) remove(t *testing.T, c *container) {
+func (h inheritedState) remove(t *testing.T, c *container) {
 	t.Helper()
 	c.remove(t)
 	c.pod.w.addHook(t, h, "poststop")
 }
 
-func (h heirs) equal(t *testing.T, want heirs, when string) {
+func (h inheritedState) equal(t *testing.T, want inheritedState, when string) {
 	t.Helper()
 	for _, process := range slices.Sorted(maps.Keys(want)) {
 		for name, value := range want[process] {
@@ -187,7 +187,7 @@ func TestServerAttributesReachNoContainer_OCPBUGS_15102_runc_4858(t *testing.T) 
 	t.Parallel()
 	w, oddly := oddNode(t)
 	every := append([]string{"current"}, handlers...)
-	plain, older := map[string]heirs{}, map[string]*container{}
+	plain, older := map[string]inheritedState{}, map[string]*container{}
 	for _, handler := range every {
 		c, found := w.heirsOf(t, handler, "plain-"+handler)
 		processes := []string{"first process", "Exec", "ExecSync"}
@@ -207,7 +207,7 @@ func TestServerAttributesReachNoContainer_OCPBUGS_15102_runc_4858(t *testing.T) 
 	must(t, err)
 	equal(t, "the server keeps its scheduling", server["scheduling"] != plain["crun"]["first process"]["scheduling"], true)
 	for _, handler := range every {
-		c, found := w.heirsOf(t, handler, "odd-"+handler)
+		c, found := w.inheritedBy(t, handler, "odd-"+handler)
 		delete(plain[handler], "hook poststop")
 		found.equal(t, plain[handler], "odd server, "+handler)
 		older[handler] = c
@@ -215,9 +215,9 @@ func TestServerAttributesReachNoContainer_OCPBUGS_15102_runc_4858(t *testing.T) 
 	must(t, os.Remove(oddly))
 	must(t, w.Restart(t.Context()))
 	for _, handler := range every {
-		found := heirs{}
+		found := inheritedState{}
 		older[handler].addExecs(t, found)
-		wanted := heirs{"ExecSync": plain[handler]["ExecSync"], "Exec": plain[handler]["Exec"]}
+		wanted := inheritedState{"ExecSync": plain[handler]["ExecSync"], "Exec": plain[handler]["Exec"]}
 		found.equal(t, wanted, "plain server again, "+handler)
 	}
 }

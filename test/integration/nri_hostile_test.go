@@ -33,7 +33,7 @@ func TestHostilePluginsAreDropped(t *testing.T) {
 		{"sends 100 MiB", flood, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			end := w.besiege(t, func() *nriplugin.Plugin {
+			end := w.connectRepeatedly(t, func() *nriplugin.Plugin {
 				p := &nriplugin.Plugin{}
 				p.Answer = func(e nriplugin.Event) error { c.misbehave(p, e.Name); return nil }
 				return p
@@ -70,9 +70,9 @@ func flood(p *nriplugin.Plugin, event string) {
 	_, _ = p.Ask(&api.ContainerUpdate{ContainerId: strings.Repeat("x", most-1000)})
 }
 
-// besiege connects plugins, one after the other, until end is called, which
+// connectRepeatedly connects plugins, one after the other, until end is called, which
 // returns how many of them were dropped.
-func (w *world) besiege(t *testing.T, plugin func() *nriplugin.Plugin) (end func() (dropped int)) {
+func (w *world) connectRepeatedly(t *testing.T, plugin func() *nriplugin.Plugin) (end func() (dropped int)) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var dropped int

@@ -21,8 +21,8 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// zoo fills a node with pods of many kinds, and containers in every state.
-func (w *world) zoo(t *testing.T) []*pod {
+// podsOfAllKinds fills a node with pods of many kinds, and containers in every state.
+func (w *world) podsOfAllKinds(t *testing.T) []*pod {
 	t.Helper()
 	file := filepath.Join(w.dir(t), "file")
 	put(t, file, "mounted")
@@ -72,8 +72,8 @@ func (w *world) zoo(t *testing.T) []*pod {
 	return pods
 }
 
-// strangers are random pods; FULL=1 makes 200.
-func (w *world) strangers(t *testing.T) (pods []*pod) {
+// randomPods are random pods; FULL=1 makes 200.
+func (w *world) randomPods(t *testing.T) (pods []*pod) {
 	t.Helper()
 	n := 3
 	if os.Getenv("FULL") != "" {
@@ -233,7 +233,7 @@ func equalEverything(t *testing.T, before, after map[string]proto.Message) {
 func TestNothingChangesByARestart_crio_10014(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
-	pods := append(w.zoo(t), w.strangers(t)...)
+	pods := append(w.podsOfAllKinds(t), w.randomPods(t)...)
 	before, things := w.everything(t), mustInventory(t, w)
 	for name, restart := range map[string]func(context.Context) error{"SIGTERM": w.Restart, "SIGKILL": w.Crash} {
 		t.Run(name, func(t *testing.T) {

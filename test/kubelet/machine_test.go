@@ -49,7 +49,7 @@ type machine struct {
 	daemon *daemon.Daemon // the kubelet; nil before its first start
 }
 
-// newMachine returns a node whose kubelet answers. Call farewell at its end.
+// newMachine returns a node whose kubelet answers. Call checkTeardown at its end.
 func newMachine(ctx context.Context, o options) (_ *machine, err error) {
 	program, err := tools.Kubelet(ctx, o.version)
 	if err != nil {
@@ -131,9 +131,9 @@ func (k *machine) kubeletLog(lines int) string {
 	return k.daemon.Tail(lines)
 }
 
-// farewell waits until the kubelet has removed all pods and their sandboxes, which
+// checkTeardown waits until the kubelet has removed all pods and their sandboxes, which
 // its garbage collection does once a minute, and checks that crius has left nothing.
-func (k *machine) farewell() (err error) {
+func (k *machine) checkTeardown() (err error) {
 	defer func() { err = errors.Join(err, k.stopKubelet(), k.Close()) }()
 	manifests, err := filepath.Glob(k.Path("static", "*"))
 	if err != nil {

@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 	for _, s := range shared {
 		k, err := s.open()
 		if err == nil {
-			err = k.farewell()
+			err = k.checkTeardown()
 		}
 		if err != nil {
 			fmt.Fprintf(os.Stderr, "FAIL: the node with kubelet %s at its end: %v\n", s.options.version, err)
@@ -86,7 +86,7 @@ func eachPrivate(t *testing.T, change func(*options), test func(t *testing.T, k 
 				t.Fatalf("the node: %.2000v", err)
 			}
 			t.Cleanup(func() {
-				if err := k.farewell(); err != nil {
+				if err := k.checkTeardown(); err != nil {
 					t.Error(err)
 				}
 			})

@@ -47,7 +47,7 @@ func TestKilledCreateWithoutRecord(t *testing.T) {
 			if err := os.RemoveAll(filepath.Join(w.StateRoot(), kind, id)); err != nil {
 				t.Fatal(err)
 			}
-			books := booksOf(t, w, handler, id)
+			books := runtimeFilesOf(t, w, handler, id)
 			if len(books) == 0 {
 				t.Fatalf("%s: the runtime was killed and has left nothing", kind)
 			}
@@ -64,7 +64,7 @@ func TestKilledCreateWithoutRecord(t *testing.T) {
 					t.Errorf("not repaired: %+v", f)
 				}
 			}
-			if left := booksOf(t, w, handler, id); len(left) > 0 {
+			if left := runtimeFilesOf(t, w, handler, id); len(left) > 0 {
 				t.Errorf("left after the repair: %q", left)
 			}
 			if err := w.Start(t.Context()); err != nil {
@@ -80,9 +80,9 @@ func TestKilledCreateWithoutRecord(t *testing.T) {
 
 var anID = regexp.MustCompile("[0-9a-f]{64}")
 
-// booksOf returns the runtime's files and directories about containers; with
+// runtimeFilesOf returns the runtime's files and directories about containers; with
 // id, only those about that one.
-func booksOf(t *testing.T, w *scene.World, handler, id string) []string {
+func runtimeFilesOf(t *testing.T, w *scene.World, handler, id string) []string {
 	t.Helper()
 	var all []string
 	for _, pattern := range []string{"*", "k8s.io/*"} {
@@ -102,14 +102,14 @@ func booksOf(t *testing.T, w *scene.World, handler, id string) []string {
 // runtime has written something about the new container, and returns its id.
 func killAmidCreate(t *testing.T, w *scene.World, handler string, request func()) (id string) {
 	t.Helper()
-	before := booksOf(t, w, handler, "")
+	before := runtimeFilesOf(t, w, handler, "")
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		request()
 	}()
 	wait.For(t, "the runtime to write something", func() bool {
-		for _, book := range booksOf(t, w, handler, "") {
+		for _, book := range runtimeFilesOf(t, w, handler, "") {
 			if !slices.Contains(before, book) {
 				id = anID.FindString(filepath.Base(book))
 			}

@@ -131,7 +131,7 @@ func Run(m *testing.M, all ...*Commons) int {
 		if c.world == nil {
 			continue
 		}
-		if err := c.world.farewell(); err != nil {
+		if err := c.world.checkTeardown(); err != nil {
 			fmt.Fprintln(os.Stderr, "FAIL: the shared node at its end:", err)
 			code = 1
 		}
@@ -139,9 +139,9 @@ func Run(m *testing.M, all ...*Commons) int {
 	return code
 }
 
-// farewell checks what no single test can: that all of them together left the
+// checkTeardown checks what no single test can: that all of them together left the
 // node as it was.
-func (w *World) farewell() (err error) {
+func (w *World) checkTeardown() (err error) {
 	defer func() { err = errors.Join(err, w.Close()) }()
 	if w.Empty == nil {
 		return nil // it never became usable, and its tests have failed for that

@@ -30,7 +30,7 @@ var noises = map[string]float64{
 }
 
 // measure adds a sample of everything, once the node is at rest.
-func (h *habitat) measure(ctx context.Context, at time.Duration) error {
+func (h *soakNode) measure(ctx context.Context, at time.Duration) error {
 	stock, err := h.Stock(ctx)
 	if err != nil {
 		return err
@@ -54,7 +54,7 @@ func (h *habitat) measure(ctx context.Context, at time.Duration) error {
 // kinds are those of an inventory. All are counted even if there is none yet.
 var kinds = []string{"process", "cgroup", "mount", "storage", "lease", "link", "rule", "abstract socket"}
 
-func (h *habitat) count(ctx context.Context, stock *inventory.Snapshot) (map[string]float64, error) {
+func (h *soakNode) count(ctx context.Context, stock *inventory.Snapshot) (map[string]float64, error) {
 	out := map[string]float64{}
 	for _, kind := range kinds {
 		out["node "+kind] = 0
@@ -84,7 +84,7 @@ func (h *habitat) count(ctx context.Context, stock *inventory.Snapshot) (map[str
 	return out, errors.Join(h.countServer(ctx, out), h.countMonitors(out))
 }
 
-func (h *habitat) countServer(ctx context.Context, out map[string]float64) error {
+func (h *soakNode) countServer(ctx context.Context, out map[string]float64) error {
 	load, err := inventory.Server(h.PID())
 	if err != nil {
 		return err
@@ -105,7 +105,7 @@ func (h *habitat) countServer(ctx context.Context, out map[string]float64) error
 }
 
 // countMonitors adds up what the monitors of the permanent pods hold.
-func (h *habitat) countMonitors(out map[string]float64) error {
+func (h *soakNode) countMonitors(out map[string]float64) error {
 	for _, pid := range inventory.Processes(inventory.Scope{Dir: h.Path()}) {
 		name, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "comm"))
 		if err != nil || strings.TrimSpace(string(name)) != "crius-conmon" {
@@ -123,7 +123,7 @@ func (h *habitat) countMonitors(out map[string]float64) error {
 }
 
 // metrics returns the server's metrics without labels.
-func (h *habitat) metrics(ctx context.Context) (map[string]float64, error) {
+func (h *soakNode) metrics(ctx context.Context) (map[string]float64, error) {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(h.RunRoot(), "metrics.sock"))
 	}}}
@@ -154,7 +154,7 @@ func (h *habitat) metrics(ctx context.Context) (map[string]float64, error) {
 }
 
 // report prints a row for each counter and fails for those that grow.
-func (h *habitat) report(out io.Writer) error {
+func (h *soakNode) report(out io.Writer) error {
 	var rows []*trend
 	for _, t := range h.trends {
 		rows = append(rows, t)

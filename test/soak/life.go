@@ -22,29 +22,29 @@ import (
 
 // life is a pod from its beginning to its end.
 type life struct {
-	h          *habitat
+	h          *soakNode
 	handler    string
 	config     *cri.PodSandboxConfig
 	id         string
-	containers []*inhabitant
+	containers []*soakContainer
 }
 
-// inhabitant is a container of a life.
-type inhabitant struct {
+// soakContainer is a container of a life.
+type soakContainer struct {
 	id     string
 	config *cri.ContainerConfig
 }
 
-func (h *habitat) newLife(handler string) *life {
+func (h *soakNode) newLife(handler string) *life {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.pods++
 	return &life{h: h, handler: handler, config: kubelet.Pod(fmt.Sprintf("p%d", h.pods), kubelet.LogsBelow(h.Path("logs")))}
 }
 
-// fates are what containers do, and the code with which they end, -1 if they do
+// programs are what containers do, and the code with which they end, -1 if they do
 // not end by themselves.
-var fates = []struct {
+var programs = []struct {
 	line string
 	code int32
 }{
@@ -58,7 +58,7 @@ var fates = []struct {
 }
 
 // live runs one life, and records its problems.
-func (h *habitat) live(ctx context.Context) {
+func (h *soakNode) live(ctx context.Context) {
 	l := h.newLife(scene.Handlers[h.n(len(scene.Handlers))])
 	if err := errors.Join(l.live(ctx), l.end(ctx)); err != nil && ctx.Err() == nil {
 		h.problem(fmt.Errorf("pod %s (%s) %.12s: %w", l.config.Metadata.Name, l.handler, l.id, err))
@@ -78,10 +78,10 @@ func (l *life) live(ctx context.Context) error {
 		return err
 	}
 	for range 1 + h.n(2) {
-		fate := fates[h.n(len(fates))]
+		program := programs[h.n(len(programs))]
 		for range 1 + h.n(3) { // it is restarted
 			// Containers of a pod share its ports.
-			err := l.start(ctx, ref, strings.Replace(fate.line, ":8080", fmt.Sprintf(":%d", 8080+len(l.containers)), 1))
+			err := l.start(ctx, ref, strings.Replace(program.line, ":8080", fmt.Sprintf(":%d", 8080+len(l.containers)), 1))
 			if status.Code(errors.Unwrap(err)) == codes.NotFound && ref != images.Probe {
 				return nil // another life has removed the image
 			}
@@ -89,13 +89,13 @@ func (l *life) live(ctx context.Context) error {
 				return err
 			}
 			c := l.containers[len(l.containers)-1]
-			if fate.code < 0 {
+			if program.code < 0 {
 				for range h.n(5) {
-					l.deed(ctx, c)
+					l.request(ctx, c)
 				}
 				break
 			}
-			if err := l.ends(ctx, c, fate.code); err != nil {
+			if err := l.ends(ctx, c, program.code); err != nil {
 				return err
 			}
 		}
@@ -123,7 +123,7 @@ func (l *life) begin(ctx context.Context) error {
 // start creates and starts a container.
 func (l *life) start(ctx context.Context, ref, line string) error {
 	l.h.note(func(t *tally) { t.containers++ })
-	c := &inhabitant{config: kubelet.Container(fmt.Sprintf("c%d", len(l.containers)), ref, scene.Steps(line))}
+	c := &soakContainer{config: kubelet.Container(fmt.Sprintf("c%d", len(l.containers)), ref, scene.Steps(line))}
 	if err := l.h.call(ctx, "CreateContainer", func(ctx context.Context) error {
 		resp, err := l.h.Runtime().CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: l.id, Config: c.config, SandboxConfig: l.config})
 		if err == nil {
@@ -147,13 +147,13 @@ func (l *life) start(ctx context.Context, ref, line string) error {
 	})
 }
 
-func (l *life) status(ctx context.Context, c *inhabitant) (*cri.ContainerStatus, error) {
+func (l *life) status(ctx context.Context, c *soakContainer) (*cri.ContainerStatus, error) {
 	resp, err := l.h.Runtime().ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: c.id})
 	return resp.GetStatus(), err
 }
 
 // ends waits for a container's end and its code.
-func (l *life) ends(ctx context.Context, c *inhabitant, code int32) error {
+func (l *life) ends(ctx context.Context, c *soakContainer, code int32) error {
 	var s *cri.ContainerStatus
 	var err error
 	wait.Until(ctx, func() bool {
@@ -166,18 +166,18 @@ func (l *life) ends(ctx context.Context, c *inhabitant, code int32) error {
 	return err
 }
 
-// deed sends a request to a running container. The answer is checked; a session
+// request sends a request to a running container. The answer is checked; a session
 // that breaks because the server was stopped is not.
-func (l *life) deed(ctx context.Context, c *inhabitant) {
-	deeds := []func(context.Context, *inhabitant) error{l.probe, l.probe, l.probe, l.hang, l.fail, l.converse, l.attach, l.forward, l.resize, l.measure}
-	l.h.note(func(t *tally) { t.deeds++ })
-	err := deeds[l.h.n(len(deeds))](ctx, c)
+func (l *life) request(ctx context.Context, c *soakContainer) {
+	requests := []func(context.Context, *soakContainer) error{l.probe, l.probe, l.probe, l.hang, l.fail, l.converse, l.attach, l.forward, l.resize, l.measure}
+	l.h.note(func(t *tally) { t.requests++ })
+	err := requests[l.h.n(len(requests))](ctx, c)
 	if err != nil && ctx.Err() == nil {
 		l.h.problem(fmt.Errorf("container %.12s of pod %s (%s), %q: %w", c.id, l.config.Metadata.Name, l.handler, c.config.Args, err))
 	}
 }
 
-func (l *life) exec(ctx context.Context, c *inhabitant, seconds int64, command ...string) (resp *cri.ExecSyncResponse, err error) {
+func (l *life) exec(ctx context.Context, c *soakContainer, seconds int64, command ...string) (resp *cri.ExecSyncResponse, err error) {
 	err = l.h.call(ctx, "ExecSync", func(ctx context.Context) (err error) {
 		resp, err = l.h.Runtime().ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: c.id, Cmd: command, Timeout: seconds})
 		return err
@@ -185,7 +185,7 @@ func (l *life) exec(ctx context.Context, c *inhabitant, seconds int64, command .
 	return resp, err
 }
 
-func (l *life) probe(ctx context.Context, c *inhabitant) error {
+func (l *life) probe(ctx context.Context, c *soakContainer) error {
 	resp, err := l.exec(ctx, c, scene.LimitSeconds, "/probe", "echo", "alive")
 	if err == nil && (resp.ExitCode != 0 || string(resp.Stdout) != "alive\n") {
 		err = fmt.Errorf("ExecSync: code %d, %q, %q", resp.ExitCode, resp.Stdout, resp.Stderr)
@@ -194,7 +194,7 @@ func (l *life) probe(ctx context.Context, c *inhabitant) error {
 }
 
 // hang is a probe that exceeds its time limit.
-func (l *life) hang(ctx context.Context, c *inhabitant) error {
+func (l *life) hang(ctx context.Context, c *soakContainer) error {
 	_, err := l.exec(ctx, c, 1, "/probe", "fork", "2", "sleep", ";", "sleep")
 	if status.Code(errors.Unwrap(err)) == codes.DeadlineExceeded {
 		return nil
@@ -202,7 +202,7 @@ func (l *life) hang(ctx context.Context, c *inhabitant) error {
 	return fmt.Errorf("a command that hangs ends with %v", err)
 }
 
-func (l *life) fail(ctx context.Context, c *inhabitant) error {
+func (l *life) fail(ctx context.Context, c *soakContainer) error {
 	resp, err := l.exec(ctx, c, scene.LimitSeconds, "/there/is/none")
 	if err == nil && resp.ExitCode == 0 {
 		return errors.New("a missing program ends with code 0")
@@ -211,7 +211,7 @@ func (l *life) fail(ctx context.Context, c *inhabitant) error {
 }
 
 // converse is an exec with all streams.
-func (l *life) converse(ctx context.Context, c *inhabitant) error {
+func (l *life) converse(ctx context.Context, c *soakContainer) error {
 	resp, err := l.h.Runtime().Exec(ctx, &cri.ExecRequest{ContainerId: c.id, Cmd: []string{"/probe", "until", "enough"}, Stdin: true, Stdout: true, Stderr: true})
 	if err != nil {
 		return l.broken(fmt.Errorf("exec: %w", err))
@@ -228,7 +228,7 @@ func (l *life) converse(ctx context.Context, c *inhabitant) error {
 }
 
 // attach attaches and leaves.
-func (l *life) attach(ctx context.Context, c *inhabitant) error {
+func (l *life) attach(ctx context.Context, c *soakContainer) error {
 	resp, err := l.h.Runtime().Attach(ctx, &cri.AttachRequest{ContainerId: c.id, Stdout: true, Stderr: true})
 	if err != nil {
 		return l.broken(fmt.Errorf("attach: %w", err))
@@ -244,7 +244,7 @@ func (l *life) attach(ctx context.Context, c *inhabitant) error {
 }
 
 // forward sends something through a port, if the container listens.
-func (l *life) forward(ctx context.Context, c *inhabitant) error {
+func (l *life) forward(ctx context.Context, c *soakContainer) error {
 	var port int
 	if _, err := fmt.Sscanf(strings.Join(c.config.Args, " "), "tcp :%d", &port); err != nil {
 		return nil //nolint:nilerr // it does something else
@@ -298,7 +298,7 @@ func (l *life) broken(err error) error {
 	return err
 }
 
-func (l *life) resize(ctx context.Context, c *inhabitant) error {
+func (l *life) resize(ctx context.Context, c *soakContainer) error {
 	return l.h.call(ctx, "UpdateContainerResources", func(ctx context.Context) error {
 		_, err := l.h.Runtime().UpdateContainerResources(ctx, &cri.UpdateContainerResourcesRequest{ContainerId: c.id,
 			Linux: &cri.LinuxContainerResources{CpuShares: int64(2 + l.h.n(1000)), MemoryLimitInBytes: int64(100+l.h.n(100)) * mib}})
@@ -306,7 +306,7 @@ func (l *life) resize(ctx context.Context, c *inhabitant) error {
 	})
 }
 
-func (l *life) measure(ctx context.Context, c *inhabitant) error {
+func (l *life) measure(ctx context.Context, c *soakContainer) error {
 	return l.h.call(ctx, "ContainerStats", func(ctx context.Context) error {
 		_, err := l.h.Runtime().ContainerStats(ctx, &cri.ContainerStatsRequest{ContainerId: c.id})
 		return err
@@ -314,7 +314,7 @@ func (l *life) measure(ctx context.Context, c *inhabitant) error {
 }
 
 // rotate does what a kubelet does with a log that is too long.
-func (l *life) rotate(ctx context.Context, c *inhabitant) {
+func (l *life) rotate(ctx context.Context, c *soakContainer) {
 	log := filepath.Join(l.config.LogDirectory, c.config.LogPath)
 	old := log + ".1"
 	err := os.Rename(log, old)

@@ -66,7 +66,7 @@ func (s *soak) run(ctx context.Context) error {
 		shaken bool
 	}{{"steady", false}, {"shaken", true}}
 	errs := make([]error, len(kinds))
-	habitats := make([]*habitat, len(kinds))
+	habitats := make([]*soakNode, len(kinds))
 	var both sync.WaitGroup
 	for i, kind := range kinds {
 		both.Go(func() {
@@ -86,8 +86,8 @@ func (s *soak) run(ctx context.Context) error {
 }
 
 // live runs one node to the end of the soak.
-func (s *soak) live(ctx context.Context, name string, shaken bool) (_ *habitat, err error) {
-	h, err := newHabitat(ctx, name, shaken, s.seed)
+func (s *soak) live(ctx context.Context, name string, shaken bool) (_ *soakNode, err error) {
+	h, err := newSoakNode(ctx, name, shaken, s.seed)
 	if err != nil {
 		return nil, err
 	}

@@ -29,8 +29,8 @@ const (
 	longestReign = 4 * time.Second
 )
 
-// habitat is a node on which pods live.
-type habitat struct {
+// soakNode is a node on which pods live.
+type soakNode struct {
 	*scene.World
 	name   string
 	shaken bool
@@ -46,15 +46,15 @@ type habitat struct {
 }
 
 // tally counts what has been done.
-type tally struct{ pods, containers, deeds, kills, repeats, problems int }
+type tally struct{ pods, containers, requests, kills, repeats, problems int }
 
 func (t *tally) String() string {
 	return fmt.Sprintf("%d pods, %d containers, %d deeds; %d restarts and kills, %d calls repeated; %d problems",
-		t.pods, t.containers, t.deeds, t.kills, t.repeats, t.problems)
+		t.pods, t.containers, t.requests, t.kills, t.repeats, t.problems)
 }
 
-func newHabitat(ctx context.Context, name string, shaken bool, seed uint64) (_ *habitat, err error) {
-	h := &habitat{name: name, shaken: shaken, trends: map[string]*trend{}, random: rand.New(rand.NewPCG(seed, uint64(len(name))))}
+func newSoakNode(ctx context.Context, name string, shaken bool, seed uint64) (_ *soakNode, err error) {
+	h := &soakNode{name: name, shaken: shaken, trends: map[string]*trend{}, random: rand.New(rand.NewPCG(seed, uint64(len(name))))}
 	if h.World, err = scene.New(ctx, node.Options{Config: "log_level = \"info\"\n"}); err != nil {
 		return nil, err
 	}
@@ -65,7 +65,7 @@ func newHabitat(ctx context.Context, name string, shaken bool, seed uint64) (_ *
 }
 
 // furnish pushes the images and starts the permanent pods.
-func (h *habitat) furnish(ctx context.Context) error {
+func (h *soakNode) furnish(ctx context.Context) error {
 	for i := range variants {
 		built, err := images.Build(func(c *imagespec.ImageConfig) { c.Labels = map[string]string{"variant": fmt.Sprint(i)} },
 			image.Text("variant", strings.Repeat(fmt.Sprintln("variant", i), 10_000)))
@@ -94,20 +94,20 @@ func (h *habitat) furnish(ctx context.Context) error {
 }
 
 // n returns a random number below n.
-func (h *habitat) n(n int) int {
+func (h *soakNode) n(n int) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.random.IntN(n)
 }
 
-func (h *habitat) note(change func(*tally)) {
+func (h *soakNode) note(change func(*tally)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	change(&h.tally)
 }
 
 // problem records what should not have happened.
-func (h *habitat) problem(err error) {
+func (h *soakNode) problem(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.tally.problems++
@@ -116,7 +116,7 @@ func (h *habitat) problem(err error) {
 
 // call makes a call, and repeats it like a kubelet as long as the server is
 // down. If nothing stops the server an answer is final.
-func (h *habitat) call(ctx context.Context, what string, f func(context.Context) error) error {
+func (h *soakNode) call(ctx context.Context, what string, f func(context.Context) error) error {
 	var err error
 	wait.Until(ctx, func() bool {
 		err = f(ctx)
@@ -135,7 +135,7 @@ func (h *habitat) call(ctx context.Context, what string, f func(context.Context)
 // round lets each worker run some lives, while the permanent pods are checked
 // and the server, if the node is shaken, is stopped. It returns when all is
 // over.
-func (h *habitat) round(ctx context.Context, workers int) error {
+func (h *soakNode) round(ctx context.Context, workers int) error {
 	over := make(chan struct{})
 	var lives, beside sync.WaitGroup
 	for range workers {
@@ -162,7 +162,7 @@ func (h *habitat) round(ctx context.Context, workers int) error {
 }
 
 // shake stops or kills the server at random and restarts it.
-func (h *habitat) shake(ctx context.Context, over <-chan struct{}) error {
+func (h *soakNode) shake(ctx context.Context, over <-chan struct{}) error {
 	for {
 		select {
 		case <-over:
@@ -182,11 +182,11 @@ func (h *habitat) shake(ctx context.Context, over <-chan struct{}) error {
 
 // care queries and measures the permanent pods and rotates their logs, until
 // the lives beside them are over.
-func (h *habitat) care(ctx context.Context, over <-chan struct{}) {
+func (h *soakNode) care(ctx context.Context, over <-chan struct{}) {
 	for {
 		for _, l := range h.stay {
 			for _, c := range l.containers {
-				l.deed(ctx, c)
+				l.request(ctx, c)
 			}
 			l.rotate(ctx, l.containers[0])
 		}
@@ -204,7 +204,7 @@ func (h *habitat) care(ctx context.Context, over <-chan struct{}) {
 }
 
 // lists returns a kubelet's requests about the node as a whole.
-func (h *habitat) lists() map[string]func(context.Context) error {
+func (h *soakNode) lists() map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"ListPodSandbox": func(ctx context.Context) error {
 			_, err := h.Runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
@@ -242,7 +242,7 @@ func (h *habitat) lists() map[string]func(context.Context) error {
 }
 
 // end removes the permanent pods, and checks that the node is as before.
-func (h *habitat) end(ctx context.Context) error {
+func (h *soakNode) end(ctx context.Context) error {
 	for _, l := range h.stay {
 		if err := l.end(ctx); err != nil {
 			return err
@@ -259,7 +259,7 @@ func (h *habitat) end(ctx context.Context) error {
 	return h.Clean(ctx, h.empty, wait.Limit)
 }
 
-func (h *habitat) pullImage(ctx context.Context, variant int) (ref string, err error) {
+func (h *soakNode) pullImage(ctx context.Context, variant int) (ref string, err error) {
 	ref = fmt.Sprintf("%s/soak/%d:latest", node.RegistryHost, variant)
 	return ref, h.call(ctx, "PullImage", func(ctx context.Context) error {
 		_, err := h.Images().PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref}})
@@ -267,7 +267,7 @@ func (h *habitat) pullImage(ctx context.Context, variant int) (ref string, err e
 	})
 }
 
-func (h *habitat) removeImage(ctx context.Context, variant int) error {
+func (h *soakNode) removeImage(ctx context.Context, variant int) error {
 	ref := fmt.Sprintf("%s/soak/%d:latest", node.RegistryHost, variant)
 	return h.call(ctx, "RemoveImage", func(ctx context.Context) error {
 		_, err := h.Images().RemoveImage(ctx, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}})

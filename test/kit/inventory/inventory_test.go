@@ -269,8 +269,8 @@ func TestObjectsThatPluginsKeepAreNoLeaks(t *testing.T) {
 		"-A POSTROUTING -s 10.0.0.2/32 -m comment --comment \"name: x\" -j CNI-1234567890":                               false,
 		"-A INPUT -j DROP": false,
 	} {
-		if got := furniture(line); got != want {
-			t.Errorf("furniture(%q) is %v", line, got)
+		if got := permanentRule(line); got != want {
+			t.Errorf("permanentRule(%q) is %v", line, got)
 		}
 	}
 }

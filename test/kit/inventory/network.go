@@ -74,7 +74,7 @@ func (s *Snapshot) rules(program string) error {
 		switch {
 		case strings.HasPrefix(line, "*"):
 			table = line[1:]
-		case line == "" || line == "COMMIT" || strings.HasPrefix(line, "#") || furniture(line):
+		case line == "" || line == "COMMIT" || strings.HasPrefix(line, "#") || permanentRule(line):
 		default:
 			s.add("rule", fmt.Sprintf("%s -t %s %s", family, table, line))
 		}
@@ -82,9 +82,9 @@ func (s *Snapshot) rules(program string) error {
 	return nil
 }
 
-// furniture reports whether a line is about built-in chains, or about chains
+// permanentRule reports whether a line is about built-in chains, or about chains
 // and rules that the portmap plugin makes at its first use and then keeps.
-func furniture(line string) bool {
+func permanentRule(line string) bool {
 	if strings.HasPrefix(line, ":") {
 		chain := strings.Fields(line)[0][1:]
 		return strings.ToUpper(chain) == chain && !strings.HasPrefix(chain, "CNI-") || kept[chain]
