@@ -103,7 +103,7 @@ func (h inheritedState) add(t *testing.T, name string, pid int) {
 // limit of the server.
 const openFiles = "Max open files"
 
-func (w *world) addHook(t *testing.T, found heirs, stage string) {
+func (w *world) addHook(t *testing.T, found inheritedState, stage string) {
 	t.Helper()
 	file := w.Path("hook-" + stage + ".json")
 	wait.For(t, "the hook "+stage, func() bool { // not all runtimes wait for it
@@ -189,7 +189,7 @@ func TestServerAttributesReachNoContainer_OCPBUGS_15102_runc_4858(t *testing.T) 
 	every := append([]string{"current"}, handlers...)
 	plain, older := map[string]inheritedState{}, map[string]*container{}
 	for _, handler := range every {
-		c, found := w.heirsOf(t, handler, "plain-"+handler)
+		c, found := w.inheritedBy(t, handler, "plain-"+handler)
 		processes := []string{"first process", "Exec", "ExecSync"}
 		if handler == "runc" { // 1.1.5 sets it before the process that becomes the command raises its own
 			processes = processes[:1]

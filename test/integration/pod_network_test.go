@@ -155,7 +155,9 @@ func TestPodWithoutAddress(t *testing.T) {
 	w := private(t, node.Options{})
 	must(t, w.Write("cni/net.d/10-p.conflist", `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "`+node.Bridge+`", "ipam": {}}]}`))
 	must(t, w.settle(t.Context(), handlers...))
-	ofPort := func(c *cri.PodSandboxConfig) { c.PortMappings = []*cri.PortMapping{{ContainerPort: 80, HostPort: 8080}} }
+	ofPort := func(c *cri.PodSandboxConfig) {
+		c.PortMappings = []*cri.PortMapping{{ContainerPort: 80, HostPort: 8080}}
+	}
 	for _, handler := range handlers {
 		p := w.run(t, handler, ofPort)
 		equal(t, "addresses", p.status(t).GetNetwork().String(), "")
