@@ -55,7 +55,7 @@
 //
 // # Containers without a process
 //
-// If the runtime puts a container into an existing sandbox, as gVisor does with
+// If the runtime puts a container into an existing runtime sandbox, as gVisor does with
 // all containers of a pod except the first, the container has no process of its
 // own on the node: its pid is the sandbox's, whose parent is the monitor of the
 // first container. The runtime takes such a container's streams when the
@@ -63,7 +63,7 @@
 // start command (--start), when a client requests it, and afterwards a command
 // that ends when the container does and prints how it ended (--wait). The
 // monitor runs the latter again if it dies while the sandbox lives. When the
-// sandbox dies, the container counts as killed by signal 9, and as OOM killed
+// runtime sandbox dies, the container counts as killed by signal 9, and as OOM killed
 // if the kernel has counted an OOM kill in the sandbox's cgroup. Only the
 // runtime can kill such a container: release just ends the monitor.
 //

@@ -70,7 +70,7 @@ type Spec struct {
 	Env     []string // of the runtime, in addition to inherit.Environ
 	PidFile string
 
-	// Start and Wait are for a container that lives in a sandbox of the runtime
+	// Start and Wait are for a container that lives in a runtime sandbox
 	// and has no process of its own on this machine; empty for any other. Launch
 	// appends the ID to them. Start is run when the Client requests it, with the
 	// container's streams, and Wait after that. Wait must end when the container

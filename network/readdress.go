@@ -14,7 +14,7 @@ import (
 )
 
 // readdress puts the addresses that ADD has given to the pod's interface back
-// on it. A sandbox with its own kernel (gVisor, virtual machines) removes them,
+// on it. A runtime sandbox with its own kernel (gVisor, virtual machines) removes them,
 // and the plugins need them to find what to undo: without them bridge leaves
 // its masquerading rules behind.
 func (a *Attachment) readdress(netNS string) error {

@@ -220,7 +220,7 @@ func (t *cliTask) abandoned(ctx context.Context, dir string) *execution {
 	if !written {
 		return nil
 	}
-	e.innerPID, _ = readPid(innerPIDFileOf(dir)) // outside of sandboxes there is none
+	e.innerPID, _ = readPid(innerPIDFileOf(dir)) // outside of runtime sandboxes there is none
 	if !e.hasStarted(t.ref.Cgroup, dir) {
 		return nil
 	}

@@ -122,7 +122,7 @@ func (r *cli) createArgs(a *Abilities, ref Ref, spec *specs.Spec) []string {
 
 func (r *cli) task(ref Ref, client *conmon.Client) (Task, error) {
 	t := &cliTask{runtime: r, watched: watched{ref: ref, client: client}}
-	if ref.Sandbox != "" {
+	if ref.Holder != "" {
 		return &sandboxedTask{cliTask: t}, nil
 	}
 	return t, nil
@@ -151,7 +151,7 @@ func (r *cli) forget(ctx context.Context, ref Ref) error {
 	// A runtime that has been uninstalled must not keep its pods for ever: all
 	// that it could still do is remove its state files.
 	if unusable == nil {
-		reap := proc.ReapHelpers(a.quirks.helper, cmp.Or(ref.Sandbox, ref.ID), ref.ID)
+		reap := proc.ReapHelpers(a.quirks.helper, cmp.Or(ref.Holder, ref.ID), ref.ID)
 		reaped := make(chan struct{})
 		go func() { reap(); close(reaped) }() // delete waits for it
 		_, err := r.run(ctx, ref, nil, "delete", "--force")
@@ -265,7 +265,7 @@ func (t *cliTask) Start(ctx context.Context) error {
 }
 
 // startArgs returns the arguments of start, with the handler's flags for the
-// node's network if the container uses it: a sandbox sets up its network at
+// node's network if the container uses it: a runtime sandbox sets up its network at
 // start.
 func (t *cliTask) startArgs(ctx context.Context) ([]string, error) {
 	a, err := t.runtime.Probe(ctx)

@@ -115,7 +115,7 @@ func (t *cliTask) Open(ctx context.Context, c Command) (*stdio.Session, error) {
 	return child.Session, nil
 }
 
-// exec starts the command. A sandbox's command has no process on the node that
+// exec starts the command. A runtime sandbox's command has no process on the node that
 // dies with the runtime, and no name until the runtime has reported its pid.
 func (t *cliTask) exec(ctx context.Context, c Command) (*execution, error) {
 	a, err := t.runtime.Probe(ctx)
@@ -162,8 +162,8 @@ func beginWhole(ctx context.Context, begin func(context.Context) (*execution, er
 // execution is a running command.
 type execution struct {
 	*stdio.Session
-	proc.Command        // in a sandbox a helper's
-	innerPID     int    // its pid inside a sandbox; 0: it is in none
+	proc.Command        // in a runtime sandbox a helper's
+	innerPID     int    // its pid inside a runtime sandbox; 0: it is in none
 	dir          string // see Command.noted
 	kill         func() // used if no pid identifies the command
 }

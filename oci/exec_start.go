@@ -214,7 +214,7 @@ func endLate(ctx context.Context, pid int) (ended func()) {
 }
 
 // execForeground runs a runtime that stays as long as the command and exits
-// with it: in a sandbox the command is not a process of this machine. With
+// with it: in a runtime sandbox the command is not a process of this machine. With
 // --detach, runsc would only start itself without that flag and look for the
 // pid file. It would give up silently after ten seconds, or if the command
 // ended between two looks.

@@ -30,7 +30,7 @@ type Abilities struct {
 	RecursiveReadOnly bool
 	IDMap             bool // id-mapped mounts
 	ExecCPUAffinity   bool // exec processes can be confined to some of the container's CPUs
-	// Sandboxed: the containers of a pod share a sandbox with its own kernel,
+	// Sandboxed: the containers of a pod share a runtime sandbox with its own kernel,
 	// which the runtime makes for the first of them.
 	Sandboxed bool
 

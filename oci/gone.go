@@ -24,7 +24,7 @@ type gone struct {
 	err     error
 	process conmon.Process // zero: nothing can be alive
 	cgroup  string
-	// kill is the runtime's kill, for a process that is a sandbox with other
+	// kill is the runtime's kill, for a process that is a runtime sandbox with other
 	// containers in it.
 	kill func(context.Context) error
 	// unreachable: its monitor may be alive and did not answer.
@@ -45,7 +45,7 @@ func lost(ref Ref, cause error) *gone {
 
 func (r *cli) lost(ref Ref, cause error) *gone {
 	g := lost(ref, cause)
-	if ref.Sandbox != "" {
+	if ref.Holder != "" {
 		g.kill = func(ctx context.Context) error { return r.forget(ctx, ref) }
 	}
 	return g

@@ -16,7 +16,7 @@ import (
 // EndLeftovers ignores a refusal: it means that the runtime no longer knows the
 // container.
 func (r *cli) EndLeftovers(ctx context.Context, ref Ref) error {
-	if ref.Sandbox == "" {
+	if ref.Holder == "" {
 		return nil
 	}
 	_, err := r.run(ctx, ref, nil, "kill", "--all", ref.ID, strconv.Itoa(int(unix.SIGKILL)))
@@ -26,9 +26,9 @@ func (r *cli) EndLeftovers(ctx context.Context, ref Ref) error {
 	return err
 }
 
-// EndLeftovers ignores a missing shim: it has ended, and its sandbox with it.
+// EndLeftovers ignores a missing shim: it has ended, and its runtime sandbox with it.
 func (r *shimmed) EndLeftovers(ctx context.Context, ref Ref) error {
-	if ref.Sandbox == "" {
+	if ref.Holder == "" {
 		return nil
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, hangTime,

@@ -16,7 +16,7 @@ func runtimeLog(ref Ref) string { return filepath.Join(ref.Dir, "runtime.log") }
 // logged prepends the flags that make the runtime log to file: its standard
 // error then ends with the error as one line of plain text; see errorAlone. It
 // leaves alone a handler whose own options set a log, and a runtime with
-// sandboxes; see quirks.log.
+// runtime sandboxes; see quirks.log.
 //
 // It does not request JSON: crun would also write the error of an exec that
 // fails after the start as JSON, into the container's log.

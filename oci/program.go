@@ -180,5 +180,5 @@ func (t *watched) ending(ctx context.Context) bool {
 	case <-ctx.Done():
 	case <-time.After(endTime):
 	}
-	return t.ref.Sandbox == "" && proc.Exiting(t.PID())
+	return t.ref.Holder == "" && proc.Exiting(t.PID())
 }

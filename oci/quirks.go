@@ -14,33 +14,33 @@ type quirks struct {
 	// systemd is the global flag that makes the runtime use systemd for cgroups;
 	// empty: it has none.
 	systemd string
-	// sandboxed: all containers of a pod live in a sandbox with its own kernel.
+	// sandboxed: all containers of a pod live in a runtime sandbox with its own kernel.
 	// The runtime makes it for the first container and finds it again by the
 	// annotations of the others. Only the runtime can send signals to those.
 	sandboxed bool
-	// start: a container in a sandbox gets its streams from the verb start, not
+	// start: a container in a runtime sandbox gets its streams from the verb start, not
 	// from create.
 	start bool
 	// log are global flags followed by the path of a file for errors, which are
 	// JSON objects with a msg. Needed where standard error is the container's.
 	log []string
-	// wait is the verb that ends when a container in a sandbox ends, and prints
+	// wait is the verb that ends when a container in a runtime sandbox ends, and prints
 	// how it ended. Empty: the pid that create has left is a process that ends
 	// with the container.
 	wait string
-	// tellSize: processes on the terminal of a container in a sandbox get no
+	// tellSize: processes on the terminal of a container in a runtime sandbox get no
 	// SIGWINCH when its size changes.
 	tellSize bool
 	// innerPID is the flag of exec for a file with the command's pid inside the
 	// runtime sandbox; the pid on the host is that of a helper, whose death the command survives.
 	innerPID string
 	// forward is the verb, with its flag, that connects a unix socket with a port
-	// of the sandbox's own network. Empty: the pod's address leads there.
+	// of the runtime sandbox's own network. Empty: the pod's address leads there.
 	forward []string
 	// swapFirst: update raises the memory limit before that of memory and swap
 	// together, which cgroup v1 refuses.
 	swapFirst bool
-	// hostNetwork are the global flags for a sandbox in the node's network.
+	// hostNetwork are the global flags for a runtime sandbox in the node's network.
 	hostNetwork []string
 	// helper is the word on the command line of a process that the runtime leaves
 	// beside a container, and whose zombie its delete takes for alive.
@@ -50,7 +50,7 @@ type quirks struct {
 	stateFiles []string
 }
 
-// runscStateFiles: the socket is named after the first container of a sandbox.
+// runscStateFiles: the socket is named after the first container of a runtime sandbox.
 // It is in /run if its path below the root would be too long for a socket.
 var runscStateFiles = []string{"ID_sandbox:*", runscSocket("ID"), "/run/" + runscSocket("ID")}
 

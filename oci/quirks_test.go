@@ -167,7 +167,7 @@ func TestLostInASandbox(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	task, err := r.Load(t.Context(), Ref{ID: "one", Dir: dir, ExitFile: filepath.Join(dir, "exit.json"), Sandbox: "two"})
+	task, err := r.Load(t.Context(), Ref{ID: "one", Dir: dir, ExitFile: filepath.Join(dir, "exit.json"), Holder: "two"})
 	if err != nil {
 		t.Fatal(err)
 	}

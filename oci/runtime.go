@@ -45,8 +45,8 @@ type Runtime interface {
 	// it from the runtime, the monitor and the cgroup tree. It is idempotent.
 	Delete(ctx context.Context, ref Ref) error
 	// EndLeftovers kills what a container whose first process has ended has left
-	// in its sandbox, where only the runtime sees it. It does nothing if there is
-	// no sandbox, or the runtime no longer knows the container.
+	// in its runtime sandbox, where only the runtime sees it. It does nothing if there is
+	// no runtime sandbox, or the runtime no longer knows the container.
 	EndLeftovers(ctx context.Context, ref Ref) error
 	// Probe returns what the runtime can do, or why it cannot be used now.
 	Probe(ctx context.Context) (*Abilities, error)
@@ -101,7 +101,7 @@ type Task interface {
 	// hang: the caller bounds ctx. It is fault.Unimplemented for a container
 	// whose cgroup accounts for its usage.
 	Usage(ctx context.Context) (cgroup.Usage, error)
-	// Forward connects to a TCP port inside the sandbox of this container. It is
+	// Forward connects to a TCP port inside the runtime sandbox of this container. It is
 	// fault.Unimplemented if the port is reached through the pod's network.
 	Forward(ctx context.Context, port uint16) (Stream, error)
 	// ReopenLog makes the monitor write to a new file at the old path.
@@ -137,7 +137,7 @@ type Ref struct {
 	ExitFile   string // durable record of the exit
 	CgroupPath string // spec.Linux.CgroupsPath
 	Cgroup     string // the same as a path below the cgroup mount
-	Sandbox    string // id of the container whose sandbox it shares; empty: none, or it owns its sandbox
+	Holder     string // id of the container that holds its runtime sandbox; empty: it is in none, or holds it itself
 	Last       bool   // for Delete: it is the pod's own container, and the pod's others have been deleted
 
 	UIDs, GIDs []ns.IDMap // of its user namespace; nil: none
@@ -160,7 +160,7 @@ func (r Ref) owner(p *specs.Process) (uid, gid uint32) {
 }
 
 func (r Ref) limits() limits.Container {
-	return limits.Container{ID: r.ID, Cgroup: r.Cgroup, Sandboxed: r.Sandbox != ""}
+	return limits.Container{ID: r.ID, Cgroup: r.Cgroup, Sandboxed: r.Holder != ""}
 }
 
 // IO configures the container's output and input.

@@ -21,9 +21,9 @@ import (
 	"github.com/crius-run/crius/oci/stdio"
 )
 
-// sandboxedTask is a container in a sandbox that its runtime has made for
+// sandboxedTask is a container in a runtime sandbox that its runtime has made for
 // another container, gVisor's or a virtual machine. Its pid is that of the
-// sandbox or of a stand-in, so everything goes through the runtime.
+// runtime sandbox or of a stand-in, so everything goes through the runtime.
 type sandboxedTask struct {
 	*cliTask
 
@@ -49,11 +49,11 @@ func (r *usageRate) of(u cgroup.Usage) cgroup.Usage {
 	return u
 }
 
-// monitored returns the monitor's spec with the settings for sandboxes and the
+// monitored returns the monitor's spec with the settings for runtime sandboxes and the
 // containers in them.
 func (r *cli) monitored(a *Abilities, ref Ref, s conmon.Spec) conmon.Spec {
 	s.Helpers = a.quirks.sandboxed
-	if ref.Sandbox == "" {
+	if ref.Holder == "" {
 		return s
 	}
 	if a.quirks.start {
@@ -104,7 +104,7 @@ func (t *sandboxedTask) Signal(ctx context.Context, sig unix.Signal) error {
 }
 
 // Kill: the runtime sends no signals to a container that was never started, or
-// in a dead sandbox. Both are deleted in the runtime, and the monitor, which
+// in a dead runtime sandbox. Both are deleted in the runtime, and the monitor, which
 // has nothing to wait for, is notified.
 func (t *sandboxedTask) Kill(ctx context.Context) error {
 	if t.dead() {
@@ -114,7 +114,7 @@ func (t *sandboxedTask) Kill(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	reap := proc.ReapHelpers(a.quirks.helper, t.ref.Sandbox, t.ref.ID)
+	reap := proc.ReapHelpers(a.quirks.helper, t.ref.Holder, t.ref.ID)
 	_, err = t.runtime.run(ctx, t.ref, nil, "kill", "--all", t.ref.ID, strconv.Itoa(int(unix.SIGKILL)))
 	if err == nil {
 		reap()
@@ -129,7 +129,7 @@ func (t *sandboxedTask) Kill(ctx context.Context) error {
 	return t.client.Release(ctx)
 }
 
-// Attach: if the runtime does not notify the processes in a sandbox of a new
+// Attach: if the runtime does not notify the processes in a runtime sandbox of a new
 // terminal size, Attach sends SIGWINCH to all of them, because only the runtime
 // knows whose terminal it is. A process without a terminal ignores it.
 func (t *sandboxedTask) Attach(ctx context.Context, wanted conmon.Streams) (*stdio.Session, error) {
@@ -226,7 +226,7 @@ type stats struct {
 	}
 }
 
-// Usage asks the runtime: the cgroup of a container in a sandbox is empty.
+// Usage asks the runtime: the cgroup of a container in a runtime sandbox is empty.
 func (t *sandboxedTask) Usage(ctx context.Context) (cgroup.Usage, error) {
 	text, err := t.runtime.run(ctx, t.ref, nil, "events", "--stats", t.ref.ID)
 	if err != nil {
@@ -245,7 +245,7 @@ func (t *sandboxedTask) Usage(ctx context.Context) (cgroup.Usage, error) {
 	}), nil
 }
 
-// Forward has the runtime connect a port of its sandbox to a socket of the
+// Forward has the runtime connect a port of its runtime sandbox to a socket of the
 // server.
 func (t *cliTask) Forward(ctx context.Context, port uint16) (Stream, error) {
 	a, err := t.runtime.Probe(ctx)

@@ -235,7 +235,7 @@ func (x *shimExec) closeStdin(ctx context.Context, s *stdio.Session) {
 	_ = x.client.CloseStdin(ctx, x.process) // a command that has ended does not need it
 }
 
-// killExec kills a command whose directory is no longer needed. In a sandbox
+// killExec kills a command whose directory is no longer needed. In a runtime sandbox
 // the descendants are out of reach: they end with the container.
 func (t *shimTask) killExec(ctx context.Context, e *execution) {
 	if !t.record.Sandboxed {

@@ -125,7 +125,7 @@ func (t *shimTask) resize(p shim.Process) func(context.Context, stdio.Size) erro
 	}
 }
 
-// sandboxedShimTask is a container of a shim in a sandbox with its own kernel,
+// sandboxedShimTask is a container of a shim in a runtime sandbox with its own kernel,
 // such as Kata's virtual machine. Its pid is a stand-in's, the same for all
 // containers of a pod, so everything goes through the shim.
 type sandboxedShimTask struct {
@@ -198,7 +198,7 @@ func (t *sandboxedShimTask) Usage(ctx context.Context) (u cgroup.Usage, err erro
 }
 
 // Update: the shim applies the limits in the guest; those on this machine are
-// the sandbox's. A memory limit that is too low is left to the guest's kernel.
+// the runtime sandbox's. A memory limit that is too low is left to the guest's kernel.
 func (t *sandboxedShimTask) Update(ctx context.Context, u limits.Update) error {
 	err := t.runtimeUpdate(ctx, u.Resources)
 	if err == nil || u.Old == nil {
@@ -210,7 +210,7 @@ func (t *sandboxedShimTask) Update(ctx context.Context, u limits.Update) error {
 	return err
 }
 
-// Forward has a crius program in the sandbox connect to the port: a guest's
+// Forward has a crius program in the runtime sandbox connect to the port: a guest's
 // loopback can only be reached from inside. The pod's own container, on which
 // this is called, contains that program.
 func (t *sandboxedShimTask) Forward(ctx context.Context, port uint16) (Stream, error) {

@@ -49,7 +49,7 @@ type Container struct {
 func (e *Engine) newContainer(id string, s *Sandbox, rec records.Container) *Container {
 	ref := e.containerRef(id, rec.ContainerPlan)
 	if s.plan.Sandboxed {
-		ref.Sandbox = s.ID
+		ref.Holder = s.ID
 	}
 	ref.Claim = s.claimExec
 	ref.UIDs, ref.GIDs = s.plan.Namespaces.UIDs, s.plan.Namespaces.GIDs

@@ -356,7 +356,7 @@ func (f fakeRuntime) Probe(ctx context.Context) (*oci.Abilities, error) {
 func (f fakeRuntime) Create(ctx context.Context, ref oci.Ref, spec *specs.Spec, _ oci.IO) (oci.Task, error) {
 	var task *fakeTask
 	err := f.step(ctx, "create", func() {
-		task = &fakeTask{node: f.node, id: ref.ID, sandbox: ref.Sandbox, exitFile: ref.ExitFile, spec: spec, dead: make(chan struct{}), lost: make(chan struct{})}
+		task = &fakeTask{node: f.node, id: ref.ID, sandbox: ref.Holder, exitFile: ref.ExitFile, spec: spec, dead: make(chan struct{}), lost: make(chan struct{})}
 		f.tasks[ref.ID] = task
 	})
 	if err != nil {

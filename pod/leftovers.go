@@ -20,7 +20,7 @@ const leftoverTime = 10 * time.Second
 // notes in the exit those that do not die. The monitor did the same before it reported the
 // exit, unless it is of an earlier release or was killed.
 func (c *Container) endLeftovers(exit *conmon.Exit) {
-	c.endInSandbox()
+	c.endSandboxed()
 	if exit.Message != "" || c.ref.Cgroup == "" { // the message says what is left, or why everything was killed
 		return
 	}
@@ -39,25 +39,26 @@ func (c *Container) endLeftovers(exit *conmon.Exit) {
 	}
 }
 
-// endInSandbox kills the processes that remain inside a sandbox, which only the runtime can do.
-func (c *Container) endInSandbox() {
-	if !c.mayLeaveInSandbox() {
+// endSandboxed kills the processes that remain inside a runtime sandbox, which only the runtime
+// can do.
+func (c *Container) endSandboxed() {
+	if !c.mayLeaveProcesses() {
 		return
 	}
 	ctx := context.WithoutCancel(c.engine.background.Closing())
-	if err := c.engine.deps.Trace.Do(ctx, "end leftover processes", c.ID, c.killInSandbox); err != nil {
+	if err := c.engine.deps.Trace.Do(ctx, "end leftover processes", c.ID, c.killSandboxed); err != nil {
 		slog.WarnContext(ctx, "cannot kill processes that an exited container may have left in its sandbox", "container", c.ID, "err", err)
 	}
 }
 
-// mayLeaveInSandbox reports whether processes of the container may remain in its sandbox. They
-// cannot if the container has its own PID namespace, which ends with its first process.
-func (c *Container) mayLeaveInSandbox() bool {
+// mayLeaveProcesses reports whether processes of the container may remain in its runtime sandbox.
+// They cannot if the container has its own PID namespace, which ends with its first process.
+func (c *Container) mayLeaveProcesses() bool {
 	options := c.plan.Config.M.GetLinux().GetSecurityContext().GetNamespaceOptions()
-	return c.ref.Sandbox != "" && options.GetPid() != cri.NamespaceMode_CONTAINER
+	return c.ref.Holder != "" && options.GetPid() != cri.NamespaceMode_CONTAINER
 }
 
-func (c *Container) killInSandbox(ctx context.Context) error {
+func (c *Container) killSandboxed(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, leftoverTime)
 	defer cancel()
 	return trace.Do(ctx, "kill leftover processes", func(ctx context.Context) error {

@@ -290,8 +290,8 @@ func (r *recovery) endLeftovers(ctx context.Context) {
 		if c.Now().exit == nil {
 			continue
 		}
-		if s := c.sandbox; c.mayLeaveInSandbox() && s.Now().Phase == records.Ready && s.plan.BootID == r.engine.planner.Boot {
-			r.end("sandboxed processes of "+c.ID, c.killInSandbox, &r.answers)
+		if s := c.sandbox; c.mayLeaveProcesses() && s.Now().Phase == records.Ready && s.plan.BootID == r.engine.planner.Boot {
+			r.end("sandboxed processes of "+c.ID, c.killSandboxed, &r.answers)
 		}
 		if c.ref.Cgroup != "" {
 			cgroups = append(cgroups, c.ref.Cgroup)

@@ -31,7 +31,7 @@ type Sandbox struct {
 	meters  *cgroup.Meters // of its containers
 	meter   *usage.Meter   // nil: usage is that of the containers
 	cgroup  string         // the pod's own, or that of its infra container
-	// clamped: the sandbox may have less than an update has given to the pod.
+	// clamped: the runtime sandbox may have less than an update has given to the pod.
 	clamped atomic.Bool
 
 	room rundir.Room

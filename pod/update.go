@@ -33,7 +33,7 @@ func (e *Engine) UpdateContainerResources(ctx context.Context, id string, r *cri
 
 // changeResources applies r to the limits in force, and change to the result.
 func (c *Container) changeResources(ctx context.Context, r *cri.LinuxContainerResources, change nri.Change) error {
-	c.sandbox.raiseSandbox(ctx)
+	c.sandbox.raiseRuntimeSandbox(ctx)
 	c.Life.Lock()
 	defer c.Life.Unlock()
 	if c.View().State == cri.ContainerState_CONTAINER_EXITED {
@@ -86,7 +86,7 @@ func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, 
 // UpdateSandboxResources records the resources that the kubelet has given to the pod since its
 // creation; nil keeps the former ones. The pod's cgroup belongs to the kubelet, which changes
 // it afterwards and takes an error for a refusal (since 1.36; CRI: UpdatePodSandboxResources).
-// The cgroup of a sandbox with its own kernel belongs to crius.
+// The cgroup of a runtime sandbox with its own kernel belongs to crius.
 func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead, resources *cri.LinuxContainerResources) error {
 	s, err := e.sandboxes.Find(id)
 	if err != nil {
@@ -103,7 +103,7 @@ func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead
 	}
 	before := s.View().Config
 	s.Change(func(now *livePod) { now.Give(overhead, resources) })
-	if err := s.limitSandbox(ctx, before); err != nil {
+	if err := s.limitRuntimeSandbox(ctx, before); err != nil {
 		s.Change(func(now *livePod) { now.Give(before.GetLinux().GetOverhead(), before.GetLinux().GetResources()) })
 		return fmt.Errorf("update pod %s: %w", s.ID, err)
 	}
@@ -115,20 +115,20 @@ func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead
 	return nil
 }
 
-// limitSandbox gives the sandbox in which all containers run the limits of the pod, as far as
-// the pod's cgroup allows them; raiseSandbox does the rest. It wants Life held.
-func (s *Sandbox) limitSandbox(ctx context.Context, before *cri.PodSandboxConfig) error {
+// limitRuntimeSandbox gives the runtime sandbox in which all containers run the limits of the pod,
+// as far as the pod's cgroup allows them; raiseRuntimeSandbox does the rest. It wants Life held.
+func (s *Sandbox) limitRuntimeSandbox(ctx context.Context, before *cri.PodSandboxConfig) error {
 	infra := s.Now().infra
 	if !s.plan.Sandboxed || infra == nil {
 		return nil
 	}
 	ctx, cancel := undoContext(ctx)
 	defer cancel()
-	old, _, err := s.engine.planner.SandboxLimits(before, s.parentQuota)
+	old, _, err := s.engine.planner.RuntimeSandboxLimits(before, s.parentQuota)
 	if err != nil {
 		return err
 	}
-	now, clamped, err := s.engine.planner.SandboxLimits(s.record().Current(), s.parentQuota)
+	now, clamped, err := s.engine.planner.RuntimeSandboxLimits(s.record().Current(), s.parentQuota)
 	if err != nil {
 		return err
 	}
@@ -140,15 +140,15 @@ func (s *Sandbox) limitSandbox(ctx context.Context, before *cri.PodSandboxConfig
 	return nil
 }
 
-// parentQuota reads the CPU quota of the cgroup above the sandbox's.
+// parentQuota reads the CPU quota of the cgroup above the runtime sandbox's.
 func (s *Sandbox) parentQuota() (quota, period int64, err error) {
 	return cgroup.Quota(path.Dir(s.infraRef().Cgroup))
 }
 
-// raiseSandbox gives the sandbox the limits that the pod's cgroup did not allow when they were
-// requested. A kubelet that raises the limits of a pod updates the containers last. What is not
-// allowed even then is retried at the next update.
-func (s *Sandbox) raiseSandbox(ctx context.Context) {
+// raiseRuntimeSandbox gives the runtime sandbox the limits that the pod's cgroup did not allow when
+// they were requested. A kubelet that raises the limits of a pod updates the containers last. What
+// is not allowed even then is retried at the next update.
+func (s *Sandbox) raiseRuntimeSandbox(ctx context.Context) {
 	if !s.clamped.Load() {
 		return
 	}
@@ -157,7 +157,7 @@ func (s *Sandbox) raiseSandbox(ctx context.Context) {
 	if s.Now().Phase != records.Ready {
 		return
 	}
-	if err := s.limitSandbox(ctx, s.record().Current()); err != nil {
+	if err := s.limitRuntimeSandbox(ctx, s.record().Current()); err != nil {
 		slog.WarnContext(ctx, "sandbox limits not raised, retrying at the next container update", "pod", s.ID, "err", err)
 	}
 }

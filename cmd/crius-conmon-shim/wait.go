@@ -105,7 +105,7 @@ func cleanUp(ctx context.Context, r shim.Record, p shim.Program) int {
 const dieTime = 5 * time.Second
 
 // killLeft kills the remaining processes of a container before its end is reported.
-// Containers in a sandbox end with it, and the sandbox works in the directory of the first
+// Containers in a runtime sandbox end with it, and the sandbox works in the directory of the first
 // one.
 func killLeft(ctx context.Context, r shim.Record, dir string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dieTime)

@@ -19,7 +19,8 @@ func (m *monitor) conclude(exit wire.Exit) {
 	}
 	m.watched = -1
 	// Before anything is killed here: a scope may go away with its last process, and its
-	// counter with it. In a sandbox the kernel may have killed what was another container's.
+	// counter with it. In a runtime sandbox the kernel may have killed another container's
+	// processes.
 	if !m.opt.Remote() || m.remote.gone || exit.Code == killed.Code {
 		m.exit.OOMKills = max(exit.OOMKills, m.oom.kills(exit.Code))
 	}

@@ -7,7 +7,7 @@ import (
 )
 
 // forwardVerb in the place of the first argument makes this program the far end of
-// a connection from outside: it runs in a pod's own container, in a sandbox with a
+// a connection from outside: it runs in a pod's own container, in a runtime sandbox with a
 // network stack of its own, whose loopback nobody else can reach.
 const forwardVerb = "forward"
 

@@ -37,7 +37,7 @@ func (g *group) watch(id string, pid int, table []byte, helpers bool) {
 	if err != nil || upTo(mine, id) > 0 || upTo(table, id) == 0 {
 		return
 	}
-	// Beside a sandbox there are helpers of its runtime, which have other namespaces.
+	// Beside a runtime sandbox there are helpers of its runtime, which have other namespaces.
 	g.id, g.table, g.shared = id, string(table), helpers || !firstOfNamespace(pid)
 }
 

@@ -53,7 +53,7 @@ type monitor struct {
 	self      wire.Process
 	runtime   int // pid, while creating
 	container wire.Process
-	watched   int  // pidfd of whom the monitor waits for: the runtime, then the container's init or its sandbox
+	watched   int  // pidfd of the runtime, then of the container's init or its runtime sandbox
 	orphans   bool // the container's orphans become children of the monitor
 
 	remote         remote

@@ -7,7 +7,7 @@ import (
 )
 
 // remote is what the monitor keeps of a container that has no process of its own
-// on this machine: it lives in a sandbox, gVisor's for one, whose process has
+// on this machine: it lives in a runtime sandbox, gVisor's for one, whose process has
 // another parent. The runtime takes the container's streams when it starts the
 // container, and tells by another command, which runs as long as the container
 // does, how it ended. Both are children of the monitor, one after the other.
@@ -22,7 +22,7 @@ type remote struct {
 	failures     int   // of the waiting command, one after the other
 	since        int64 // uptime at which it began
 	again        bool  // it is to be run again
-	gone         bool  // the sandbox is dead
+	gone         bool  // the runtime sandbox is dead
 	helpersUntil int64 // uptime at which helpers are no longer waited for
 	deadline     int64 // uptime at which the command is run again or, with gone, killed
 }
@@ -175,7 +175,7 @@ func (m *monitor) await() {
 	}
 }
 
-// waited reads what the waiting command has found. As long as the sandbox lives
+// waited reads what the waiting command has found. As long as the runtime sandbox lives
 // one that failed, or was killed, is run again.
 func (m *monitor) waited(exit wire.Exit) {
 	var buf [512]byte

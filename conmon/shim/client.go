@@ -102,7 +102,7 @@ type Stdio struct {
 }
 
 // Create makes the container of a bundle. The meaning of pid depends on the
-// shim: the container's init, its sandbox, or the shim itself.
+// shim: the container's init, its runtime sandbox, or the shim itself.
 func (c *Client) Create(ctx context.Context, p Program, io Stdio) (pid int, err error) {
 	var resp task.CreateTaskResponse
 	err = c.call(ctx, "Create", &task.CreateTaskRequest{

@@ -24,7 +24,7 @@ type Record struct {
 	// Leader: the shim was started for this container, in whose run directory it
 	// works, and may serve others as well.
 	Leader bool `json:"leader"`
-	// Sandboxed: the container lives in a sandbox with its own kernel, where pids
+	// Sandboxed: the container lives in a runtime sandbox with its own kernel, where pids
 	// of this machine mean nothing.
 	Sandboxed bool `json:"guest"`
 	// Process is the shim's, once the shim has reported it; zero before.

@@ -144,7 +144,7 @@ func (a Asked) Workload(container string, request *cri.LinuxContainerResources) 
 
 // InfraCPUs returns the CPUs on which the infra container of a pod runs; empty:
 // all. Other limits of the workload do not apply to it: it idles, or holds the
-// sandbox of all containers.
+// runtime sandbox of all containers.
 func (a Asked) InfraCPUs() string { return a.Workload(infraContainer, nil).GetCpusetCpus() }
 
 // Yield returns a request for a container without the fields that its workload

@@ -34,7 +34,7 @@ type Update struct {
 type Container struct {
 	ID        string
 	Cgroup    string // its path below the cgroup mount
-	Sandboxed bool   // it is in another container's sandbox: its processes are not in the cgroup
+	Sandboxed bool   // it is in another container's runtime sandbox: its processes are not in the cgroup
 }
 
 // Update has apply, the runtime's update, set limits, and sets those that
@@ -210,7 +210,7 @@ func setOOMScore(pid int, score string, mine func(pid int) bool) error {
 }
 
 // LendOOMScore gives a process the oom_score_adj of the container's init if it
-// can, and returns the old and the new value. Both are empty in a sandbox, and
+// can, and returns the old and the new value. Both are empty in a runtime sandbox, and
 // if they do not differ or cannot be read.
 func (c Container) LendOOMScore(init, pid int) (had, has string) {
 	if c.Sandboxed {

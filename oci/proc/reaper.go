@@ -131,7 +131,7 @@ func unstarted(pid int) bool {
 // monitor was lost. They live until the container is killed: reap then waits
 // for them, at most helperTime.
 //
-// It reads the arguments only of processes in the sandbox's cgroup, which
+// It reads the arguments only of processes in the runtime sandbox's cgroup, which
 // belong to the runtime. Other children of this process are exec processes of
 // containers, which choose their arguments and can block the reader.
 func ReapHelpers(word, sandbox, id string) (reap func()) {

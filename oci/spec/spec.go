@@ -56,7 +56,7 @@ func Sandbox(in Input, args []string) (*specs.Spec, error) {
 	}
 	in.Request.Container = infra(in.Request.Pod, args)
 	if in.Facts.OwnKernel {
-		in.Request.Container.Linux.Resources = sandboxResources(in.Request.Pod)
+		in.Request.Container.Linux.Resources = ownKernelResources(in.Request.Pod)
 	}
 	in.Request.Container.Linux.Resources.CpusetCpus = in.Asked.InfraCPUs
 	in.Request.Image, in.Asked = nil, Asked{}
@@ -103,11 +103,11 @@ func infra(pod *cri.PodSandboxConfig, args []string) *cri.ContainerConfig {
 	}
 }
 
-// sandboxResources returns the limits of a sandbox with its own kernel: the
-// sandbox's cgroup accounts for all of the containers' usage, so its limits are
+// ownKernelResources returns the limits of a runtime sandbox with its own kernel: the
+// runtime sandbox's cgroup accounts for all of the containers' usage, so its limits are
 // the sum of theirs plus the pod's overhead for such a kernel. A limit that the
 // request leaves open is not set: the pod's own cgroup may have one.
-func sandboxResources(pod *cri.PodSandboxConfig) *cri.LinuxContainerResources {
+func ownKernelResources(pod *cri.PodSandboxConfig) *cri.LinuxContainerResources {
 	r, over := pod.GetLinux().GetResources(), pod.GetLinux().GetOverhead()
 	sum := &cri.LinuxContainerResources{
 		OomScoreAdj: infraScore,
@@ -126,9 +126,9 @@ func sandboxResources(pod *cri.PodSandboxConfig) *cri.LinuxContainerResources {
 	return sum
 }
 
-// SandboxResources returns the limits of a sandbox with its own kernel.
-func SandboxResources(pod *cri.PodSandboxConfig, host Host) (*specs.LinuxResources, error) {
-	return Resources(sandboxResources(pod), host)
+// OwnKernelResources returns the limits of a runtime sandbox with its own kernel.
+func OwnKernelResources(pod *cri.PodSandboxConfig, host Host) (*specs.LinuxResources, error) {
+	return Resources(ownKernelResources(pod), host)
 }
 
 // fold applies the rules that every container has, then the given ones. The

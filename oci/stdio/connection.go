@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Connection is a connection made by a command in a sandbox: the command's
+// Connection is a connection made by a command in a runtime sandbox: the command's
 // standard streams are its two directions.
 type Connection struct {
 	session *Session

@@ -95,7 +95,7 @@ type Container struct {
 
 	ID        string
 	Plan      *records.ContainerPlan
-	Sandboxed bool // it lives in its pod's sandbox
+	Sandboxed bool // it lives in its pod's runtime sandbox
 	Runtime   oci.Runtime
 	Ref       oci.Ref
 	Roots     []storage.Rootfs

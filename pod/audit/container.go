@@ -170,7 +170,7 @@ func (c *Container) livingProblems(task oci.Task, roots map[string][]string) []P
 			found = append(found, Problem{Wrong: text, Advice: advice})
 		}
 	}
-	// The limits of a sandboxed container are those of the sandbox.
+	// The limits of a sandboxed container are those of the runtime sandbox.
 	if !c.Sandboxed && lacksCgroup(c.Plan.Cgroup) {
 		select {
 		case <-task.Exited(): // systemd removed it before the monitor reported the exit

@@ -241,12 +241,12 @@ func TestSandboxLimits(t *testing.T) {
 		{200_000, 100_000, 200_000, false},
 		{50_000, 50_000, 100_000, true},
 	} {
-		update, clamped, err := planner().SandboxLimits(cfg, func() (int64, int64, error) { return c.quota, c.period, nil })
+		update, clamped, err := planner().RuntimeSandboxLimits(cfg, func() (int64, int64, error) { return c.quota, c.period, nil })
 		if err != nil || clamped != c.clamped || *update.Resources.CPU.Quota != c.want {
 			t.Errorf("%+v: %+v, %v, %v", c, update.Resources.CPU, clamped, err)
 		}
 	}
-	if _, _, err := planner().SandboxLimits(&cri.PodSandboxConfig{}, func() (int64, int64, error) { return 0, 0, errors.New("asked") }); err != nil {
+	if _, _, err := planner().RuntimeSandboxLimits(&cri.PodSandboxConfig{}, func() (int64, int64, error) { return 0, 0, errors.New("asked") }); err != nil {
 		t.Errorf("without a quota the parent's was asked for: %v", err)
 	}
 }

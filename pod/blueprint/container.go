@@ -82,7 +82,7 @@ func (p *Planner) Container(r ContainerRequest) (records.ContainerPlan, error) {
 	return plan, nil
 }
 
-// tune plans what is done for the container's CPUs. The CPUs of a sandbox are those of its
+// tune plans what is done for the container's CPUs. The CPUs of a runtime sandbox are those of its
 // own kernel.
 func (r *ContainerRequest) tune(plan *records.ContainerPlan, asked annotation.Asked) error {
 	name := r.Config.GetMetadata().GetName()

@@ -42,11 +42,11 @@ func MergeLimits(inForce, r *cri.LinuxContainerResources) *cri.LinuxContainerRes
 // Quota reads a CPU quota and its period, in microseconds; a quota of 0 is none.
 type Quota func() (quota, period int64, err error)
 
-// SandboxLimits returns the limits of the sandbox in which all containers of a pod with this
-// request run. Cgroup v1 allows no CPU quota above that of the cgroup above, parent, which a
-// kubelet raises after the sandbox's: until then the quota is clamped to the parent's.
-func (p *Planner) SandboxLimits(cfg *cri.PodSandboxConfig, parent Quota) (update limits.Update, clamped bool, err error) {
-	set, err := spec.SandboxResources(cfg, p.Host)
+// RuntimeSandboxLimits returns the limits of the runtime sandbox in which all containers of a pod
+// with this request run. Cgroup v1 allows no CPU quota above that of the cgroup above, parent,
+// which a kubelet raises after the sandbox's: until then the quota is clamped to the parent's.
+func (p *Planner) RuntimeSandboxLimits(cfg *cri.PodSandboxConfig, parent Quota) (update limits.Update, clamped bool, err error) {
+	set, err := spec.OwnKernelResources(cfg, p.Host)
 	update.Resources = set
 	if err != nil || set.CPU == nil || set.CPU.Quota == nil {
 		return update, false, err

@@ -17,7 +17,7 @@ const PinPrefix = "crius-"
 type PodRequest struct {
 	Handler   string
 	Config    *cri.PodSandboxConfig
-	Sandboxed bool // the handler runs all containers of a pod in one sandbox
+	Sandboxed bool // the handler runs all containers of a pod in one runtime sandbox
 	At        time.Time
 }
 

@@ -21,7 +21,7 @@ type PodFacts struct {
 	Asked     annotation.Asked
 	Defaults  spec.Defaults // as the handler changes them
 	Hostname  string
-	InfraPID  int // of the process that holds the sandbox; 0: it is not known, or there is none
+	InfraPID  int // of the process that holds the runtime sandbox; 0: it is not known, or there is none
 }
 
 // Spec returns what the specs of all containers of a pod have in common.
@@ -67,7 +67,7 @@ func (p *Planner) Spec(pod PodFacts) spec.Input {
 }
 
 // infraCPUs returns the CPUs of the pod's infra container; empty: all. If that one holds a
-// sandbox, all containers run there.
+// runtime sandbox, all containers run there.
 func (p *Planner) infraCPUs(plan *records.PodPlan, asked annotation.Asked) string {
 	if plan.Sandboxed {
 		return asked.InfraCPUs()

@@ -27,7 +27,7 @@ type PodPlan struct {
 	BootID     string                         `json:"BootID"`
 	Namespaces ns.Spec                        `json:"Namespaces"`
 	Infra      bool                           `json:"Infra"` // the pod has an infra container
-	// Sandboxed: the infra container holds the runtime's sandbox, in which all containers
+	// Sandboxed: the infra container holds the runtime sandbox, in which all containers
 	// run.
 	Sandboxed bool `json:"Sandboxed,omitempty"`
 	// OwnFiles: its files are in a file system of their own. Those of pods from before

@@ -35,7 +35,7 @@ type Stopper struct {
 	Exited  <-chan struct{} // closed when the container's end is known
 	Work    *background.Group
 
-	Sandboxed bool // the task's process is the sandbox, not the container's
+	Sandboxed bool // the task's process is the runtime sandbox, not the container's
 
 	mu       sync.Mutex
 	asked    bool
@@ -211,7 +211,7 @@ func (s *Stopper) firstProcess() string {
 func (s *Stopper) allDead() bool {
 	processes, err := conmon.ReadProcesses(s.Ref.Dir)
 	if err != nil || conmon.Alive(processes.Container) || cgroup.Asleep(processes.Monitor.PID) != "" {
-		return false // the process of a sandboxed task is the sandbox
+		return false // the process of a sandboxed task is the runtime sandbox
 	}
 	pids, err := cgroup.Procs(s.Ref.Cgroup)
 	return err == nil && len(pids) == 0

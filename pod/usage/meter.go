@@ -14,7 +14,7 @@ import (
 // Meter is a cgroup's meter that logs its first error. A nil one measures nothing.
 type Meter struct {
 	*cgroup.Meter
-	wholePod bool // it measures a pod's own cgroup, or its sandbox
+	wholePod bool // it measures a pod's own cgroup, or its runtime sandbox
 	path     string
 	failed   sync.Once
 }

@@ -1,6 +1,6 @@
 // Package usage measures what pods and containers use. It reads the kernel's files and earlier
 // measurements of storage: it takes no lock of a container, walks no directory tree, and asks a
-// runtime only about containers in a sandbox. A runtime that does not answer delays a call by
+// runtime only about sandboxed containers. A runtime that does not answer delays a call by
 // seconds, however many containers it has.
 package usage
 
@@ -53,7 +53,7 @@ type Reporter interface {
 type Container struct {
 	View  *view.Container
 	Meter *Meter   // nil: its cgroup cannot be measured
-	Task  Reporter // asked instead of the kernel about a container in a sandbox; nil: ask the kernel
+	Task  Reporter // asked instead of the kernel about a sandboxed container; nil: ask the kernel
 }
 
 // Sandbox is a pod to measure.
@@ -91,7 +91,7 @@ func (r *Reader) ContainerStats(ctx context.Context, wanted func(*view.Container
 }
 
 // container returns what a container uses, with what runtimes have reported. Without a report
-// the usage of a container in a sandbox is unknown.
+// the usage of a container in a runtime sandbox is unknown.
 func (r *Reader) container(ctx context.Context, c Container, reported map[string]cgroup.Usage) *ContainerStats {
 	s := &ContainerStats{View: c.View}
 	switch {

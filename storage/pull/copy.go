@@ -32,7 +32,7 @@ func (p *Puller) copy(ctx context.Context, src *source.Image, job *durable.Job, 
 	id, err := p.copyPresent(ctx, src, job, watch.Events)
 	if errors.Is(err, source.ErrLayerWanted) {
 		t.Events = watch.Events
-		id, err = p.copyForeign(ctx, src, job, t)
+		id, err = p.copyByWorker(ctx, src, job, t)
 	}
 	end()
 	return id, progress.CauseOf(ctx, err)
@@ -71,8 +71,8 @@ func (p *Puller) copyPresent(ctx context.Context, src *source.Image, job *durabl
 	return source.Copy(ctx, source.PresentOnly{Store: p.Library}, src.Name, src.Opened(), sys, copy.Options{Progress: events})
 }
 
-// copyForeign has a worker unpack the image's layers, and copy the image if necessary.
-func (p *Puller) copyForeign(ctx context.Context, src *source.Image, job *durable.Job, t unpack.Task) (id string, err error) {
+// copyByWorker has a worker unpack the image's layers, and copy the image if necessary.
+func (p *Puller) copyByWorker(ctx context.Context, src *source.Image, job *durable.Job, t unpack.Task) (id string, err error) {
 	if err := p.features.Find(ctx, p.Options); err != nil {
 		return "", err
 	}
