@@ -19,12 +19,12 @@ import (
 	"github.com/crius-run/crius/storage/registry/trust"
 )
 
-// additional are the artifacts in stores that others write, and this program only reads. They
-// are read now and then, in the background: they may be on a network whose server hangs, and
-// for that no caller waits for long.
+// additional are the artifacts in stores that others write and this program only reads. They are
+// read now and then, in the background: they may be on a network whose server hangs, for which no
+// caller may wait long.
 type additional struct {
-	dirs     []string      // of the stores; the first one that has an artifact counts
-	patience time.Duration // of callers who want to know what is there now
+	dirs     []string      // of the stores; the first one with an artifact counts
+	patience time.Duration // of callers who need the present artifacts
 
 	mu       sync.Mutex
 	known    map[string]*Artifact // by id; never changed, but replaced
@@ -38,15 +38,14 @@ const (
 	readPatience = 10 * time.Second
 )
 
-// find is the artifact with an id, nil if there is none.
+// find returns the artifact with an id, or nil.
 func (a *additional) find(id string) *Artifact {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.known[id]
 }
 
-// all are the artifacts as they were when they were last read, which begins again if that was
-// some time ago.
+// all returns the artifacts of the last reading. If that was some time ago, it begins another.
 func (a *additional) all(ctx context.Context) map[string]*Artifact {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -56,7 +55,7 @@ func (a *additional) all(ctx context.Context) map[string]*Artifact {
 	return a.known
 }
 
-// read reads the stores, and returns when that is done, or takes too long.
+// read reads the stores, and returns when that is done or takes too long.
 func (a *additional) read(ctx context.Context) {
 	if len(a.dirs) == 0 {
 		return
@@ -72,8 +71,8 @@ func (a *additional) read(ctx context.Context) {
 	}
 }
 
-// begin reads the stores, unless that is under way, for who holds mu. Nobody waits for the
-// end of a reading that hangs.
+// begin reads the stores, unless that is in progress. The caller holds mu. Nobody waits for the end
+// of a reading that hangs.
 func (a *additional) begin(ctx context.Context) (done <-chan struct{}) {
 	if a.reading != nil {
 		return a.reading
@@ -98,7 +97,7 @@ func (a *additional) begin(ctx context.Context) (done <-chan struct{}) {
 	return ended
 }
 
-// load reads what has changed since before.
+// load reads the artifacts that have changed since before.
 func (a *additional) load(before map[string]*Artifact) (found map[string]*Artifact, problems []string) {
 	found = map[string]*Artifact{}
 	kept := 0
@@ -125,7 +124,7 @@ func (a *additional) load(before map[string]*Artifact) (found map[string]*Artifa
 	return found, problems
 }
 
-// loadAdditional is known, if that is what the directory still has.
+// loadAdditional reads the artifact in a directory. It returns known if that has not changed.
 func loadAdditional(dir string, known *Artifact, patience time.Duration) (*Artifact, error) {
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -151,8 +150,8 @@ func CheckAdditional(root string) error {
 	return err
 }
 
-// pullAdditional is the artifact that src leads to, if an additional store has it under the
-// same name, with all signatures; nil if not.
+// pullAdditional returns the artifact to which src leads, if an additional store has it under the
+// same name, with all signatures; else nil.
 func (s *Store) pullAdditional(ctx context.Context, id string, src *source.Image) (*Artifact, error) {
 	s.additional.read(ctx)
 	a := s.additional.find(id)
@@ -164,13 +163,13 @@ func (s *Store) pullAdditional(ctx context.Context, id string, src *source.Image
 		return nil, context.Cause(ctx)
 	}
 	if err != nil || len(trust.Union(stored.Signatures, src.Signatures)) > len(stored.Signatures) {
-		return nil, nil //nolint:nilnil,nilerr // it is fetched
+		return nil, nil //nolint:nilnil,nilerr // then it is fetched
 	}
 	slog.InfoContext(ctx, "artifact is in an additional store", "image", id, "name", src.Name.String(), "dir", a.dir)
 	return a, s.Unname(ctx, src.Name.String())
 }
 
-// knows tells whether the artifact has the name of src, and the digests that led to it.
+// knows reports whether the artifact has the name of src, and the digests that led to it.
 func (a *Artifact) knows(src *source.Image) bool {
 	for _, d := range src.Digests() {
 		if !slices.Contains(a.Digests, d) {
@@ -186,7 +185,7 @@ func (a *Artifact) knows(src *source.Image) bool {
 	})
 }
 
-// refuseAdditional refuses to remove what is in an additional store.
+// refuseAdditional returns an error for removing an artifact that is in an additional store.
 func (s *Store) refuseAdditional(id string) error {
 	if a := s.additional.find(id); a != nil {
 		return fmt.Errorf("artifact %s is in a store that is only read (image.additional_artifact_stores), in %s; remove it there: %w", id, a.dir, fault.Precondition)

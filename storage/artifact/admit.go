@@ -23,7 +23,7 @@ func (s *Store) Admit(ctx context.Context, policy *trust.Policy, a *Artifact, re
 	if err != nil {
 		return err
 	}
-	dir, end, err := hosts.MakeDir(s.cfg.RunRoot) // the disk of the artifacts may be full
+	dir, end, err := hosts.MakeDir(s.cfg.RunRoot) // not beside the artifacts, whose disk may be full
 	if err != nil {
 		return err
 	}

@@ -1,15 +1,15 @@
-// Package artifact keeps OCI artifacts: files that a registry has, such as models, which
-// pods mount as image volumes (docs/decisions/0030-artifacts.md).
+// Package artifact keeps OCI artifacts: files from a registry, such as models, that pods mount as
+// image volumes (docs/decisions/0030-artifacts.md).
 //
 //	<dir>/blobs/<algorithm>-<hex>          content, once for all artifacts
 //	<dir>/artifacts/<id>/record.json       names and signatures
-//	<dir>/artifacts/<id>/manifest.json     as the registry has it
-//	<dir>/artifacts/<id>/files/…           what is mounted: hard links to blobs
-//	<dir>/pending/…                        pulls and removals under way
-//	<dir>/crius-downloads/…                what has come of content (package download)
+//	<dir>/artifacts/<id>/manifest.json     as in the registry
+//	<dir>/artifacts/<id>/files/…           for mounts: hard links to blobs
+//	<dir>/pending/…                        pulls and removals in progress
+//	<dir>/crius-downloads/…                downloads of content (package download)
 //
-// An artifact is made in pending and gets its place, synced, by one rename; it is removed the
-// other way round. Its files never change. A blob that has no other link is in no artifact.
+// An artifact is made in pending and moved to its place, synced, by one rename. Removing it does
+// the same in reverse. Its files never change. A blob that has no other link is in no artifact.
 package artifact
 
 import (
@@ -31,8 +31,7 @@ import (
 	"github.com/crius-run/crius/storage/registry/source"
 )
 
-// Artifact is an artifact that is stored. It is shared between callers and must not be
-// modified.
+// Artifact is a stored artifact. It is shared between callers and must not be modified.
 type Artifact struct {
 	ID    string // the SHA-256 digest of its manifest, 64 hexadecimal digits
 	Files []source.File
@@ -40,26 +39,27 @@ type Artifact struct {
 
 	Annotations map[string]string // of the manifest; large ones are left out
 
-	ReadOnly bool // it is in an additional store
+	ReadOnly bool // in an additional store
 
 	dir                      string    // with its files
 	remote                   *remote   // nil: dir is on this node
-	changed                  time.Time // of the directory, of one that is ReadOnly
+	changed                  time.Time // of the directory; set if ReadOnly
 	manifestSize, recordSize int64
 }
 
-// Record is what may change of an artifact.
+// Record is the part of an artifact that may change.
 type Record struct {
-	Names   []string        `json:"names"`   // full names by which it was pulled, the newest one first
-	Former  []string        `json:"former"`  // those that mean other images now
+	Names   []string        `json:"names"`   // full names by which it was pulled, the newest first
+	Former  []string        `json:"former"`  // names that mean other images now
 	Digests []digest.Digest `json:"digests"` // of its manifest and of indexes that led to it
 	Pulled  time.Time       `json:"pulled"`
-	// Removed artifacts are in use, and go with the last container that mounts them.
+	// Removed artifacts are in use, and are deleted with the last root file system that mounts
+	// them.
 	Removed bool `json:"removed"`
 }
 
-// document is a record as it is on the disk. Signatures are read from there when they are
-// wanted: they may have 2 MiB.
+// document is a record as on the disk. Signatures are read from there when they are needed: they
+// may have 2 MiB.
 type document struct {
 	Record
 	Signatures [][]byte `json:"signatures"` // in the form of trust.Blobs
@@ -67,8 +67,8 @@ type document struct {
 
 // Limits of one artifact, as for images.
 const (
-	maxNames   = 64 // older ones go
-	maxDigests = 16 // its own and those of indexes that it was pulled by; older ones go
+	maxNames   = 64 // older ones are removed
+	maxDigests = 16 // of its manifest and of indexes; older ones are removed
 )
 
 // Limits of all artifacts, which are listed from memory.
@@ -78,7 +78,7 @@ const (
 	fileOverhead = 64       // bytes
 )
 
-// kept is about what an artifact takes in memory.
+// kept returns approximately the memory of an artifact.
 func (a *Artifact) kept() (sum int) {
 	sum = source.Bytes(a.Annotations)
 	for _, f := range a.Files {
@@ -90,10 +90,11 @@ func (a *Artifact) kept() (sum int) {
 	return sum
 }
 
-// Size is the bytes of its manifest, record and files, each content counted once.
+// Size returns the bytes of the artifact's manifest, record and files, each content counted once.
 func (a *Artifact) Size() int64 { return a.sizeWithout(map[digest.Digest]bool{}) }
 
-// sizeWithout is Size without content that was counted before, and notes what it counts.
+// sizeWithout returns the Size without content in counted, and adds the artifact's content to
+// counted.
 func (a *Artifact) sizeWithout(counted map[digest.Digest]bool) int64 {
 	sum := a.manifestSize + a.recordSize
 	for _, f := range a.Files {
@@ -105,8 +106,8 @@ func (a *Artifact) sizeWithout(counted map[digest.Digest]bool) int64 {
 	return sum
 }
 
-// Content is that of the first file of an artifact of a kind, as the registry had it. It
-// says fault.NotFound of an artifact that was removed meanwhile.
+// Content returns the content of the first file of an artifact of a kind, as in the registry. If
+// the artifact has been removed, the error is fault.NotFound.
 func (a *Artifact) Content(ctx context.Context, kind source.Kind) ([]byte, error) {
 	return read(ctx, a.remote, a.dir, func() ([]byte, error) { return a.content(kind) })
 }
@@ -132,7 +133,7 @@ func (a *Artifact) content(kind source.Kind) ([]byte, error) {
 	return content, nil
 }
 
-// withPull is the record after a pull.
+// withPull returns the record after a pull.
 func (r Record) withPull(src *source.Image) Record {
 	name := src.Name.String()
 	r.Names = front(r.Names, maxNames, name)
@@ -142,21 +143,21 @@ func (r Record) withPull(src *source.Image) Record {
 	return r
 }
 
-// same tells whether another record differs in its time alone.
+// same reports whether another record differs only in its time.
 func (r Record) same(other Record) bool {
 	return r.Removed == other.Removed && slices.Equal(r.Names, other.Names) && slices.Equal(r.Former, other.Former) &&
 		slices.Equal(r.Digests, other.Digests)
 }
 
-// without is the record without a name, which is remembered.
+// without returns the record without a name, which becomes a former name.
 func (r Record) without(name string) Record {
 	r.Names = slices.DeleteFunc(slices.Clone(r.Names), func(n string) bool { return n == name })
 	r.Former = front(r.Former, maxNames, name)
 	return r
 }
 
-// front is list with first, of which it has each once, in front, and limit elements at
-// most.
+// front returns list with first in front, without duplicates of first, and with at most limit
+// elements.
 func front[T comparable](list []T, limit int, first ...T) []T {
 	all := slices.Clone(first)
 	for _, one := range list {
@@ -167,10 +168,10 @@ func front[T comparable](list []T, limit int, first ...T) []T {
 	return all[:min(len(all), limit)]
 }
 
-// errDamaged says that an artifact lacks what its record or manifest says.
+// errDamaged says that an artifact lacks something that its record or manifest lists.
 var errDamaged = errors.New("artifact is damaged")
 
-// load reads the artifact in a directory, and looks whether its files are there.
+// load reads the artifact in a directory, and checks that its files exist.
 func load(dir string) (*Artifact, error) {
 	a := &Artifact{ID: filepath.Base(dir), dir: dir}
 	doc, size, err := readRecord(dir)
@@ -201,7 +202,7 @@ func load(dir string) (*Artifact, error) {
 	return a, nil
 }
 
-// document is its record with the signatures.
+// document reads the record with the signatures.
 func (a *Artifact) document(ctx context.Context) (document, error) {
 	return read(ctx, a.remote, a.dir, func() (document, error) {
 		doc, _, err := readRecord(a.dir)

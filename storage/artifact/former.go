@@ -10,15 +10,15 @@ import (
 )
 
 // former is the store in the graph root from before images got a directory of their own. Its
-// artifacts are not listed; it goes when no root file system uses one of them.
+// artifacts are not listed. It is deleted when no root file system uses one of them.
 type former struct {
 	dir     string
 	ids     map[string]bool
 	adopted bool // the users are known
 }
 
-// findFormer is the store in dir, nil if there is none or it is another name of one that is in
-// use.
+// findFormer returns the store in dir, or nil if there is none or dir is another path of the
+// present store.
 func (cfg *Config) findFormer(ctx context.Context) *former {
 	there, err := os.Stat(cfg.Former)
 	if cfg.Former == "" || errors.Is(err, fs.ErrNotExist) {
@@ -42,7 +42,7 @@ func (cfg *Config) findFormer(ctx context.Context) *former {
 	return f
 }
 
-// has is for who holds the store's mu.
+// has reports whether the former store has an artifact. The caller holds the mu of the Store.
 func (f *former) has(id string) bool { return f != nil && f.ids[id] }
 
 // dropFormer removes the former store if nobody uses it.

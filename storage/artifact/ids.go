@@ -6,14 +6,14 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Images and artifacts share one space of ids: one JSON document can be both the config of
-// an image and the manifest of an artifact. Whoever made such a document would give
-// containers the files of one for the other, so the store takes only one of the two.
+// Images and artifacts share one space of ids: the same JSON document can be the config of an image
+// and the manifest of an artifact. With such a document containers would get the files of one
+// instead of the other, so the store accepts only one of the two.
 
-// Reserve keeps artifacts from taking an id until release, while an image of that id is
-// pulled. The error is fault.Invalid if an artifact has it.
+// Reserve prevents artifacts from taking an id until release, while an image with that id is
+// pulled. If an artifact has the id, the error is fault.Invalid.
 func (s *Store) Reserve(id string) (release func(), err error) {
-	s.writing.Lock() // an artifact that is getting its place has it, or will find the id reserved
+	s.writing.Lock() // an artifact that is being stored now has the id, or will find it reserved
 	defer s.writing.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -30,7 +30,7 @@ func (s *Store) Reserve(id string) (release func(), err error) {
 	}, nil
 }
 
-// free refuses the id of an image that is stored or being pulled.
+// free returns an error if an image with the id is stored or being pulled.
 func (s *Store) free(id string) error {
 	s.mu.Lock()
 	taken := s.reserved[id] > 0

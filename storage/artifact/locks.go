@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// locks are one lock for each key, for which callers wait no longer than their context.
+// locks are a lock for each key. Callers wait for it no longer than their context.
 type locks struct {
 	mu   sync.Mutex
 	held map[string]chan struct{} // closed when the key is free

@@ -7,7 +7,7 @@ import (
 	cstorage "go.podman.io/storage"
 )
 
-// HasImage tells whether a store has an image with an id.
+// HasImage reports whether a store has an image with an id.
 func HasImage(images cstorage.Store, id string) (bool, error) {
 	_, err := images.Image(id)
 	if errors.Is(err, cstorage.ErrImageUnknown) {
@@ -16,7 +16,8 @@ func HasImage(images cstorage.Store, id string) (bool, error) {
 	return err == nil, err
 }
 
-// TakeName takes a name that means an artifact now from the image that had it, if one had.
+// TakeName removes a name, which now means an artifact, from the image that had it. taken reports
+// whether there was one.
 func TakeName(images cstorage.Store, name string) (taken bool, err error) {
 	record, err := images.Image(name)
 	if errors.Is(err, cstorage.ErrImageUnknown) || err == nil && record.ReadOnly {
@@ -28,8 +29,8 @@ func TakeName(images cstorage.Store, name string) (taken bool, err error) {
 	return true, images.RemoveNames(record.ID, []string{name})
 }
 
-// SettleNames takes the names that both an image and an artifact have, after a crash, from
-// both: it is not known which of them was pulled last. The next pull gives them to one.
+// SettleNames removes names that an image and an artifact share after a crash from both: nobody
+// knows which of them was pulled last. The next pull gives the name to one of them.
 func (s *Store) SettleNames(ctx context.Context, images cstorage.Store) error {
 	records, err := images.Images()
 	if err != nil {

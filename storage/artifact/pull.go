@@ -29,14 +29,14 @@ import (
 	"github.com/crius-run/crius/storage/registry/trust"
 )
 
-// Pull stores the artifact that src leads to under the name of src, and returns it. What is
-// there already is not fetched. A pull that fails leaves nothing but downloads, which the next
-// one resumes. After one that succeeds the artifact survives a power cut.
+// Pull stores the artifact to which src leads, under the name of src, and returns it. It does not
+// fetch content that the store has. A pull that fails leaves nothing but downloads, which the next
+// pull resumes. After a pull that succeeds the artifact survives a power cut.
 func (s *Store) Pull(ctx context.Context, src *source.Image) (*Artifact, error) {
 	start := time.Now()
 	id := digest.FromBytes(src.Document().Content).Encoded()
-	// Others who want the same of this registry wait for it, those of others do not: a slow
-	// registry must not keep them.
+	// Other pulls of the same artifact from this registry wait for this one. Pulls from other
+	// registries do not: a slow registry must not delay them.
 	unlock, err := s.pulling.lock(ctx, id+" "+reference.Domain(src.Name))
 	if err != nil {
 		return nil, err
@@ -61,7 +61,7 @@ func (s *Store) Pull(ctx context.Context, src *source.Image) (*Artifact, error) 
 		return nil, err
 	}
 	a, err := p.run(ctx)
-	removed := os.RemoveAll(p.dir) // it is there if the pull has failed, or another one was faster
+	removed := os.RemoveAll(p.dir) // it exists if the pull has failed, or another one was faster
 	p.downloads.End(err)
 	if err != nil {
 		return nil, errors.Join(err, removed, s.sweep())
@@ -73,15 +73,14 @@ func (s *Store) Pull(ctx context.Context, src *source.Image) (*Artifact, error) 
 	return a, nil
 }
 
-// pullPresent notes the pull of an artifact that is there, and returns it; nil if it is
-// not.
+// pullPresent records the pull of an artifact that the store has, and returns it; else nil.
 func (s *Store) pullPresent(ctx context.Context, id string, src *source.Image) (*Artifact, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	return s.notePull(ctx, id, src)
 }
 
-// notePull is pullPresent for who holds writing.
+// notePull is pullPresent for callers that hold writing.
 func (s *Store) notePull(ctx context.Context, id string, src *source.Image) (*Artifact, error) {
 	a := s.find(id)
 	if a == nil {
@@ -106,14 +105,14 @@ func (s *Store) notePull(ctx context.Context, id string, src *source.Image) (*Ar
 	return s.find(id), s.unname(ctx, src.Name.String(), id)
 }
 
-// pull is one of an artifact that is not there.
+// pull is the pull of an artifact that the store does not have.
 type pull struct {
 	store *Store
 	made  *Artifact
 	src   *source.Image
-	dir   string // which becomes the artifact's
+	dir   string // becomes the artifact's directory
 
-	missing   []source.File // one for each content that the store has not
+	missing   []source.File // one for each content that the store lacks
 	downloads *download.Pull
 }
 
@@ -138,12 +137,12 @@ func (p *pull) run(ctx context.Context) (*Artifact, error) {
 		return nil, err
 	}
 	s := p.store
-	s.writing.Lock() // for which all pulls wait: nothing below takes long
+	s.writing.Lock() // all pulls wait for it: nothing below takes long
 	defer s.writing.Unlock()
-	if err := s.free(p.made.ID); err != nil { // by now an image may have come
+	if err := s.free(p.made.ID); err != nil { // an image may have taken the id meanwhile
 		return nil, err
 	}
-	if a, err := s.notePull(ctx, p.made.ID, p.src); a != nil || err != nil { // it came from another registry
+	if a, err := s.notePull(ctx, p.made.ID, p.src); a != nil || err != nil { // a pull from another registry has stored it
 		return a, err
 	}
 	if err := s.crowded(p.made); err != nil {
@@ -156,7 +155,7 @@ func (p *pull) run(ctx context.Context) (*Artifact, error) {
 	return p.made, s.unname(ctx, p.src.Name.String(), p.made.ID)
 }
 
-// write completes the directory of the pull, and brings it to the disk.
+// write writes and syncs the directory of the pull.
 func (p *pull) write() (err error) {
 	content := p.src.Document().Content
 	if err := writeSynced(filepath.Join(p.dir, manifestName), bytes.NewReader(content)); err != nil {
@@ -169,7 +168,7 @@ func (p *pull) write() (err error) {
 	return errors.Join(settle(filepath.Join(p.dir, filesName)), syncFile(p.dir))
 }
 
-// commit gives the artifact its place.
+// commit moves the artifact to its place.
 func (p *pull) commit() error {
 	place := p.store.path(artifactsName, p.made.ID)
 	if err := os.RemoveAll(place); err != nil { // one that could not be read, or whose rename was not synced
@@ -178,7 +177,7 @@ func (p *pull) commit() error {
 	if err := os.Rename(p.dir, place); err != nil {
 		return err
 	}
-	for _, f := range p.missing { // only now: the store has no content that no artifact has
+	for _, f := range p.missing { // not before: content must belong to an artifact
 		err := os.Link(filepath.Join(place, filesName, f.Path), p.store.blob(f.Digest))
 		if err != nil && !errors.Is(err, fs.ErrExist) {
 			slog.Warn("cannot share file of an artifact: other artifacts that have it fetch it again", "image", p.made.ID, "err", err)
@@ -188,7 +187,7 @@ func (p *pull) commit() error {
 	return errors.Join(syncFile(p.store.path(artifactsName)), syncFile(p.store.path(blobsName)), syncFile(dir), syncFile(filepath.Dir(dir)))
 }
 
-// fetchAll gives the directory of the pull all files.
+// fetchAll makes all files in the directory of the pull.
 func (p *pull) fetchAll(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -215,8 +214,8 @@ func (p *pull) fetchAll(ctx context.Context) error {
 	return progress.CauseOf(ctx, group.Wait())
 }
 
-// linkPresent makes the files whose content is there, and notes one file for each content
-// that is not.
+// linkPresent makes the files whose content the store has. It notes one file for each other content
+// in missing.
 func (p *pull) linkPresent(events chan<- types.ProgressProperties) error {
 	wanted := map[digest.Digest]bool{}
 	for _, f := range p.made.Files {
@@ -225,7 +224,7 @@ func (p *pull) linkPresent(events chan<- types.ProgressProperties) error {
 		}
 		blob := p.store.blob(f.Digest)
 		err := p.linkPath(blob, f)
-		if errors.Is(err, unix.EMLINK) { // no file system takes any number: others keep those that there are
+		if errors.Is(err, unix.EMLINK) { // file systems limit the number of links: other artifacts keep theirs
 			err = cmp.Or(os.Remove(blob), fs.ErrNotExist)
 		}
 		switch {
@@ -241,7 +240,7 @@ func (p *pull) linkPresent(events chan<- types.ProgressProperties) error {
 	return nil
 }
 
-// linkPath makes a file from content that the store has.
+// linkPath makes a file from content in the store.
 func (p *pull) linkPath(content string, f source.File) error {
 	opened, err := os.OpenFile(content, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -250,7 +249,8 @@ func (p *pull) linkPath(content string, f source.File) error {
 	return errors.Join(p.link(opened, f), opened.Close())
 }
 
-// link makes a file from content that is open. The error is fs.ErrNotExist if that has no name.
+// link makes a file from an open file with its content. If that has no name, the error is
+// fs.ErrNotExist.
 func (p *pull) link(content *os.File, f source.File) error {
 	info, err := content.Stat()
 	if err != nil {
@@ -264,7 +264,7 @@ func (p *pull) link(content *os.File, f source.File) error {
 		return err
 	}
 	err = unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", content.Fd()), unix.AT_FDCWD, at, unix.AT_SYMLINK_FOLLOW)
-	if err == nil || errors.Is(err, fs.ErrExist) { // it was linked to the same content before that had too many links
+	if err == nil || errors.Is(err, fs.ErrExist) { // it was linked to a former file with this content, which had too many links
 		return nil
 	}
 	return &os.LinkError{Op: "link", Old: content.Name(), New: at, Err: err}
@@ -272,7 +272,7 @@ func (p *pull) link(content *os.File, f source.File) error {
 
 func (p *pull) placeOf(f source.File) string { return filepath.Join(p.dir, filesName, f.Path) }
 
-// checkRoom refuses what does not fit on the disk before it is fetched.
+// checkRoom refuses an artifact that does not fit on the disk, before anything is fetched.
 func (p *pull) checkRoom() error {
 	var missing []types.BlobInfo
 	for _, f := range p.missing {
@@ -285,7 +285,7 @@ func (p *pull) checkRoom() error {
 	return err
 }
 
-// fetch fetches content and makes all files that have it.
+// fetch fetches content, and makes all files that have it.
 func (p *pull) fetch(ctx context.Context, f source.File, events chan<- types.ProgressProperties) error {
 	report := func(event types.ProgressEvent, bytes int64) {
 		events <- types.ProgressProperties{Event: event, Artifact: blobInfo(f), OffsetUpdate: uint64(bytes)}
@@ -309,7 +309,7 @@ func (p *pull) fetch(ctx context.Context, f source.File, events chan<- types.Pro
 	return err
 }
 
-// take makes all files that have a content which has come, without a copy of it.
+// take makes all files with a content that has been fetched, without copying it if possible.
 func (p *pull) take(content *os.File, of digest.Digest) error {
 	if err := content.Chmod(0o444); err != nil {
 		return err
@@ -319,7 +319,7 @@ func (p *pull) take(content *os.File, of digest.Digest) error {
 			continue
 		}
 		err := p.link(content, f)
-		if errors.Is(err, fs.ErrNotExist) { // nor does its file system give it a name
+		if errors.Is(err, fs.ErrNotExist) { // and the file system cannot give it one
 			err = copyFile(content, p.placeOf(f))
 		}
 		if err != nil {
@@ -329,7 +329,7 @@ func (p *pull) take(content *os.File, of digest.Digest) error {
 	return nil
 }
 
-// copyFile copies a file that is open.
+// copyFile copies an open file.
 func copyFile(content *os.File, to string) error {
 	if _, err := content.Seek(0, io.SeekStart); err != nil {
 		return err
@@ -344,7 +344,7 @@ func copyFile(content *os.File, to string) error {
 
 func blobInfo(f source.File) types.BlobInfo { return types.BlobInfo{Digest: f.Digest, Size: f.Size} }
 
-// writeSynced makes a file that has reached the disk.
+// writeSynced makes a file, and syncs it.
 func writeSynced(path string, content io.Reader) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -356,17 +356,17 @@ func writeSynced(path string, content io.Reader) error {
 	return errors.Join(err, f.Close())
 }
 
-// settle lets every user look into a directory and those below it, and syncs them.
+// settle makes a directory and all below it readable for everybody, and syncs them.
 func settle(dir string) error {
 	return filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.IsDir() {
 			return err
 		}
-		return errors.Join(os.Chmod(path, 0o755), syncFile(path)) // whatever the umask
+		return errors.Join(os.Chmod(path, 0o755), syncFile(path)) // independent of the umask
 	})
 }
 
-// syncFile brings a file or directory to the disk.
+// syncFile syncs a file or directory.
 func syncFile(path string) error {
 	f, err := os.Open(path)
 	if err != nil {

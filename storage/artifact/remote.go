@@ -9,8 +9,8 @@ import (
 	"github.com/crius-run/crius/internal/panics"
 )
 
-// remote bounds how long callers wait for what is in an additional store, and how many reads
-// of an artifact there may hang at a time.
+// remote bounds how long callers wait for an additional store, and how many reads of one of its
+// artifacts may hang at a time.
 type remote struct {
 	slots    chan struct{}
 	patience time.Duration
@@ -20,8 +20,8 @@ func newRemote(patience time.Duration) *remote {
 	return &remote{make(chan struct{}, 4), patience}
 }
 
-// read reads something of an artifact in dir, whose own goroutine stays behind if that hangs. A
-// nil remote is that of what is on this node, and just reads.
+// read calls of, which reads something of an artifact in dir, in a goroutine that stays behind if
+// it hangs. A nil remote is for artifacts on this node: of is just called.
 func read[T any](ctx context.Context, r *remote, dir string, of func() (T, error)) (T, error) {
 	if r == nil {
 		return of()

@@ -25,52 +25,52 @@ import (
 	"github.com/crius-run/crius/storage/registry/trust"
 )
 
-// Config says where artifacts are and how they are pulled.
+// Config says where artifacts are stored and how they are pulled.
 type Config struct {
-	Dir string // is made by the first pull
-	// Former is where the store was before, which is removed when nobody uses what is there;
-	// empty: nowhere.
+	Dir string // made by the first pull
+	// Former is the former directory of the store, which is removed when nobody uses its artifacts;
+	// empty: there is none.
 	Former string
-	// Additional are the directories of stores that are only read.
+	// Additional are the directories of read-only stores.
 	Additional []string
-	RunRoot    string // for temporary files, of which the next start removes what is left
-	ReadOnly   bool   // for a caller who only looks
-	// IsImage tells whether an image has an id, which no artifact may have then.
+	RunRoot    string // for temporary files; the next start removes leftovers
+	ReadOnly   bool   // for callers that change nothing
+	// IsImage reports whether an image has an id: then no artifact may have it.
 	IsImage func(id string) (bool, error)
 
 	Pulls           *progress.Counts
 	ProgressTimeout time.Duration // as in storage.Config, and the next two
 	MinPullRate     int64
 	Parallel        int
-	Connections     int           // that a pull may have
-	Downloads       *download.Dir // of images, which make room as well when the disk is full; nil: there are none
+	Connections     int           // of a pull
+	Downloads       *download.Dir // of images, which are also deleted when the disk is full; nil: there are none
 }
 
-// In is the directory of the store in an image root. podman and CRI-O have theirs in
+// In returns the directory of the store in an image root. podman and CRI-O keep artifacts in
 // "artifacts", in another format.
 func In(root string) string { return filepath.Join(root, "crius-artifacts") }
 
-// Store is the artifacts of a directory, of which no other process changes anything. Its
-// methods are safe for concurrent use.
+// Store is the artifacts in a directory, which no other process changes. Its methods are safe for
+// concurrent use.
 type Store struct {
 	cfg        Config
 	additional *additional
-	downloads  *download.Dir // of files whose artifact is not there yet
+	downloads  *download.Dir // of files whose artifact is not stored yet
 	pulling    locks         // by id and registry
 
 	writing sync.Mutex // held while records change
 
 	mu        sync.Mutex
 	artifacts map[string]*Artifact
-	users     map[string]map[string]bool // ids of root file systems by artifact
-	reserved  map[string]int             // pulls of images by id
-	unusable  map[string]error           // artifacts that Open could not use, and why
+	users     map[string]map[string]bool // ids of root file systems, by artifact
+	reserved  map[string]int             // number of pulls of images, by id
+	unusable  map[string]error           // reasons why Open could not use artifacts, by id
 	former    *former                    // nil: there is none
 }
 
-// Open reads the artifacts, and removes what unfinished pulls and removals have left.
-// Artifacts that cannot be used are not listed, and stay, since containers may be using
-// them: damaged ones until Adopt, others until a version of crius can use them.
+// Open reads the artifacts, and removes leftovers of unfinished pulls and removals. Artifacts that
+// cannot be used are not listed. They stay, since containers may be using them: damaged ones until
+// Adopt, others until a version of crius can use them.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s := &Store{cfg: cfg, downloads: cfg.makeDownloads(), additional: &additional{dirs: cfg.Additional, patience: readPatience}, artifacts: map[string]*Artifact{}, users: map[string]map[string]bool{}, reserved: map[string]int{}, unusable: map[string]error{}}
 	dirs, err := os.ReadDir(s.path(artifactsName))
@@ -95,17 +95,18 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	left := []error{os.RemoveAll(s.path(pendingName))}
 	s.downloads.Sweep()
 	left = append(left, s.sweep())
-	if len(dirs) > 0 { // for removals, which a full disk must not keep from it
+	if len(dirs) > 0 { // for removals, which must work on a full disk
 		left = append(left, os.MkdirAll(s.path(pendingName), 0o700))
 	}
-	if err := errors.Join(left...); err != nil { // on a read-only disk, say, which is no reason not to start
+	if err := errors.Join(left...); err != nil { // such as on a read-only disk, which is no reason not to start
 		slog.Warn("cannot remove leftovers of unfinished pulls; the next start retries", "err", err)
 	}
 	return s, nil
 }
 
-// makeDownloads are the downloads of files. They are on the disk of the content, so that they
-// become that without a copy, and one artifact may have a large part of it.
+// makeDownloads returns the directory for downloads of files. It is on the disk of the content, so
+// that downloads become content without a copy, and one artifact may have a large part of the
+// limit.
 func (cfg *Config) makeDownloads() *download.Dir {
 	d := download.In(cfg.Dir)
 	d.Limits.Files, d.Limits.Share = source.MaxFiles, 2
@@ -116,7 +117,7 @@ func (cfg *Config) makeDownloads() *download.Dir {
 	return d
 }
 
-// Close ends the sweeps of downloads.
+// Close ends the sweeps of downloads. It may be called on nil.
 func (s *Store) Close() error {
 	if s == nil { // it could not be opened
 		return nil
@@ -124,8 +125,8 @@ func (s *Store) Close() error {
 	return s.downloads.Close()
 }
 
-// SweepDownloads deletes what exceeds the limits of downloads, which depend on what is free on
-// the disk, here and of images.
+// SweepDownloads deletes downloads, here and of images, that exceed the limits, which depend on the
+// free space.
 func (s *Store) SweepDownloads() {
 	s.downloads.Sweep()
 	if s.cfg.Downloads != nil {
@@ -148,8 +149,8 @@ func (s *Store) blob(d digest.Digest) string {
 	return s.path(blobsName, d.Algorithm().String()+"-"+d.Encoded())
 }
 
-// settleOwnNames leaves each name to the artifact that was pulled last, where a crash has let
-// two have it.
+// settleOwnNames leaves each name to the artifact that was pulled last, if two have it after a
+// crash.
 func (s *Store) settleOwnNames() {
 	byTime := slices.SortedFunc(maps.Values(s.artifacts), func(a, b *Artifact) int { return b.Pulled.Compare(a.Pulled) })
 	taken := map[string]bool{}
@@ -163,8 +164,8 @@ func (s *Store) settleOwnNames() {
 	}
 }
 
-// All are the artifacts, without those that are removed and still in use. Those in additional
-// stores have no names that are taken, or that artifacts in this store have.
+// All returns the artifacts, without those that are removed but still in use. Artifacts in
+// additional stores lose names that are taken, or that artifacts in this store have.
 func (s *Store) All(ctx context.Context, taken func(name string) bool) []*Artifact {
 	all := s.own()
 	own := map[string]bool{}
@@ -189,7 +190,7 @@ func (s *Store) All(ctx context.Context, taken func(name string) bool) []*Artifa
 	return all
 }
 
-// own are those of this store.
+// own returns the artifacts in this store.
 func (s *Store) own() (all []*Artifact) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -201,25 +202,24 @@ func (s *Store) own() (all []*Artifact) {
 	return all
 }
 
-// Has tells whether an id is that of an artifact, which may be unusable, or in the former place.
+// Has reports whether there is an artifact with the id. It may be unusable, or in the former store.
 func (s *Store) Has(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.artifacts[id] != nil || s.unusable[id] != nil || s.former.has(id) || s.additional.find(id) != nil
 }
 
-// Find is the artifact with this id, nil if there is none.
+// Find returns the artifact with this id, or nil.
 func (s *Store) Find(id string) *Artifact { return cmp.Or(s.find(id), s.additional.find(id)) }
 
-// find is that of this store.
+// find returns the artifact with this id in this store, or nil.
 func (s *Store) find(id string) *Artifact {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.artifacts[id]
 }
 
-// crowded refuses an artifact that would be one too many, or would get larger in memory
-// than there is room for.
+// crowded refuses an artifact if there are too many, or if it would take too much memory.
 func (s *Store) crowded(a *Artifact) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -239,7 +239,7 @@ func (s *Store) crowded(a *Artifact) error {
 	return nil
 }
 
-// Size is the bytes of all artifacts, each blob counted once.
+// Size returns the bytes of all artifacts, each blob counted once.
 func (s *Store) Size() (sum uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -250,9 +250,8 @@ func (s *Store) Size() (sum uint64) {
 	return sum
 }
 
-// Use notes that a root file system uses an artifact and returns the directory with the
-// artifact's files, which stays until Drop. The error is fault.NotFound if the artifact is
-// not there.
+// Use notes that a root file system uses an artifact, and returns the directory with the artifact's
+// files, which stays until Drop. If there is no such artifact, the error is fault.NotFound.
 func (s *Store) Use(id, user string) (dir string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -267,7 +266,7 @@ func (s *Store) Use(id, user string) (dir string, err error) {
 	return filepath.Join(a.dir, filesName), nil
 }
 
-// Drop ends a use. A removed artifact goes with the last one.
+// Drop ends a use. A removed artifact is deleted with its last use.
 func (s *Store) Drop(ctx context.Context, id, user string) error {
 	s.mu.Lock()
 	delete(s.users[id], user)
@@ -280,8 +279,8 @@ func (s *Store) Drop(ctx context.Context, id, user string) error {
 	return s.remove(ctx, id, true)
 }
 
-// Adopt makes users, root file systems by artifact, the only ones. Damaged artifacts
-// without users are removed, and so is the former store if it has none.
+// Adopt sets the users of all artifacts: root file systems by artifact. It removes damaged
+// artifacts without users, and the former store if it has none.
 func (s *Store) Adopt(ctx context.Context, users map[string][]string) error {
 	s.mu.Lock()
 	clear(s.users)
@@ -310,12 +309,13 @@ func (s *Store) Adopt(ctx context.Context, users map[string][]string) error {
 	return errors.Join(errs...)
 }
 
-// Remove removes an artifact, or notes that it goes with the last root file system that
-// uses it. One that is not there is fine, one that is only in an additional store is
-// fault.Precondition.
+// Remove removes an artifact, or notes that it is deleted with the last root file system that uses
+// it. Removing an artifact that does not exist succeeds; if it is only in an additional store, the
+// error is fault.Precondition.
 func (s *Store) Remove(ctx context.Context, id string) error { return s.remove(ctx, id, false) }
 
-// remove is Remove; again: only of what was removed before, and not pulled again since.
+// remove implements Remove. With again it removes only an artifact that was removed before, and has
+// not been pulled since.
 func (s *Store) remove(ctx context.Context, id string, again bool) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -334,7 +334,7 @@ func (s *Store) remove(ctx context.Context, id string, again bool) error {
 		if err := s.change(ctx, a, record, nil); err != nil {
 			return err
 		}
-		if a, used = s.take(id); used { // else the last Drop came before and did not see it removed
+		if a, used = s.take(id); used { // else the last Drop came before, and did not see that it was removed
 			return nil
 		}
 	}
@@ -357,7 +357,7 @@ func (s *Store) removeDamaged() {
 	}
 	s.mu.Unlock()
 	for _, id := range unused {
-		if err := s.delete(id); err != nil { // on a read-only disk, say, which is no reason not to start
+		if err := s.delete(id); err != nil { // such as on a read-only disk, which is no reason not to start
 			slog.Warn("cannot remove damaged artifact; the next start retries", "image", id, "err", err)
 			continue
 		}
@@ -367,7 +367,7 @@ func (s *Store) removeDamaged() {
 	}
 }
 
-// take takes an artifact that nobody uses off the list.
+// take removes an artifact that nobody uses from the list.
 func (s *Store) take(id string) (a *Artifact, used bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -386,9 +386,9 @@ func (s *Store) publish(a *Artifact) {
 	delete(s.unusable, a.ID)
 }
 
-// delete removes the files of an artifact, which is gone as soon as it has left its place.
+// delete deletes the files of an artifact. The artifact is gone as soon as it has left its place.
 func (s *Store) delete(id string) error {
-	if err := os.MkdirAll(s.path(pendingName), 0o700); err != nil { // in most cases it is there
+	if err := os.MkdirAll(s.path(pendingName), 0o700); err != nil { // it usually exists
 		return err
 	}
 	aside := s.path(pendingName, "removed-"+id)
@@ -404,7 +404,7 @@ func (s *Store) delete(id string) error {
 	return nil
 }
 
-// sweep deletes blobs that are in no artifact and in no pull.
+// sweep deletes blobs that belong to no artifact and no pull.
 func (s *Store) sweep() error {
 	blobs, err := os.ReadDir(s.path(blobsName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -418,21 +418,21 @@ func (s *Store) sweep() error {
 		if err == nil && st.Nlink == 1 {
 			err = unix.Unlink(path)
 		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // another failed pull sweeps, too
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // another failed pull sweeps as well
 			errs = append(errs, &os.PathError{Op: "sweep", Path: path, Err: err})
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// Unname takes a name, which means an image now, from the artifact that had it.
+// Unname removes a name, which now means an image, from the artifact that had it.
 func (s *Store) Unname(ctx context.Context, name string) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	return s.unname(ctx, name, "")
 }
 
-// unname takes a name from all artifacts but one.
+// unname removes a name from all artifacts except one.
 func (s *Store) unname(ctx context.Context, name, except string) error {
 	s.mu.Lock()
 	var named []*Artifact
@@ -449,7 +449,7 @@ func (s *Store) unname(ctx context.Context, name, except string) error {
 	return errors.Join(errs...)
 }
 
-// change writes another record for an artifact, and adds signatures to those that it has.
+// change writes a new record for an artifact, and adds signatures to its own.
 func (s *Store) change(ctx context.Context, a *Artifact, record Record, signatures [][]byte) error {
 	changed := *a
 	changed.Record = record
@@ -469,7 +469,7 @@ func (s *Store) change(ctx context.Context, a *Artifact, record Record, signatur
 	return nil
 }
 
-// Check says what is wrong with an artifact that is in use.
+// Check says what is wrong with an artifact in use.
 func (s *Store) Check(id string) error {
 	s.mu.Lock()
 	err := s.unusable[id]

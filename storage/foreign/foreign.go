@@ -1,9 +1,8 @@
-// Package foreign lists the containers that other runtimes have in an image store:
-// containers/storage shares one between programs, and each keeps its containers there
-// as records with layers.
+// Package foreign lists the containers of other runtimes in an image store: programs share a store
+// of containers/storage, and each keeps its containers there as records with layers.
 //
-// Whose a container is, its metadata says, which is a JSON document of the program that
-// made it. CRI-O's names a pod; those of podman and buildah do not.
+// The metadata of a record says which program made it. It is a JSON document of that program:
+// CRI-O's names a pod; those of podman and buildah do not.
 package foreign
 
 import (
@@ -19,33 +18,33 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// CRIO is the Runtime of containers that CRI-O has made.
+// CRIO is the Runtime of CRI-O's containers.
 const CRIO = "CRI-O"
 
-// Container is one that another runtime has made.
+// Container is a container of another runtime.
 type Container struct {
 	ID      string    `json:"id"`
 	Name    string    `json:"name"`
-	Runtime string    `json:"runtime,omitempty"` // CRIO; empty: another one, such as podman
+	Runtime string    `json:"runtime,omitempty"` // CRIO; empty: another runtime, such as podman
 	Pod     string    `json:"pod,omitempty"`     // of CRI-O: NAMESPACE/NAME
 	PodID   string    `json:"podID,omitempty"`
 	Created time.Time `json:"created"`
 	Layer   string    `json:"layer"`
-	Bytes   uint64    `json:"bytes,omitempty"` // of its writable layer, where that was measured
-	// Kept says why the container must not be removed: it is in use.
+	Bytes   uint64    `json:"bytes,omitempty"` // of its writable layer, if that was measured
+	// Kept says why the container must not be removed: it is in use. Empty: it may be removed.
 	Kept string `json:"kept,omitempty"`
 }
 
-// metadata are the fields of CRI-O's document that are read here.
+// metadata are some fields of CRI-O's document.
 type metadata struct {
 	PodID   string `json:"pod-id"`
 	PodName string `json:"pod-name"` // k8s_NAME_NAMESPACE_UID_ATTEMPT
 	Name    string `json:"name"`
-	Short   string `json:"metadata-name"` // as in CRI: of a container its name in the pod
+	Short   string `json:"metadata-name"` // as in CRI: a container's name in its pod
 	Infra   bool   `json:"pod"`
 }
 
-// read reads the records in the store, and asks the processes of the node which of the
+// read reads the records in the store, and determines from the node's processes which of the
 // containers are in use.
 func (a *Containers) read() ([]Container, error) {
 	records, err := a.Store.Containers()
@@ -75,7 +74,7 @@ func (a *Containers) read() ([]Container, error) {
 	return list, nil
 }
 
-// mounted says that a container is mounted, as the store counts it; empty: it is not.
+// mounted says why a container is mounted, as the store counts mounts; empty: it is not.
 func (a *Containers) mounted(id string) string {
 	switch n, err := a.Store.Mounted(id); {
 	case err != nil:
@@ -110,12 +109,11 @@ func describe(r *cstorage.Container) Container {
 	return c
 }
 
-// shortest is how many digits of an id name a container.
+// shortest is the minimum number of digits of an id that select a container.
 const shortest = 12
 
-// Select takes the containers of CRI-O or, if names are given, those with these ids,
-// beginnings of ids or names. A name that is no container's or that of several is an
-// error.
+// Select returns the containers of CRI-O or, if names are given, those with these ids, beginnings
+// of ids or names. A name that fits no container, or several, is an error.
 func Select(list []Container, names []string) ([]Container, error) {
 	if len(names) == 0 {
 		return slices.DeleteFunc(slices.Clone(list), func(c Container) bool { return c.Runtime != CRIO }), nil

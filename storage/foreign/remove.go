@@ -15,15 +15,16 @@ import (
 	"github.com/crius-run/crius/storage/durable"
 )
 
-// Containers are those of other runtimes in a store. They are safe for concurrent use.
+// Containers are the containers of other runtimes in a store. Its methods are safe for concurrent
+// use.
 type Containers struct {
 	Store cstorage.Store
 	Locks *durable.Locks
-	Own   func(*cstorage.Container) bool // tells the records of crius itself
-	Owned func() error                   // why this process may not change the store; nil: it may
+	Own   func(*cstorage.Container) bool // reports whether a record is crius's own
+	Owned func() error                   // says why this process may not change the store; nil: it may
 }
 
-// List lists them by pod and age. With measure it also walks through the writable layer
+// List returns the containers, sorted by pod and age. With measure it also walks the writable layer
 // of each that is not in use.
 func (a *Containers) List(ctx context.Context, measure bool) ([]Container, error) {
 	if err := a.Locks.Await(ctx, durable.ToRead); err != nil {
@@ -47,9 +48,9 @@ func (a *Containers) List(ctx context.Context, measure bool) ([]Container, error
 	return list, nil
 }
 
-// Remove removes containers with their writable layers. It returns what is gone, and
-// what is not with the reason in Kept: a container that is in use is never removed. With
-// an id that is no such container's it removes nothing.
+// Remove removes containers with their writable layers. It returns the removed ones, and the others
+// with the reason in Kept: a container that is in use is never removed. If one of the ids is not
+// that of a container, it removes nothing.
 func (a *Containers) Remove(ctx context.Context, ids []string) (removed, kept []Container, err error) {
 	if err := a.Owned(); err != nil {
 		return nil, nil, err
@@ -79,12 +80,12 @@ func (a *Containers) Remove(ctx context.Context, ids []string) (removed, kept []
 	return removed, kept, nil
 }
 
-// remove removes one container and says why that failed.
+// remove removes one container. It returns the reason if that failed.
 func (a *Containers) remove(ctx context.Context, id string) (why string) {
 	if err := a.Locks.Await(ctx, durable.ToWrite); err != nil {
 		return err.Error()
 	}
-	// The library would unmount it, and somebody may have mounted it since it was listed.
+	// The library would unmount it, and somebody may have mounted it after it was listed.
 	if why := a.mounted(id); why != "" {
 		return why
 	}

@@ -17,11 +17,11 @@ import (
 	"github.com/crius-run/crius/internal/rootprocess"
 )
 
-// users are the processes that use something of the store, each as text.
+// users are the processes that use something in the store, each described in words.
 type users struct {
-	ids    map[string]string // by the id of the container that they belong to
-	layers map[string]string // by the layer that they have mounted
-	crio   string            // the server itself
+	ids    map[string]string // by the id of the container of the process
+	layers map[string]string // by the layer that is mounted for the process
+	crio   string            // CRI-O's server
 }
 
 const maxCommandLine = 4 << 20
@@ -31,17 +31,16 @@ var (
 	layerInMount = regexp.MustCompile(`/overlay/([0-9a-f]{64})/`)
 )
 
-// findUsers looks at all processes. A container belongs to one if its id is in the
-// name of the process's cgroup, or the process is its monitor, conmon; its layer is
-// mounted if it is in the mount namespace of one. Processes that have ended meanwhile
-// use nothing.
+// findUsers inspects all processes. A process uses a container if the name of its cgroup has the
+// container's id, or if it is the container's monitor, conmon. It uses a layer if that is mounted
+// in its mount namespace. Processes that have ended meanwhile use nothing.
 func findUsers() (*users, error) {
 	u := &users{ids: map[string]string{}, layers: map[string]string{}}
 	dirs, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)
 	}
-	namespaces := map[string]bool{} // that have been looked at
+	namespaces := map[string]bool{} // mount namespaces that have been read
 	for _, dir := range dirs {
 		if _, err := strconv.Atoi(dir.Name()); err != nil {
 			continue
@@ -53,7 +52,8 @@ func findUsers() (*users, error) {
 	return u, nil
 }
 
-// ended tells the errors of a process that is gone or, with EINVAL, has no mounts any more.
+// ended reports whether an error means that a process has ended or, with EINVAL, has no more
+// mounts.
 func ended(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL)
 }
@@ -72,7 +72,7 @@ func (u *users) look(proc string, namespaces map[string]bool) error {
 	if err != nil {
 		return err
 	}
-	if strings.TrimSpace(string(comm)) == "crio" { // whoever says so: then all are kept
+	if strings.TrimSpace(string(comm)) == "crio" { // even if another program says so: then everything is kept
 		u.crio = process + " (crio)"
 	}
 	cgroup, err := os.ReadFile(filepath.Join(proc, "cgroup"))
@@ -82,7 +82,7 @@ func (u *users) look(proc string, namespaces map[string]bool) error {
 	for _, id := range idInCgroup.FindAllString(string(cgroup), -1) {
 		u.ids[id] = process
 	}
-	if program == "conmon" || program == "conmonrs" { // others could have it read what never comes
+	if program == "conmon" || program == "conmonrs" { // files of other programs might never end
 		arguments, err := regular.Read(filepath.Join(proc, "cmdline"), maxCommandLine)
 		if err != nil {
 			return err
@@ -92,7 +92,7 @@ func (u *users) look(proc string, namespaces map[string]bool) error {
 		}
 	}
 	namespace, err := os.Readlink(filepath.Join(proc, "ns/mnt"))
-	if err != nil { // it may be hidden where the mounts are not
+	if err != nil { // the link may be hidden although the mounts are not
 		namespace = proc
 	}
 	if namespaces[namespace] {
@@ -109,7 +109,7 @@ func (u *users) look(proc string, namespaces map[string]bool) error {
 	return nil
 }
 
-// of says which process uses a container; empty: none does.
+// of says which process uses a container; empty: none.
 func (u *users) of(c *Container) string {
 	switch {
 	case u.ids[c.ID] != "":

@@ -1,9 +1,9 @@
-// Package idlists keeps what images say of the owners of their files out of records.
+// Package idlists keeps the file owners that images name out of records.
 //
-// containers/storage lists all uids and gids of a layer's files in the layer's record, which
-// every process that opens the store has in memory, and writes again with each layer that is
-// added. An image chooses them: a megabyte of layers is enough for a megabyte of records.
-// Only podman uses the lists, to guess how many ids --userns=auto needs.
+// containers/storage lists all uids and gids of a layer's files in the layer's record. Every
+// process that opens the store has the records in memory, and writes them again with each layer
+// that it adds. Images choose the ids: a megabyte of layers can make a megabyte of records. Only
+// podman uses the lists, to guess how many ids --userns=auto needs.
 package idlists
 
 import (
@@ -22,8 +22,9 @@ import (
 	"go.podman.io/storage/pkg/lockfile"
 )
 
-// Kept is how many uids and gids a record may list. Real layers have few, which take less
-// room than the rest of the record: they need no second look, and podman finds what it has noted.
+// Kept is how many uids and gids a record may list. Real layers have few, which take less space
+// than the rest of the record: they stay, so the file need not be written again, and podman finds
+// its lists.
 const Kept = 8
 
 // Forget returns a store whose PutLayer leaves no longer lists in the records of layers.
@@ -44,9 +45,9 @@ func (s *forgetful) PutLayer(id, parent string, names []string, mountLabel strin
 	return layer, size, nil
 }
 
-// DropFromLayers is Drop for the records of layers in a root of a store, under their lock: all
-// processes that have the store open read them again. It does not wait for the lock if there is
-// nothing to do.
+// DropFromLayers calls Drop for the records of layers in a root of a store, under their lock: all
+// processes that have the store open read them again. If there is nothing to do, it does not wait
+// for the lock.
 func DropFromLayers(root string) error {
 	file := filepath.Join(root, "overlay-layers", "layers.json")
 	if long, err := long(file); !long || err != nil {
@@ -67,13 +68,12 @@ func DropFromLayers(root string) error {
 	return nil
 }
 
-// Drop takes all lists of owners from a file of records if one is longer than Kept. At any
-// time the file has the old content or the new one, which has reached the disk. The memory
-// that it takes does not depend on the size of the file. A file that is missing or damaged it
-// leaves as it is.
+// Drop removes all lists of owners from a file of records if one is longer than Kept. At every
+// moment the file has the old content, or the new content, which has been synced. The memory that
+// Drop needs does not depend on the size of the file. A missing or damaged file stays as it is.
 func Drop(file string) error {
 	to := temporary(file)
-	if err := os.Remove(to); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a process that was killed
+	if err := os.Remove(to); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a killed process
 		return failed(file, err)
 	}
 	if long, err := long(file); !long || err != nil {
@@ -89,13 +89,13 @@ func Drop(file string) error {
 	return nil
 }
 
-// temporary is the name of a file of records until it is whole, one of those that the library
-// has for its own, so that package durable finds what is left of it.
+// temporary returns the name of a file of records until it is complete. The library uses such names
+// as well, so package durable finds leftovers.
 func temporary(file string) string {
 	return filepath.Join(filepath.Dir(file), ".tmp-"+filepath.Base(file))
 }
 
-// write writes a file without lists of owners to the disk.
+// write writes a file without lists of owners, and syncs it.
 func write(file, as string) error {
 	from, err := os.Open(file)
 	if err != nil {
@@ -131,7 +131,7 @@ func Read(file string) ([]byte, error) {
 	return content.Bytes(), nil
 }
 
-// long reports whether a file has a list that is longer than Kept, and can be read.
+// long reports whether a file can be parsed and has a list that is longer than Kept.
 func long(file string) (bool, error) {
 	f, err := os.Open(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -157,9 +157,9 @@ var errDamaged = errors.New("it is damaged")
 type stripper struct {
 	from    *bufio.Reader
 	to      *bufio.Writer
-	longest int  // list that was left out
+	longest int  // length of the longest list that was left out
 	depth   int  // of lists and objects
-	comma   bool // was read and may be needed
+	comma   bool // a comma was read, and may have to be written
 	skip    bool // the next comma is not needed
 }
 
@@ -184,7 +184,7 @@ func strip(from io.Reader, to io.Writer) (longest int, err error) {
 	return s.longest, s.to.Flush()
 }
 
-// take copies or leaves out what begins with b. What is wrong with writing Flush says.
+// take copies or leaves out the element that begins with b. Flush returns errors of writing.
 func (s *stripper) take(b byte) error {
 	if b == ',' {
 		s.comma = !s.skip
@@ -215,7 +215,7 @@ func (s *stripper) take(b byte) error {
 	return nil
 }
 
-// ownersAhead returns the length of the beginning of a list of owners, up to its first element;
+// ownersAhead returns the length of the beginning of a list of owners, up to its first element, or
 // 0 if something else follows.
 func (s *stripper) ownersAhead() int {
 	ahead, _ := s.from.Peek(32)
@@ -235,7 +235,7 @@ func (s *stripper) ownersAhead() int {
 
 const space = " \t\r\n"
 
-// leaveOut skips the beginning of a list of numbers and the list.
+// leaveOut skips the beginning of a list of owners, and the list.
 func (s *stripper) leaveOut(beginning int) error {
 	if _, err := s.from.Discard(beginning); err != nil {
 		return err
@@ -256,7 +256,7 @@ func (s *stripper) leaveOut(beginning int) error {
 	}
 }
 
-// copyString copies a string behind its first quotation mark.
+// copyString copies a string after its first quotation mark.
 func (s *stripper) copyString() error {
 	for escaped := false; ; {
 		b, err := s.from.ReadByte()

@@ -1,4 +1,4 @@
-// Package liblog has containers/storage and containers/image log as crius does.
+// Package liblog makes containers/storage and containers/image log like crius.
 package liblog
 
 import (
@@ -9,15 +9,15 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// Capture sends what containers/storage and containers/image have to say
-// to emit. Their informational messages narrate every step and are dropped.
+// Capture sends the messages of containers/storage and containers/image to emit. It drops
+// informational ones, which report every step.
 func Capture(emit Hook) {
 	logrus.SetOutput(io.Discard)
 	logrus.SetLevel(logrus.WarnLevel)
 	logrus.AddHook(emit)
 }
 
-// Hook is given each message of the libraries. It may contain secrets (pullerror.Redact).
+// Hook receives each message of the libraries. A message may contain secrets (pullerror.Redact).
 type Hook func(ctx context.Context, level slog.Level, text string)
 
 // Levels implements logrus.Hook.
@@ -35,5 +35,5 @@ func (h Hook) Fire(entry *logrus.Entry) error {
 
 // Log writes a message of the libraries, which is safe to show, to the log.
 func Log(ctx context.Context, level slog.Level, text string) {
-	slog.Log(ctx, level, text, "from", "containers libraries") //nolint:sloglint // the libraries word it
+	slog.Log(ctx, level, text, "from", "containers libraries") //nolint:sloglint // the library words it
 }

@@ -12,13 +12,13 @@ import (
 	"github.com/crius-run/crius/internal/thread"
 )
 
-// mapped calls mount, which is to mount something at target, while the
-// directories lower show their files with the owners that the user namespace
-// at userNS gives them (mount_setattr(2), Linux 5.12; as overlay layers 5.19).
+// mapped calls mount, which must mount something at target. Meanwhile the directories lower show
+// their files with the owners that the user namespace at userNS gives them (mount_setattr(2), Linux
+// 5.12; as overlay layers 5.19).
 //
-// All this happens on a thread with a mount table of its own, where each
-// directory is covered by its id-mapped twin. Only the finished mount comes out
-// of it, so that no twin is ever seen by others or left behind, whatever dies.
+// All this happens on a thread with a mount table of its own, where each directory is covered by
+// its ID-mapped twin. Only the finished mount leaves the thread, so nobody else sees a twin, and
+// none is left behind, whatever dies.
 func mapped(userNS string, lower []string, target string, mount func() error) error {
 	tree := -1
 	err := thread.Run(func() (err error) {
@@ -44,9 +44,9 @@ func mapped(userNS string, lower []string, target string, mount func() error) er
 	return nil
 }
 
-// CheckMapping says why no overlay can have the owners that the user namespace at userNS
-// gives them: the kernel or the file system of the two directories, which stand for
-// layers, lacks id-mapped mounts, which is fault.Unimplemented. It changes nothing.
+// CheckMapping says why no overlay can have the owners that the user namespace at userNS gives
+// them: the kernel or the file system of the two directories, which stand for layers, lacks
+// ID-mapped mounts, which is fault.Unimplemented. It changes nothing.
 func CheckMapping(userNS string, layers [2]string) error {
 	return thread.Run(func() error {
 		if err := privateMounts(); err != nil {
@@ -59,7 +59,7 @@ func CheckMapping(userNS string, layers [2]string) error {
 	})
 }
 
-// tryLayers makes an overlay of read-only layers, and mounts it nowhere.
+// tryLayers makes an overlay of read-only layers without mounting it.
 func tryLayers(dirs []string) error {
 	fs, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package overlay makes overlay mounts: read-only layers below, and a writable layer on
-// top where there is to be one. A mount may show its files with the owners that a user
-// namespace gives them.
+// Package overlay makes overlay mounts: read-only layers, and on top a writable layer if there is
+// one. A mount may show its files with the owners that a user namespace gives them.
 package overlay
 
 import (
@@ -22,23 +21,23 @@ import (
 // Mount describes one overlay mount.
 type Mount struct {
 	Lower   []string // absolute paths, top first
-	Upper   string   // made if it is missing; empty, and Work too: nothing is writable
-	Work    string   // made anew
+	Upper   string   // made if it is missing; empty like Work: nothing is writable
+	Work    string   // made again
 	Target  string   // mount point, which exists
 	Label   string   // SELinux context of all files; may be empty
-	Options []string // as in storage.conf's mountopt
+	Options []string // as in mountopt of storage.conf
 	UserNS  string   // path of the user namespace whose ids own the files; empty: the node's
-	// Made is called when Upper and Work have been made, and before anything is written
-	// through the mount; nil: not called.
+	// Made is called after Upper and Work have been made, before anything is written through the
+	// mount. It may be nil.
 	Made func() error
 
-	private bool // mount is called on a thread that shares neither mounts nor directory with others
+	private bool // mount runs on a thread that shares neither mounts nor working directory with others
 }
 
 // Source marks crius's mounts in the mount table.
 const Source = "crius"
 
-// Make makes the directories of the writable layer, if there is to be one, and mounts m.
+// Make makes the directories of the writable layer, if there is one, and mounts m.
 func (m Mount) Make() error {
 	if m.UserNS == "" {
 		return m.make()
@@ -69,8 +68,8 @@ func (m Mount) make() error {
 	return m.mount()
 }
 
-// makeUpper makes the upper directory, whose owner and mode are those of the
-// container's /, like the top layer's.
+// makeUpper makes the upper directory, with the owner and mode of the top layer: they become those
+// of the container's /.
 func makeUpper(upper, like string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(like, &st); err != nil {
@@ -91,9 +90,9 @@ func makeUpper(upper, like string) error {
 	return unix.Chmod(upper, st.Mode&0o7777)
 }
 
-// mount mounts m at its target. It asks for `volatile` where the kernel knows
-// it (5.10): a container's writable layer does not survive the container, so
-// syncing it at every unmount buys nothing and can take minutes.
+// mount mounts m at its target. It uses `volatile` if the kernel knows it (5.10): a container's
+// writable layer does not survive the container, so syncing it at every unmount has no use and can
+// take minutes.
 func (m Mount) mount() error {
 	if appends() {
 		return m.mountByContext()
@@ -101,10 +100,9 @@ func (m Mount) mount() error {
 	return m.mountByString()
 }
 
-// appends tells whether the kernel's overlay takes lower directories one by one (6.8).
-// Before 6.5 it takes any parameter, and refuses what it does not know in the last step
-// only, each time with a line in the kernel's log: so it is asked without mounting anything,
-// and once it has answered, never again.
+// appends reports whether the kernel's overlay accepts lower directories one by one (6.8). Before
+// 6.5 it accepts any parameter, refuses unknown ones only in the last step, and logs a line each
+// time. So the kernel is asked without mounting anything, and only until it has answered.
 func appends() bool {
 	answer.Lock()
 	defer answer.Unlock()
@@ -126,21 +124,21 @@ func appends() bool {
 	return answer.appends
 }
 
-// answer is the kernel's.
+// answer is the kernel's answer.
 var answer struct {
 	sync.Mutex
 	known, appends bool
 }
 
-// mountByContext uses fsopen(2), where each lower directory is a parameter of
-// its own, so that no page-sized option string limits the number of layers.
+// mountByContext uses fsopen(2), where each lower directory is a parameter of its own, so the
+// number of layers is not limited by an option string of one page.
 func (m Mount) mountByContext() error {
 	fs, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("fsopen overlay: %w", err)
 	}
 	defer unix.Close(fs)
-	paths := pathSet{limit: 255} // the kernel reads no longer parameter
+	paths := pathSet{limit: 255} // the kernel's limit for a parameter
 	defer paths.close()
 
 	attributes, extra := mountFlags(m.Options)
@@ -194,7 +192,7 @@ func (p parameter) set(fs int) error {
 	return fmt.Errorf("overlay parameter %s=%s: %w%s", p.name, p.value, err, contextLog(fs))
 }
 
-// contextLog is what the kernel says about the last step, as an error's tail.
+// contextLog returns the kernel's messages about the last step, for the end of an error.
 func contextLog(fs int) string {
 	var text strings.Builder
 	buf := make([]byte, 4096)
@@ -208,7 +206,7 @@ func contextLog(fs int) string {
 	return text.String()
 }
 
-// mountByString uses mount(2), for kernels without mountByContext's calls.
+// mountByString uses mount(2), for kernels without the calls of mountByContext.
 func (m Mount) mountByString() error {
 	var paths pathSet
 	defer paths.close()
@@ -216,8 +214,8 @@ func (m Mount) mountByString() error {
 	if len(data) < os.Getpagesize() {
 		return m.mountData(data)
 	}
-	// File descriptors as names, relative to /proc/self/fd, are three digits
-	// long instead of a hundred.
+	// File descriptors as names, relative to /proc/self/fd, have three characters instead of a
+	// hundred.
 	data = m.data(paths.number)
 	if paths.err != nil {
 		return paths.err
@@ -279,20 +277,20 @@ func (m Mount) mountData(data string) error {
 	return nil
 }
 
-// escape protects the separators of overlay's option string in a path.
+// escape escapes the separators of overlay's option string in a path.
 func escape(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `:`, `\:`, `,`, `\,`).Replace(path)
 }
 
-// pathSet gives directories shorter names for as long as it is open.
+// pathSet gives directories shorter names while it is open.
 type pathSet struct {
 	limit int
 	fds   []int
 	err   error
 }
 
-// short is path itself, or a link to it below /proc where it is too long, or
-// has the character that only some parameters take for an escape.
+// short returns path or, if that is too long or has a character that only some parameters take for
+// an escape, a link to it below /proc.
 func (s *pathSet) short(path string) string {
 	if len(path) <= s.limit && !strings.Contains(path, `\`) {
 		return path
@@ -300,8 +298,8 @@ func (s *pathSet) short(path string) string {
 	return "/proc/self/fd/" + s.number(path)
 }
 
-// number is the number of a descriptor of path; -1, which no call accepts, and
-// s.err after a failure.
+// number returns the number of a descriptor of path. After a failure it returns -1, which no call
+// accepts, and sets s.err.
 func (s *pathSet) number(path string) string {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -318,20 +316,20 @@ func (s *pathSet) close() {
 	}
 }
 
-// flagPair is one mount flag in the words of mount(2) and of fsmount(2).
+// flagPair is a mount flag for mount(2) and for fsmount(2).
 type flagPair struct {
 	ms   uintptr
 	attr int
 }
 
-// obeyNothing has the kernel refuse files of layers that name others by attributes, which they
-// would show instead. A layer of crius has none, one that another tool has unpacked may.
-// Linux knows both since 4.19.
+// obeyNothing makes the kernel refuse files of layers that name other files by attributes, which it
+// would otherwise show instead. Layers of crius have none; layers that another tool has unpacked
+// may. Linux knows both since 4.19.
 var obeyNothing = []parameter{{"redirect_dir", "nofollow"}, {"metacopy", "off"}}
 
-// mountFlags splits storage.conf's mountopt into flags of the mount and
-// parameters of the overlay, which obeyNothing is always among, whatever the options say of it.
-// volatile is left out, since it is always set.
+// mountFlags splits mountopt of storage.conf into flags of the mount and parameters of the overlay.
+// obeyNothing is always among the parameters, whatever the options say; volatile is left out, since
+// it is always set.
 func mountFlags(options []string) (flagPair, []parameter) {
 	known := map[string]flagPair{
 		"nodev":   {unix.MS_NODEV, unix.MOUNT_ATTR_NODEV},
@@ -359,7 +357,7 @@ func mountFlags(options []string) (flagPair, []parameter) {
 	return flags, append(rest, obeyNothing...)
 }
 
-// Mounted tells whether a file system of its own is mounted at path.
+// Mounted reports whether a file system is mounted at path.
 func Mounted(path string) (bool, error) {
 	var at, above unix.Stat_t
 	err := unix.Lstat(path, &at)

@@ -36,7 +36,7 @@ import (
 	"github.com/crius-run/crius/storage/unpack"
 )
 
-// Settings are what an operator configures about pulls.
+// Settings are the operator's configuration of pulls.
 type Settings struct {
 	Registries        registry.Config
 	HostsDirs         []string // with hosts.toml files
@@ -80,7 +80,7 @@ type Puller struct {
 	features unpack.Features
 }
 
-// Request is what to pull and for whom.
+// Request says what to pull and for whom.
 type Request struct {
 	Image     string          // name with tag or digest; a short name follows registries.conf
 	Auth      *cri.AuthConfig // may be nil

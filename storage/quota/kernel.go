@@ -7,21 +7,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernel is the part of a file system's project quotas that is needed here.
+// kernel is a file system's project quotas, as far as this package needs them.
 type kernel interface {
-	// enforced tells whether usage is counted and limits are kept.
+	// enforced reports whether usage is counted and limits are enforced.
 	enforced() bool
-	// project is that of a directory, which its new entries inherit.
+	// project returns the project of a directory, which new entries inherit.
 	project(dir string) (uint32, error)
 	setProject(dir string, id uint32) error
 	account(id uint32) (account, error)
 	setLimits(id uint32, limits Limits) error
-	// next is the first project from id on that has usage or limits; ok is false if there
-	// is none.
+	// next returns the first project from id on that has usage or limits; ok is false if there is
+	// none.
 	next(id uint32) (found uint32, ok bool)
 }
 
-// account is what a file system has noted of a project.
+// account is a file system's record of a project.
 type account struct {
 	limits Limits
 	used   Limits
@@ -78,7 +78,7 @@ func (fs filesystem) enforced() bool {
 func (fs filesystem) account(id uint32) (account, error) {
 	var found dqblk
 	err := fs.command(getQuota, id, unsafe.Pointer(&found))
-	if err == unix.ENOENT { //nolint:errorlint // of a system call; XFS has nothing on this project
+	if err == unix.ENOENT { //nolint:errorlint // returned by a system call; XFS has no record of this project
 		err = nil
 	}
 	return account{

@@ -1,11 +1,10 @@
-// Package quota bounds the writable layers of containers by project quotas, which XFS and
-// ext4 have.
+// Package quota bounds the writable layers of containers by project quotas of XFS and ext4.
 //
-// A layer's directories get a project of their own, which all that is made in them
-// inherits. The file system keeps the project's limits and counts what it has; nothing
-// else is on record. Which project that is the work directory says, which no container can
-// reach: the upper one is its /, whose project its root may change. A project is taken from the moment a directory belongs to it until
-// its last file is gone.
+// The directories of a layer get a project of their own, which all files in them inherit. The file
+// system enforces the project's limits and counts its usage; nothing else is on record. The work
+// directory says which project that is, since no container can reach it: the upper directory is the
+// container's /, and its root may change its project. A project is taken from the moment a
+// directory belongs to it until its last file is gone.
 package quota
 
 import (
@@ -27,9 +26,9 @@ import (
 // Limits are bytes and inodes; 0 is no limit.
 type Limits struct{ Bytes, Inodes uint64 }
 
-// TakeOptions takes the limits that storage.conf(5) sets by overlay.size and
-// overlay.inodes from driver options: containers/storage, which honours them on XFS only,
-// would refuse them or apply them to layers that crius does not use.
+// TakeOptions removes the limits that storage.conf(5) sets by overlay.size and overlay.inodes from
+// driver options, and returns them. containers/storage, which honours them only on XFS, would
+// refuse them or apply them to layers that crius does not use.
 func TakeOptions(options []string) (rest []string, limits Limits, err error) {
 	for _, option := range options {
 		key, value, _ := strings.Cut(option, "=")
@@ -50,27 +49,27 @@ func TakeOptions(options []string) (rest []string, limits Limits, err error) {
 	return rest, limits, nil
 }
 
-// The projects of writable layers. The kubelet takes its own from 1048577 on, and
-// containers/storage from ten thousand times an inode number; one that is in use is never
-// taken, whoever uses it.
+// The projects of writable layers. The kubelet takes its projects from 1048577 on,
+// containers/storage from ten thousand times an inode number. A project in use is never taken,
+// whoever uses it.
 const (
 	firstProject = 1 << 30
-	kinds        = 1 << 20 // projects for layers in user namespaces follow so many others
+	kinds        = 1 << 20 // distance to the projects for layers in user namespaces
 )
 
-// Projects are those of the writable layers in one directory.
+// Projects are the projects of the writable layers in one directory.
 type Projects struct {
 	dir    string
 	limits Limits
 	kernel kernel
 }
 
-// In are the projects of the layers in dir, which need not exist. New layers get limits.
+// In returns the projects of the layers in dir, which need not exist. New layers get limits.
 func In(dir string, limits Limits) *Projects {
 	return &Projects{dir: dir, limits: limits, kernel: filesystem(dir)}
 }
 
-// Check says why the limits cannot be kept (fault.Precondition).
+// Check says why the limits cannot be enforced. The error is fault.Precondition.
 func (p *Projects) Check() error {
 	if p.limits == (Limits{}) {
 		return nil
@@ -95,10 +94,10 @@ func (p *Projects) Check() error {
 		p.dir, where.Type, where.Point, fault.Precondition)
 }
 
-// Bound gives the two directories of a new writable layer a project with the limits. A
-// layer that has a project keeps it, and gets the limits of today; one that has files and
-// no project stays without limits. UserNS says that the container is in a user namespace,
-// and thus cannot take its files out of the project (ioctl_xfs_fssetxattr(2)).
+// Bound gives the two directories of a new writable layer a project with the limits. A layer that
+// has a project keeps it, and gets the present limits; a layer that has files but no project stays
+// without limits. userNS says that the container is in a user namespace, so it cannot take its
+// files out of the project (ioctl_xfs_fssetxattr(2)).
 func (p *Projects) Bound(upper, work string, userNS bool) error {
 	if p.limits == (Limits{}) {
 		return nil
@@ -115,7 +114,8 @@ func (p *Projects) Bound(upper, work string, userNS bool) error {
 			return err
 		}
 	}
-	// Files are made in one and moved to the other, which only those of one project are.
+	// Overlayfs makes files in one directory and moves them to the other, for which both need the
+	// same project.
 	if err := p.kernel.setProject(upper, id); err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func (p *Projects) Bound(upper, work string, userNS bool) error {
 	return nil
 }
 
-// take puts the empty directory into a project that nothing else belongs to.
+// take puts the empty directory into a project that nothing else uses.
 func (p *Projects) take(dir string, userNS bool) (uint32, error) {
 	const attempts = 100
 	for range attempts {
@@ -141,7 +141,7 @@ func (p *Projects) take(dir string, userNS bool) (uint32, error) {
 		if err := p.kernel.setProject(dir, id); err != nil {
 			return 0, err
 		}
-		// Two who take it at the same moment both see two directories, and leave it.
+		// If two take it at the same moment, both see two directories and give it up.
 		if of, err := p.kernel.account(id); err != nil {
 			return 0, fmt.Errorf("read quota of project %d: %w", id, err)
 		} else if of.used.Inodes == 1 {
@@ -154,8 +154,8 @@ func (p *Projects) take(dir string, userNS bool) (uint32, error) {
 func ours(id uint32) bool     { return firstProject <= id && id < firstProject+2*kinds }
 func inUserNS(id uint32) bool { return ours(id) && id >= firstProject+kinds }
 
-// Usage is what the layer with this work directory has; ok is false if that must be
-// counted file by file: it has no project, or its container may have taken files out.
+// Usage returns the usage of the layer with this work directory. If ok is false, its files must be
+// counted: it has no project, or its container may have taken files out of it.
 func (p *Projects) Usage(work string) (used Limits, ok bool) {
 	id, err := p.kernel.project(work)
 	if err != nil || !inUserNS(id) {
@@ -165,8 +165,7 @@ func (p *Projects) Usage(work string) (used Limits, ok bool) {
 	return of.used, err == nil
 }
 
-// Remove calls remove, which deletes a layer, its work directory last, and gives its project
-// back.
+// Remove calls remove, which deletes a layer, its work directory last, and releases its project.
 func (p *Projects) Remove(work string, remove func() error) error {
 	id, unknown := p.kernel.project(work)
 	if err := remove(); err != nil || unknown != nil || !ours(id) {
@@ -178,7 +177,7 @@ func (p *Projects) Remove(work string, remove func() error) error {
 	return nil
 }
 
-// Sweep gives back the projects of layers that were deleted by someone who died then.
+// Sweep releases the projects of deleted layers whose removal was interrupted.
 func (p *Projects) Sweep() error {
 	var errs []error
 	for id, ok := p.kernel.next(firstProject); ok && ours(id); id, ok = p.kernel.next(id + 1) {

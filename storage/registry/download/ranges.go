@@ -251,7 +251,7 @@ func (r *rest) current() (b *blobRange, come int64) {
 	return nil, 0
 }
 
-// await waits until more of a range has come. A range of which nothing comes is given up.
+// await waits until more of a range has come. It gives up a range that brings nothing.
 func (r *rest) await(b *blobRange) error {
 	limit := time.NewTimer(r.fetch.dir.Patience)
 	defer limit.Stop()

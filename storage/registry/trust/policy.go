@@ -67,10 +67,10 @@ func ask(ctx context.Context, rules *signature.Policy, image types.UnparsedImage
 	return err
 }
 
-// errContent says that a rule needs signatures, of an image of which only the name is known.
+// errContent says that a rule needs the signatures of an image that is known only by its name.
 var errContent = errors.New("the policy rule requires a signature")
 
-// nameOnly is an image of which only the name is known.
+// nameOnly is an image that is known only by its name.
 type nameOnly struct{ ref types.ImageReference }
 
 func (n nameOnly) Reference() types.ImageReference { return n.ref }
@@ -79,7 +79,7 @@ func (n nameOnly) Manifest(context.Context) ([]byte, string, error) {
 }
 func (n nameOnly) Signatures(context.Context) ([][]byte, error) { return nil, errContent }
 
-// CheckName asks the policy about an image of which only the name is known. decided is false if the
+// CheckName asks the policy about an image that is known only by its name. decided is false if the
 // answer depends on signatures.
 func (p *Policy) CheckName(ctx context.Context, ref types.ImageReference) (decided bool, err error) {
 	err = p.Check(ctx, nameOnly{ref})
