@@ -3,6 +3,7 @@
 // A Puller finds out what a name stands for and reaches the image (packages registry, hosts and
 // source), admits it to the store (admission.go), has its layers downloaded and unpacked (copy.go,
 // packages download and unpack) and makes the result durable. docs/pull.md describes all of it.
+// The tests of pulls are in package storage, because they need a store.
 //
 // Packages progress and pullerror are leaves for everything that takes part in a pull.
 package pull
