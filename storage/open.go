@@ -294,9 +294,9 @@ func (c Config) library() (types.StoreOptions, error) {
 	return options, supported(&options)
 }
 
-// Roots returns the directories of the store of cfg.
-func Roots(cfg Config) (durable.Roots, error) {
-	options, err := cfg.library()
+// Roots returns the directories of the store.
+func (c Config) Roots() (durable.Roots, error) {
+	options, err := c.library()
 	return rootsOf(options), err
 }
 

@@ -18,7 +18,6 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/selinux"
-	"github.com/crius-run/crius/storage"
 	"github.com/crius-run/crius/storage/artifact"
 )
 
@@ -231,7 +230,7 @@ func checkLimits(context.Context) []finding {
 func (n *node) checkDirectories(context.Context) []finding {
 	c := n.config.Config
 	var findings []finding
-	roots, err := storage.Roots(c.Image)
+	roots, err := c.Image.Roots()
 	if err != nil {
 		findings = append(findings, fail("correct storage.conf or set image.root", "image.root: %v", err))
 	}

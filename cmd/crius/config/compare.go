@@ -110,7 +110,7 @@ func (l *Loaded) effective() map[string]effect {
 func (k Key) effective(c *Config) string {
 	switch option := k.value.Addr().Interface(); option {
 	case &c.Image.Root, &c.Image.RunRoot, &c.Image.ImageStore:
-		roots, err := storage.Roots(c.Image)
+		roots, err := c.Image.Roots()
 		if err != nil {
 			return k.TOML()
 		}

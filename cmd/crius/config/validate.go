@@ -181,7 +181,7 @@ func (v *validator) apart(c *Config) {
 		dir    string
 	}
 	imagestore := c.Image.ImageStore
-	if roots, err := storage.Roots(c.Image); err == nil { // otherwise opening the store reports the error
+	if roots, err := c.Image.Roots(); err == nil { // otherwise opening the store reports the error
 		imagestore = roots.Images // may come from storage.conf
 	}
 	for _, p := range []place{
