@@ -14,8 +14,8 @@ import (
 	"github.com/crius-run/crius/test/kit/image"
 )
 
-// policies opens a node where the namespace lax accepts everything and strict what
-// rules say.
+// policies opens a node whose namespace lax accepts everything, and whose namespace strict has the
+// rules strict.
 func policies(t testing.TB, strict string) *node {
 	t.Helper()
 	n := newNode(t, func(c *Options) { c.SignaturePolicyDir = filepath.Join(filepath.Dir(c.Root), "policies") })
@@ -120,8 +120,8 @@ func TestAdmitByTheNameOfThePull(t *testing.T) {
 	}
 }
 
-// Whoever pulls an image without signatures does not take away those it has: neither
-// with the same manifest nor with another of the same image.
+// Pulling an image without signatures removes no signatures that the image has, neither with the
+// same manifest nor with another one of the image.
 func TestSignaturesOutlivePullFromElsewhere(t *testing.T) {
 	t.Parallel()
 	s := newSigstoreSigner(t)

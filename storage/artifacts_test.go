@@ -71,7 +71,7 @@ func (n *node) used() uint64 {
 	return images.UsedBytes
 }
 
-// documents is the size of what the store has of an artifact beside its files.
+// documents returns the bytes that the store has of an artifact beside its files.
 func (n *node) documents(id string) (sum uint64) {
 	n.t.Helper()
 	for _, name := range []string{"manifest.json", "record.json"} {
@@ -210,8 +210,8 @@ func TestArtifactsBeyondTheLimitOfLinks(t *testing.T) {
 	}
 }
 
-// An artifact that is removed while a container mounts it goes with that container,
-// whatever server sees its end, unless it is pulled again.
+// An artifact that is removed while a container mounts it is deleted with that container, even by
+// another server, unless it is pulled again.
 func TestArtifactInUseIsRemovedWithItsLastContainer(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -262,8 +262,8 @@ func TestArtifactInUseIsRemovedWithItsLastContainer(t *testing.T) {
 	n.removeRootfs(one)
 }
 
-// The config's type decides what is an artifact, and where that is an image's, whether it
-// could be run.
+// The type of the config decides whether something is an artifact and, if that is an image's,
+// whether it can be run.
 func TestWhatIsAnArtifact(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -307,7 +307,7 @@ func TestWhatIsAnArtifact(t *testing.T) {
 	}
 }
 
-// Names of files come from whoever pushed the artifact.
+// The author of an artifact chooses the names of its files.
 func TestHostileArtifacts(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -549,8 +549,8 @@ func TestArtifactMakesRoom(t *testing.T) {
 	n.remove(n.pull(r.Addr() + "/m:fits").ID)
 }
 
-// A power cut leaves a pull, a change of names and a removal as far as they had come on the
-// disk. The next start ends them, and what was pulled before is there.
+// A power cut leaves a pull, a change of names or a removal unfinished on the disk. The next start
+// finishes them, and earlier artifacts are there.
 func TestPowerCutAmidArtifacts(t *testing.T) {
 	t.Parallel()
 	for what, c := range map[string]struct {
@@ -632,8 +632,8 @@ func TestConcurrentPullsOfOneArtifact(t *testing.T) {
 	n.noArtifacts()
 }
 
-// A registry that sends nothing keeps nobody from having the artifact from another one, and
-// when it does send it, leaves what is in use as it is.
+// A registry that sends nothing delays no pull of the artifact from another one. When it does send,
+// the artifact in use stays as it is.
 func TestSlowRegistryKeepsNobodyWaiting(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -943,8 +943,8 @@ func TestArtifactIsNoRootOfContainers(t *testing.T) {
 	n.removeRootfs(r)
 }
 
-// A pull that wants an artifact of one kind fetches nothing of what is of another, and its
-// content is read as the registry has it.
+// A pull of an artifact of one kind fetches nothing of another kind, and its content is that of the
+// registry.
 func TestKindOfArtifact(t *testing.T) {
 	t.Parallel()
 	kind := source.Kind{Config: "application/vnd.example.config", MaxSize: 6}
@@ -990,8 +990,8 @@ func TestKindOfArtifact(t *testing.T) {
 	}
 }
 
-// Artifacts in additional stores are listed, mounted and found by pulls under their names. They
-// are never changed: what is pulled under their names later has these.
+// Artifacts in additional stores are listed, mounted, and found by pulls under their names. They
+// are never changed: a later pull takes the names.
 func TestAdditionalArtifactStores(t *testing.T) {
 	t.Parallel()
 	shared := newNode(t)
@@ -1054,7 +1054,7 @@ func TestAdditionalArtifactStores(t *testing.T) {
 	check()
 }
 
-// What comes into an additional store is found, and what goes is forgotten.
+// Artifacts that are added to an additional store are found, and deleted ones are forgotten.
 func TestAdditionalArtifactStoreChanges(t *testing.T) {
 	t.Parallel()
 	shared := newNode(t)

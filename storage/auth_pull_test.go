@@ -160,7 +160,7 @@ func TestCredentialsOfANamespace(t *testing.T) {
 	pull("team", ref, fault.Unauthenticated)
 }
 
-// Without auth_file, the files of whoever started the process are not read.
+// Without auth_file, the files of the user who started the process are not read.
 func TestNoAuthFileMeansNone(t *testing.T) {
 	n := newNode(t)
 	r := serve(t, "app", "1", motd(t, "x"))

@@ -30,8 +30,7 @@ type child struct {
 	cmd *exec.Cmd
 }
 
-// childFails starts a process with a store, which is to end with an error, and
-// returns what it says.
+// childFails starts a process with a store, which must end with an error, and returns its output.
 func (n *node) childFails(verb string, cfg Options) string {
 	n.t.Helper()
 	var said strings.Builder

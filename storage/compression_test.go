@@ -48,9 +48,8 @@ func skippable(content string) []byte {
 // would allocate them at once.
 var xzHeader = []byte("\xfd7zXZ\x00\x00\x04\xe6\xd6\xb4\x46\x02\x00\x21\x01\x28\x00\x00\x00")
 
-// The magic bytes decide how a layer is decompressed, not its media type: what
-// would let the image choose how much memory that takes is refused as it comes
-// in, and the error says which layer it is and why.
+// The magic bytes decide how a layer is decompressed, not its media type. A layer that could choose
+// how much memory that takes is refused while it comes, and the error says which layer and why.
 func TestGreedyLayersAreRefused(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -92,7 +91,7 @@ func TestLayerThatExpandsIsRefused(t *testing.T) {
 	n.empty()
 }
 
-// Layers in several zstd frames are what zstd:chunked is.
+// zstd:chunked layers have several zstd frames.
 func TestZstdLayers(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -15,7 +15,7 @@ import (
 	"github.com/crius-run/crius/test/kit/image"
 )
 
-// unread is a store no layer of which may be read.
+// unread is a store of which no layer may be read.
 type unread struct {
 	cstorage.Store
 	t *testing.T

@@ -68,8 +68,8 @@ func fromStart(answer http.Handler, _ <-chan struct{}) http.Handler {
 	})
 }
 
-// A pull of an image or an OCI artifact that did not end well is continued by the next one,
-// which asks only for what is missing, whatever ended the first.
+// A pull of an image or an artifact that failed is continued by the next one, which asks only for
+// the missing bytes, whatever ended the first.
 func TestPullResumes(t *testing.T) {
 	t.Parallel()
 	for kind, make := range map[string]func(*testing.T) *image.Artifact{
@@ -146,13 +146,13 @@ func testPullResumes(t *testing.T, make func(*testing.T) *image.Artifact) {
 	}
 }
 
-// onlyRanges spoils the answers to those who ask for a part.
+// onlyRanges applies do to requests for a part.
 func onlyRanges(do registry.Action) registry.Action {
 	return onlyWhere(do, func(part string) bool { return part != "" })
 }
 
-// onlyWhere spoils the answers to those who ask for such a part, which is a header's; empty: for
-// the whole.
+// onlyWhere applies do to requests for parts that such accepts. part is the header Range; empty:
+// the whole is requested.
 func onlyWhere(do registry.Action, such func(part string) bool) registry.Action {
 	return func(answer http.Handler, stop <-chan struct{}) http.Handler {
 		spoiled := do(answer, stop)
@@ -361,8 +361,8 @@ type recorded struct {
 func (r *recorded) Header() http.Header { return r.header }
 func (r *recorded) WriteHeader(int)     {}
 
-// Two images, or artifacts, from one registry have a layer in common that is downloaded once,
-// also if the pull that began it is called off.
+// A layer that two images, or artifacts, from one registry share is downloaded once, even if the
+// pull that began it is cancelled.
 func TestPullsShareALayer(t *testing.T) {
 	t.Parallel()
 	base, own := layer(t, image.Regular("noise", 0o644, random(2*mega))), layer(t, image.Text("a", "2"))
@@ -458,7 +458,7 @@ func TestKeptLayerNeedsTheRegistrysLeave(t *testing.T) {
 	}
 }
 
-// A full disk costs a pull what is kept of it, and others what is kept of them.
+// On a full disk the downloads that are kept, of the same and of other pulls, are deleted.
 func TestDownloadsMakeRoom(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

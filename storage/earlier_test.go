@@ -148,7 +148,7 @@ func TestLayersSharedWithTheImagestore(t *testing.T) {
 	}
 }
 
-// A removal that was cut short leaves no layer that it had made to keep those of others.
+// A removal that is interrupted leaves no layer that it has made to protect those of other images.
 func TestRemovalCutShort(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, apart)

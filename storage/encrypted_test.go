@@ -156,8 +156,8 @@ func TestEncryptedImageWithoutKey(t *testing.T) {
 	n.empty()
 }
 
-// Whoever can encrypt for a node, which everybody can who has its public key, can make it
-// neither fail nor take anything else for a layer.
+// Everybody who has the public key of a node can encrypt for it, but can neither make it fail nor
+// make it take anything else for a layer.
 func TestHostileEncryptedImage(t *testing.T) {
 	t.Parallel()
 	keys := filepath.Join(t.TempDir(), "keys")

@@ -88,8 +88,8 @@ func (n *node) layerIDs() (ids []string) {
 	return ids
 }
 
-// What failed pulls have unpacked goes when they fail, however long another pull takes
-// that has nothing to do with it; a repair finds what lies around meanwhile.
+// The layers of failed pulls are deleted when they fail, however long an unrelated pull takes; a
+// repair finds orphaned layers meanwhile.
 func TestFailedPullsDoNotWaitForASlowOne(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -122,8 +122,8 @@ func TestFailedPullsDoNotWaitForASlowOne(t *testing.T) {
 	n.empty()
 }
 
-// A pull that fails takes away no layer that another pull has found or brought: it ends
-// without asking for one again, and then what neither image has goes.
+// A pull that fails deletes no layer that another pull has found or brought: that pull asks for no
+// layer again. Then the layers that neither image has are deleted.
 func TestFailedPullLeavesLayersToOthers(t *testing.T) {
 	t.Parallel()
 	base, other := layer(t, image.Text("base", "x")), layer(t, image.Text("other", "y"))
@@ -219,8 +219,8 @@ func TestFailedPullsDoNotAddUp(t *testing.T) {
 	}
 }
 
-// The layer from which a running pull was about to copy goes with a failed one, because it
-// stands on what nobody wants. The running pull gets the content from its registry then.
+// The layer from which a running pull was about to copy is deleted with a failed pull, because it
+// is above layers that nobody needs. The running pull then gets the content from its registry.
 func TestSourceOfACopyGoes(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -111,8 +111,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// ofKubelet is what a kubelet asks a runtime for where a pod's author writes image
-// (applyDefaultImageTag in pkg/kubelet/images), empty for what it refuses.
+// ofKubelet returns the image for which a kubelet asks a runtime if a pod's author writes image
+// (applyDefaultImageTag in pkg/kubelet/images), or "" if it refuses that.
 func ofKubelet(image string) string {
 	named, err := reference.ParseNormalizedNamed(image)
 	if err != nil {
@@ -124,8 +124,8 @@ func ofKubelet(image string) string {
 	return image
 }
 
-// No pod names an image of others by guessing digits: what a kubelet makes of the image in a
-// pod's specification is a whole id, or a name.
+// No pod can name an image of others by guessing digits: a kubelet turns the image in a pod's
+// specification into a whole id or a name.
 func TestPodsDoNotNameImagesByTheBeginningOfAnID(t *testing.T) {
 	id := strings.Repeat("5ec7e7a1", 8)
 	images := []*Image{{ID: id, RepoTags: []string{"registry.example/tenant/private:1"}}}

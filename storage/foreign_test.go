@@ -101,7 +101,7 @@ func TestForeignContainersAreListed(t *testing.T) {
 	}
 }
 
-// What CRI-O has left goes, with its layers; what is podman's and crius's own stays.
+// Containers of CRI-O are removed with their layers; those of podman and of crius stay.
 func TestContainersOfCrioAreRemoved(t *testing.T) {
 	n, img := neighbours(t)
 	layers := []string{n.others()[infraID].Layer, n.others()[webID].Layer}
@@ -133,7 +133,7 @@ func TestContainersOfCrioAreRemoved(t *testing.T) {
 		t.Errorf("the store has defects: %+v, %v", defects, err)
 	}
 
-	// Podman's goes if it is named, and nothing beside an id that is nobody's.
+	// A container of podman is removed if it is named. With an unknown id nothing is removed.
 	if _, _, err := n.Foreign.Remove(testContext(t), []string{podmanID, infraID}); !errors.Is(err, fault.NotFound) {
 		t.Errorf("one that is gone: %v", err)
 	}
@@ -211,7 +211,7 @@ func TestForeignContainersInUseStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	stays("mounted where process ", podmanID)
-	// It is the root of a process, whoever has unmounted it elsewhere.
+	// It is the root of a process, even if it is unmounted elsewhere.
 	end = started("unshare", "--mount", "--propagation", "private", "sh", "-c", "mount --bind $0 $1 && echo ready; read x", merged, t.TempDir())
 	if _, err := n.store.Unmount(podmanID, true); err != nil {
 		t.Fatal(err)
@@ -233,7 +233,7 @@ func TestForeignContainersInUseStay(t *testing.T) {
 	}
 }
 
-// Who only looks at a store, or has lost it to another crius, removes nothing.
+// A process that has opened a store read-only, or has lost it to another crius, removes nothing.
 func TestForeignContainersAreTheOwnersToRemove(t *testing.T) {
 	n, _ := neighbours(t)
 	cfg := n.cfg

@@ -403,8 +403,8 @@ func TestOneImageUnderManyNamesAndManifests(t *testing.T) {
 	}
 }
 
-// addPastNames has an image look as if it had had so many names more. The library would look at
-// all that it has for each that is added.
+// addPastNames makes an image look as if it had had number more names. Adding them by the library
+// would take very long, since it compares each name with all others.
 func (n *node) addPastNames(id string, number int) {
 	n.t.Helper()
 	ok(n.t, n.Close(n.t.Context()))
@@ -432,8 +432,8 @@ func (n *node) addPastNames(id string, number int) {
 	n.open()
 }
 
-// The store has an image's id for other layers. They are not taken for the image's, and
-// whoever reads the error can remove them.
+// The store has an image's id for other layers. They are not taken for the image's, and the error
+// says how to remove them.
 func TestImageIDOfOtherLayers(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -459,9 +459,8 @@ func TestImageIDOfOtherLayers(t *testing.T) {
 	n.pull(r.Addr() + "/app:1")
 }
 
-// signedSchema1 makes a manifest of Docker's oldest format, in which the signatures tell
-// what part of the text they, and the digest of the manifest, are about; injected are
-// fields behind that part.
+// signedSchema1 makes a manifest of Docker's oldest format, in which the signatures say which part
+// of the text they, and the digest of the manifest, are about. injected are fields after that part.
 func signedSchema1(layer image.Layer, injected string) (*image.Artifact, digest.Digest) {
 	head := fmt.Sprintf(`{"schemaVersion":1,"name":"app","tag":"1","architecture":%q,"fsLayers":[{"blobSum":%q}],`+
 		`"history":[{"v1Compatibility":"{\"id\":\"%064d\",\"architecture\":\"%s\",\"os\":\"linux\"}"}]`, runtime.GOARCH, layer.Digest, 1, runtime.GOARCH)

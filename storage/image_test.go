@@ -99,7 +99,7 @@ func TestRepoTagsAndDigests(t *testing.T) {
 	}
 }
 
-// Annotations of manifests are those of images and artifacts, also after a restart.
+// Images and artifacts have the annotations of their manifests, even after a restart.
 func TestAnnotationsOfImages(t *testing.T) {
 	t.Parallel()
 	want := map[string]string{"org.opencontainers.image.source": "https://example.com"}

@@ -17,8 +17,8 @@ import (
 	"github.com/crius-run/crius/test/kit/image"
 )
 
-// configOf is an image without layers whose config is what fields add to the
-// least that a config must have.
+// configOf returns an image without layers, whose config has fields in addition to those that a
+// config must have.
 func configOf(t *testing.T, fields string) *image.Artifact {
 	t.Helper()
 	raw := []byte(fmt.Sprintf(`{"architecture":%q,"os":"linux","rootfs":{"type":"layers","diff_ids":[]},%s}`, runtime.GOARCH, fields))
@@ -98,8 +98,7 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// Beyond the limit in sum configs are read when they are asked for, and never
-// mixed up.
+// Beyond the limit for all images configs are read when they are needed, and never mixed up.
 func TestConfigsBeyondTheLimitInSum(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -15,8 +15,8 @@ import (
 // apart has images in a directory of their own.
 func apart(o *Options) { o.ImageStore = filepath.Join(filepath.Dir(o.StateDir), "images") }
 
-// With an imagestore, images and artifacts, their records and what is being pulled are in
-// it, and what belongs to containers is in the graph root.
+// With an imagestore, images and artifacts, their records and downloads are in it, and files of
+// containers are in the graph root.
 func TestImagestore(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, apart)
@@ -93,8 +93,8 @@ func TestImagesFromBeforeTheImagestore(t *testing.T) {
 	n.empty()
 }
 
-// What a power cut has done to the records and layers in an imagestore is noticed and
-// mended as in a graph root.
+// Damage of a power cut to the records and layers in an imagestore is detected and repaired as in a
+// graph root.
 func TestPowerCutOnImagestore(t *testing.T) {
 	t.Parallel()
 	for name, bad := range map[string]string{imagesRecords: "", layersFile: `[{"id":"abc`} {
@@ -165,8 +165,8 @@ func TestImagestoreIsNotMounted(t *testing.T) {
 	}
 }
 
-// A manifest vouches for nothing in another imagestore than the one that it was written
-// for: the next boot reads what is there.
+// A manifest says nothing about an imagestore for which it was not written: the next boot reads the
+// layers there.
 func TestManifestOfAnotherImagestore(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, synced, apart)
@@ -192,7 +192,7 @@ func TestManifestOfAnotherImagestore(t *testing.T) {
 
 const imagesRecords = "overlay-images/images.json"
 
-// Two crius whose graph roots differ may not have one imagestore: neither knows what the
+// Two crius with different graph roots may not share an imagestore: neither knows which images the
 // other's containers use.
 func TestSecondOwnerOfImagestoreIsRefused(t *testing.T) {
 	t.Parallel()

@@ -153,9 +153,9 @@ func with(f image.File, pairs ...string) image.File {
 	return f
 }
 
-// overlayfs obeys trusted.overlay.*: an image must not say by it what a directory shows. As
-// with containerd all of trusted.* is dropped, and so are attributes of users where the kernel
-// takes none. What is stored of the layer stays the layer.
+// overlayfs obeys trusted.overlay.*, so an image must not have it, or it could choose what a
+// directory shows. As in containerd all of trusted.* is dropped, and user.* where the kernel does
+// not accept it. What is stored of the layer stays the same.
 func TestTrustedAttributesAreDropped(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

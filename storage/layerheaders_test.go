@@ -46,8 +46,8 @@ func paxRecord(key, value string) string {
 	}
 }
 
-// behindZeros has records behind one with a length of 21 digits, of which the first 20 say that
-// a record follows in which the others are.
+// behindZeros returns records behind one with a length of 21 digits. A parser that reads only 20 of them
+// takes that record for a shorter one, and the records for the content of a second one.
 func behindZeros(records string) string {
 	const whole = 310
 	first := "000000000000000000310 k=abcdef\n"
@@ -117,7 +117,8 @@ func TestOldDirectoryWithSize(t *testing.T) {
 	}
 }
 
-// Links lead where names do not say: what they make counts, and how long it takes to follow them.
+// Links lead where names do not say: directories behind them count, and so do the steps to follow
+// them.
 func TestLinksThatLeadTooFarAreRefused(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -56,7 +56,7 @@ func TestLayersAreAsTheLibraryAddsThem(t *testing.T) {
 	}
 }
 
-// layerRecords are all layers, without what differs from store to store.
+// layerRecords returns all layer records, without the fields that differ between stores.
 func (n *node) layerRecords() []cstorage.Layer {
 	n.t.Helper()
 	layers, err := n.store.Layers()

@@ -9,7 +9,8 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// A name is bytes. Any may be in an image, a container, and what measures and removes them.
+// A name is bytes. Images, containers, and the code that measures and removes them accept any
+// bytes.
 func TestNamesAreBytes_storage_1878(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, synced)

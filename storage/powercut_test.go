@@ -100,8 +100,8 @@ func (n *node) cutPower(forget bool, damage func()) {
 	n.bootAgain(forget)
 	ok(n.t, os.RemoveAll(filepath.Join(n.cfg.RunRoot, settledFile))) // as all below /run
 	damage()
-	// The library keeps what it has read, until another process has written: this
-	// says that one has.
+	// The library keeps the records that it has read until another process has written: this makes
+	// it look like that.
 	for _, root := range rootsOf(n.puller.Options).All() {
 		locks, _ := filepath.Glob(filepath.Join(root, "overlay-*/*.lock"))
 		for _, lock := range locks {
@@ -301,8 +301,7 @@ func TestSoundLayersAreKept(t *testing.T) {
 	}
 }
 
-// After a boot, what was synced is trusted and not read: it costs no time to have
-// many images.
+// After a boot, layers that were synced are trusted and not read: having many images takes no time.
 func TestLayersInTheManifestAreNotRead(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, synced)
@@ -396,9 +395,9 @@ func TestDamagedRecordsAreSetAside(t *testing.T) {
 	}
 }
 
-// While a record file is set aside, what has no record may be of another tool's
-// container, which exists nowhere else: it stays, through boots, pulls and
-// verification, until a person has deleted the file.
+// While a record file is moved aside, a layer without a record may belong to another tool's
+// container, which exists nowhere else: it stays, through boots, pulls and verification, until a
+// person has deleted the file.
 func TestOthersContainersOutliveDamagedRecords(t *testing.T) {
 	t.Parallel()
 	for i, file := range []string{layersFile, "overlay-images/images.json", "overlay-containers/containers.json"} {
@@ -456,8 +455,8 @@ func TestOthersContainersOutliveDamagedRecords(t *testing.T) {
 	}
 }
 
-// unreadable is a store that has run out of something when layers are read, after a look at
-// where they are.
+// unreadable is a store that runs out of something when layers are read, after their directories
+// were found.
 type unreadable struct {
 	cstorage.Store
 	err    error
@@ -552,8 +551,8 @@ func TestPostCrashCheckEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A layer that was being made when the power failed is gone after the boot, with
-// or without a record, and so is what was staged or downloaded.
+// A layer that was being made when the power failed is deleted after the boot, with or without a
+// record, and so are staged and downloaded files.
 func TestHalfMadeLayersGo(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, synced)
@@ -694,8 +693,8 @@ func TestUnsureLayersOutliveARestart(t *testing.T) {
 	}
 }
 
-// A post-crash check that is cut short goes on where it was, however often; and tells that
-// it is at work.
+// A post-crash check that is interrupted continues where it was, however often, and reports that it
+// is at work.
 func TestInterruptedPostCrashCheckIsResumed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, synced)
@@ -767,7 +766,7 @@ func TestInterruptedPostCrashCheckIsResumed(t *testing.T) {
 	}
 }
 
-// whole is what checks that were cut short have found whole.
+// whole returns the layers that interrupted checks have found to be whole.
 func (n *node) whole() []layerID {
 	n.t.Helper()
 	return n.stored().Whole

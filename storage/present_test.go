@@ -13,7 +13,7 @@ import (
 	"github.com/crius-run/crius/test/kit/image"
 )
 
-// state tells files and directories from what they were before anybody wrote them.
+// state returns the state of files and directories, which differs after every write.
 func state(t *testing.T, root string) map[string]string {
 	t.Helper()
 	found := map[string]string{}

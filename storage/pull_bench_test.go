@@ -13,10 +13,10 @@ import (
 	"github.com/crius-run/crius/test/kit/image"
 )
 
-// BenchmarkPull pulls and removes an image in a process of its own, as a server
-// does. Its figures are in docs/decisions/0019-pull-worker.md and 0051-unpack-program.md: cpu-ms
-// is what one pull and removal takes of that process and of those that it has started,
-// own-ms of the process itself; peak-MiB is the most that the process itself had in memory.
+// BenchmarkPull pulls and removes an image in a process of its own, like a server. Its figures are
+// in docs/decisions/0019-pull-worker.md and 0051-unpack-program.md: cpu-ms is the CPU of one pull
+// and removal in that process and its children, own-ms in the process alone; peak-MiB is the peak
+// of memory of the process itself.
 func BenchmarkPull(b *testing.B) {
 	words := []byte(strings.Repeat("some words that compress well enough ", 3000))
 	var files []image.File
@@ -56,8 +56,8 @@ func BenchmarkPull(b *testing.B) {
 	}
 }
 
-// BenchmarkPullOfWhatIsUpToDate is what a pod with the pull policy Always waits for. Of
-// that, "changed" is what a name costs that the image does not have yet.
+// BenchmarkPullOfWhatIsUpToDate is the pull for which a pod with the pull policy Always waits.
+// "changed" is the same with a name that the image does not have yet.
 func BenchmarkPullOfWhatIsUpToDate(b *testing.B) {
 	n := newNode(b)
 	a := motd(b, "here")
@@ -80,7 +80,7 @@ func BenchmarkPullOfWhatIsUpToDate(b *testing.B) {
 
 type measured struct{ CPU, Own, Peak float64 }
 
-// measure pulls and removes an image so many times and prints what that took.
+// measure pulls and removes an image times times, and prints what that takes.
 func measure(ctx context.Context, s *Store, ref string, times int) error {
 	own, children := cpuTime(unix.RUSAGE_SELF), cpuTime(unix.RUSAGE_CHILDREN)
 	for range times {

@@ -138,7 +138,7 @@ func TestPullByDigest(t *testing.T) {
 			t.Errorf("%s: tags %q, digests %q", ref, img.RepoTags, img.RepoDigests)
 		}
 	}
-	// What the registry has under that digest must be what it says.
+	// The content of a digest must have that digest.
 	lie := motd(t, "a lie")
 	n.remove(exact)
 	r.Inject(replaceManifest(lie.Manifest))
@@ -148,8 +148,8 @@ func TestPullByDigest(t *testing.T) {
 	n.empty()
 }
 
-// The tag goes with the new image; the old one stays, without tags and with
-// its digests, until it is removed.
+// The tag moves to the new image; the old one stays, without tags and with its digests, until it is
+// removed.
 func TestTagMoves(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -176,8 +176,7 @@ func TestTagMoves(t *testing.T) {
 	n.empty()
 }
 
-// critest: removing by one tag drops the image with all its tags, those of
-// other registries too.
+// critest: removing an image by one tag removes all its tags, even those of other registries.
 func TestRemoveByOneOfManyTags(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -241,8 +240,7 @@ func TestSharedLayersSurviveTheOtherImage(t *testing.T) {
 	n.empty()
 }
 
-// registries.conf: mirrors, remaps, blocks and short names; read anew at each
-// pull.
+// registries.conf: mirrors, remaps, blocks and short names; read at each pull.
 func TestRegistriesConf(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -311,9 +309,9 @@ func TestRegistriesConfDropIn(t *testing.T) {
 	n.pull(r.Addr() + "/app:1")
 }
 
-// A mirror for several registries is told in each request which of them is meant, also for
-// attached signatures and when a download is resumed; the registry itself is not told. Names
-// and downloads of one registry are nothing to another behind the same mirror.
+// Each request to a mirror of several registries names the registry, also for attached signatures
+// and when a download is resumed; requests to the registry itself do not. Names and downloads of
+// one registry have no effect on another behind the same mirror.
 func TestMirrorsAreToldTheRegistry(t *testing.T) {
 	useAttachments(t)
 	n := newNode(t, func(c *Options) { c.HostsDirs = []string{filepath.Join(filepath.Dir(c.Root), "certs.d")} })
@@ -385,7 +383,7 @@ func TestMirrorsAreToldTheRegistry(t *testing.T) {
 		n.remove(n.pull(home.Addr() + "/t:1").ID)
 		asked(home, "")
 	}
-	// As a server under another name it is told, as with containerd.
+	// Requests to a server under another name contain the registry, as with containerd.
 	hostsFile("else.test", "server = \"http://"+home.Addr()+"\"\n")
 	n.pull("else.test/t:1")
 	asked(home, "else.test")
@@ -636,8 +634,8 @@ func TestLostLayerIsNoticed(t *testing.T) {
 	}
 }
 
-// What is about to be deleted for its lost layers is looked at once more: another
-// program may have mended it. One that was made here is left to a person.
+// An image that is about to be deleted for its lost layers is checked once more: another program
+// may have repaired it. An image that was made here is left to a person.
 func TestLostImagesAreLookedAtAgain(t *testing.T) {
 	t.Parallel()
 	n, img := pulled(t, motd(t, "x"))
@@ -684,8 +682,8 @@ func TestRemovedImageIsNotListedUnderLock(t *testing.T) {
 	}
 }
 
-// lastWrite calls before when all but the last bytes of an answer are out: whoever has
-// those may already ask for something else.
+// lastWrite calls before when all but the last bytes of an answer have been sent: a client that has
+// them may already ask for something else.
 type lastWrite struct {
 	http.ResponseWriter
 	before func()

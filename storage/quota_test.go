@@ -41,9 +41,9 @@ func ext4(t *testing.T, features string, options ...string) (dir string, ok bool
 	return dir, true
 }
 
-// Where the kernel has project quotas, a container that fills its writable layer is
-// stopped, another is not, and what they have is counted. Where it has none, a store with a
-// limit is refused, and says what to do.
+// If the kernel has project quotas, a container that fills its writable layer is stopped, another
+// is not, and the usage of both is counted. If it has none, a store with a limit is refused, and
+// the error says what to do.
 func TestWritableLayerQuota(t *testing.T) {
 	t.Parallel()
 	const limit = 4 << 20

@@ -20,7 +20,7 @@ import (
 // smallRange is the size of ranges in tests, where it can be chosen.
 const smallRange = 256 << 10
 
-// onlyWhole spoils the answers to those who ask for no part.
+// onlyWhole applies do to requests for whole blobs.
 func onlyWhole(do registry.Action) registry.Action {
 	return onlyWhere(do, func(part string) bool { return part == "" })
 }
@@ -39,7 +39,7 @@ func asked(r *registry.Registry, blob string) (wholes, parts int) {
 	return wholes, parts
 }
 
-// threeConnections are those of each pull.
+// threeConnections allows three connections for each pull.
 func threeConnections(o *Options) { o.PullConnections = 3 }
 
 // A large layer, or file of an artifact, is fetched over several connections, which the list of
@@ -93,8 +93,8 @@ func TestPullOverSeveralConnections(t *testing.T) {
 	}
 }
 
-// A pull from a registry that cannot send parts, or not over more than one connection, comes to
-// what it would come to without: the layer is asked for as a whole, once.
+// A pull from a registry that cannot send parts, or not over more than one connection, behaves as
+// without ranges: it asks for the whole layer, once.
 func TestPullWithoutRanges(t *testing.T) {
 	t.Parallel()
 	hangs := func(http.Handler, <-chan struct{}) http.Handler {
@@ -151,13 +151,13 @@ func TestPullWithoutRanges(t *testing.T) {
 	}
 }
 
-// onlyFirstRanges spoils the answers to those who ask for a part that ends before the blob.
+// onlyFirstRanges applies do to requests for a part that ends before the blob.
 func onlyFirstRanges(do registry.Action) registry.Action {
 	return onlyWhere(do, func(part string) bool { return part != "" && !strings.HasSuffix(part, "-") })
 }
 
-// What has come ahead when the server is killed is fetched again, and what is kept is the beginning
-// of the layer.
+// Ranges that have come ahead when the server is killed are fetched again, and the beginning of the
+// layer is kept.
 func TestKillWhileRangesCome(t *testing.T) {
 	t.Parallel()
 	const first, size = 32*mega - 1000, 40 * mega

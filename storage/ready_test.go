@@ -26,8 +26,8 @@ func onDisk(t *testing.T) (*node, *disk) {
 	return n, d
 }
 
-// ready is what Ready says after a look that has begun now and has come to its end, which may
-// take a busy machine longer than a call waits.
+// ready returns the result of Ready for an attempt that begins now and ends, which may take longer
+// on a busy machine than a call waits.
 func (n *node) ready() error {
 	n.t.Helper()
 	if earlier := n.probe.underWay(); earlier != nil {
@@ -210,8 +210,7 @@ func TestHungProbeKeepsTheLastAnswer(t *testing.T) {
 	})
 }
 
-// A store of which another crius has become the owner is not ready, and its images
-// are not touched.
+// A store that another crius has taken over is not ready, and its images stay untouched.
 func TestStoreTakenIsNotReady(t *testing.T) {
 	t.Parallel()
 	n, img := pulled(t, motd(t, "x"))

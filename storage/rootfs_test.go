@@ -179,8 +179,8 @@ func TestMountRootfsErrors(t *testing.T) {
 	n.empty()
 }
 
-// A layer that vanishes under a running node is told to the kubelet, which
-// then sees that the image is not there and pulls it again.
+// If a layer vanishes on a running node, the kubelet sees that the image is gone, and pulls it
+// again.
 func TestMountOfLostLayer(t *testing.T) {
 	t.Parallel()
 	n, img := pulled(t, motd(t, "x"))
@@ -259,7 +259,7 @@ func TestStackedAndBusyMountsAreUnmounted(t *testing.T) {
 	checkMounts(t, filepath.Join(n.dir, "containers"))
 }
 
-// The image goes from the list at once, and its layers with the last container.
+// The image is removed from the list at once, and its layers are deleted with the last container.
 func TestRemoveImageInUse(t *testing.T) {
 	t.Parallel()
 	n, img := pulled(t, motd(t, "in use"))
@@ -474,8 +474,8 @@ func TestIncompleteImageOfADeadProcessIsDeleted(t *testing.T) {
 	n.empty()
 }
 
-// A pull in another process is not disturbed by a start, which leaves what a
-// dead one left until it is over.
+// A start does not disturb a pull in another process, and leaves the leftovers of a dead one until
+// that pull is over.
 func TestRecoverLeavesLivePulls(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -530,9 +530,8 @@ func TestNextStartTriesAgain(t *testing.T) {
 	n.empty()
 }
 
-// The library deletes an image's record before its manifest and config. A
-// process that died in between leaves these, which the next start deletes, and
-// not those of other images.
+// The library deletes an image's record before its manifest and config. If a process dies in
+// between, the next start deletes these, but not those of other images.
 func TestOrphanedImageDataIsDeleted(t *testing.T) {
 	t.Parallel()
 	n, img := pulled(t, motd(t, "x"))
@@ -561,8 +560,7 @@ func TestOrphanedImageDataIsDeleted(t *testing.T) {
 	}
 }
 
-// What the library has left of a record that it was writing goes at the next
-// start.
+// A record file that the library was writing is deleted at the next start.
 func TestHalfWrittenRecordsGo(t *testing.T) {
 	t.Parallel()
 	n, img := pulled(t, motd(t, "x"))
@@ -624,9 +622,8 @@ func TestTemporaryFilesThatStayAreNotForgotten(t *testing.T) {
 	}
 }
 
-// A store has one owner: another crius can neither release its holds nor make its
-// own, and is told whose the store is. (The lock belongs to the process, so another
-// one has to take it.)
+// A store has one owner: another crius can neither release its holds nor make its own, and learns
+// the owner. (The lock belongs to the process, so another process must take it.)
 func TestSecondOwnerIsRefused(t *testing.T) {
 	t.Parallel()
 	n, img := pulled(t, motd(t, "x"))
@@ -676,7 +673,7 @@ func TestStoreOfStoppedOwnerIsRefused(t *testing.T) {
 	n.open()
 }
 
-// Who only looks at a store changes no hold, also not when it undoes.
+// A read-only store changes no hold, even when it undoes something.
 func TestReadOnlyStoreDeletesNoImageReference(t *testing.T) {
 	t.Parallel()
 	n, img := pulled(t, motd(t, "x"))

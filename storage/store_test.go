@@ -118,7 +118,7 @@ func (n *node) open() {
 	}
 }
 
-// openStore is Open. It also has a first look at layers.
+// openStore calls Open, and then reads the layers.
 func openStore(ctx context.Context, cfg Options) (*Store, error) {
 	driverSetUp.Lock()
 	defer driverSetUp.Unlock()
@@ -136,12 +136,12 @@ func (n *node) Close(ctx context.Context) error {
 	return n.Store.Close(ctx)
 }
 
-// driverSetUp is held while the library's driver may be set up, which notes the kind of file
-// system in a variable of the package: only tests have several stores in a process. The first
-// look at layers does so, and the first after another Store of the same place was closed.
+// driverSetUp is held while the library's driver may be set up, which keeps the kind of file system
+// in a variable of the package: only tests have several stores in a process. The first read of
+// layers sets it up, and so does the first one after another Store of the same place was closed.
 var driverSetUp sync.Mutex
 
-// restart is what a new process sees: the same disk, a new Store.
+// restart opens a new Store on the same disk, like a new process.
 func (n *node) restart() {
 	n.t.Helper()
 	if err := n.Close(context.Background()); err != nil {

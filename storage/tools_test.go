@@ -146,8 +146,8 @@ func TestAdditionalImageStore(t *testing.T) {
 	}
 }
 
-// A name that was pulled later means the image that was pulled, also if an image of a
-// read-only store has it.
+// A name means the image that was pulled last under it, even if an image of a read-only store has
+// the name.
 func TestNameInTwoStores(t *testing.T) {
 	t.Parallel()
 	records := []cstorage.Image{
@@ -161,7 +161,7 @@ func TestNameInTwoStores(t *testing.T) {
 	}
 }
 
-// twice lists all layers once more, as those of a read-only store that has them too.
+// twice lists all layers once more, as layers of a read-only store.
 type twice struct{ cstorage.Store }
 
 func (s twice) Layers() ([]cstorage.Layer, error) {
@@ -173,7 +173,7 @@ func (s twice) Layers() ([]cstorage.Layer, error) {
 	return layers, err
 }
 
-// Layers of our own are verified after a boot, also if a read-only store has them.
+// Layers of our own are verified after a boot, even if a read-only store has them.
 func TestPowerCutOnLayerInTwoStores(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, synced)

@@ -192,7 +192,7 @@ func TestFsInfoOfImages(t *testing.T) {
 	}
 }
 
-// Another tool that has the store locked keeps nobody from what is on record.
+// Recorded usage is available while another tool has the store locked.
 func TestFsInfoWaitsForNobody(t *testing.T) {
 	t.Parallel()
 	n, _ := pulled(t, noise(t, 1<<20))
@@ -302,8 +302,8 @@ func TestPullOntoFullDisk(t *testing.T) {
 	n.empty()
 }
 
-// After a reboot on a full disk the library looks anew for what the kernel can do, which takes
-// room: the reserve is there for that too, so that images can be removed.
+// After a reboot the library probes the kernel again, which needs some space: on a full disk the
+// reserve provides it, so that images can be removed.
 func TestOpenAfterRebootOnFullDisk(t *testing.T) {
 	t.Parallel()
 	d := newDisk(t, 32)
@@ -359,7 +359,7 @@ func TestOpenAfterFailureOnFullDisk(t *testing.T) {
 	}
 }
 
-// free makes so many bytes of what fill has taken free.
+// free frees bytes bytes of those that fill has taken.
 func (d *disk) free(bytes int64) {
 	d.t.Helper()
 	path := filepath.Join(d.path, "ballast")
@@ -430,8 +430,8 @@ func TestFullDiskHidesNoImage(t *testing.T) {
 	n.empty()
 }
 
-// addIncompleteLayer is what is left of a layer whose unpacking was killed when it had filled
-// the disk.
+// addIncompleteLayer adds the remains of a layer whose unpacking was killed when it had filled the
+// disk.
 func (n *node) addIncompleteLayer(d *disk) {
 	n.t.Helper()
 	half := digestOf("half")

@@ -14,8 +14,8 @@ import (
 	"github.com/crius-run/crius/storage/durable"
 )
 
-// verify is what is said of live root file systems and of the store, a line
-// each; mend is done about it.
+// verify returns the defects of live root file systems and of the store, a line each; with mend it
+// repairs them.
 func (n *node) verify(mend bool, live ...Rootfs) string {
 	n.t.Helper()
 	defects, err := n.Verify(testContext(n.t), live)
@@ -34,8 +34,8 @@ func (n *node) verify(mend bool, live ...Rootfs) string {
 	return strings.Join(lines, "\n")
 }
 
-// An image that was made on this machine is in no registry: what has become of it
-// is said, and left to a person, also by a repair.
+// An image that was made on this machine is in no registry: its damage is reported, and left to a
+// person, even by a repair.
 func TestVerifyKeepsLocalImages(t *testing.T) {
 	t.Parallel()
 	for i, names := range [][]string{{"localhost/built:latest"}, nil} {
@@ -149,8 +149,8 @@ func TestVerify(t *testing.T) {
 	n.empty()
 }
 
-// The record that keeps an image from other tools is made again if one of those
-// has deleted it: at the next use, at a removal, by a repair and by a start.
+// The record that protects an image from other tools is made again if one of them has deleted it:
+// at the next use, at a removal, by a repair and by a start.
 func TestLostImageReferenceIsRecreated(t *testing.T) {
 	t.Parallel()
 	for name, heal := range map[string]func(n *node, r Rootfs){

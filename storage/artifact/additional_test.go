@@ -11,7 +11,7 @@ import (
 	"github.com/crius-run/crius/test/kit/hangfs"
 )
 
-// A store on a network that hangs keeps nobody, and what was known of it stays known.
+// A store on a network that hangs delays nobody, and its known artifacts stay known.
 func TestAdditionalStoreThatHangs(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -48,7 +48,7 @@ func stored(t *testing.T) (s *Store, id string) {
 	return s, id
 }
 
-// The last container of a removed artifact does not take away what has just been pulled
+// The last container of a removed artifact does not delete the artifact if it has just been pulled
 // again.
 func TestPullAgainBeforeTheLastDrop(t *testing.T) {
 	t.Parallel()
@@ -86,7 +86,7 @@ func TestPullAgainBeforeTheLastDrop(t *testing.T) {
 	}
 }
 
-// An artifact goes when it is removed while its last container ends, whichever is first.
+// An artifact that is removed while its last container ends is deleted, whichever comes first.
 func TestRemoveDuringTheLastDrop(t *testing.T) {
 	t.Parallel()
 	for i := range 100 {

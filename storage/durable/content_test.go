@@ -67,7 +67,7 @@ func archived(t *testing.T, headers func(add func(*tar.Header))) io.Reader {
 	return r
 }
 
-// heap is what is in use.
+// heap returns the bytes of the heap in use.
 func heap() uint64 {
 	runtime.GC()
 	var m runtime.MemStats
@@ -103,7 +103,7 @@ func TestComparisonIsSmall(t *testing.T) { //nolint:paralleltest // measures the
 	runtime.KeepAlive(c)
 }
 
-// A layer of which nothing is as it should be is damaged before all of that is in memory.
+// A layer in which everything differs is damaged before all differences are in memory.
 func TestManyDifferencesAreDamage(t *testing.T) {
 	t.Parallel()
 	c := newComparison(t.TempDir(), false)

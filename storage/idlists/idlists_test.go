@@ -62,8 +62,8 @@ func TestDrop(t *testing.T) {
 	}
 }
 
-// What a process leaves that is killed while it writes has the library's name for such files, by
-// which the next start finds it, and goes with the next Drop.
+// A process that is killed while it writes leaves a file with the name that the library gives such
+// files: the next start finds it, and the next Drop deletes it.
 func TestDropKilled(t *testing.T) {
 	t.Parallel()
 	for _, length := range []int{Kept, Kept + 1} {

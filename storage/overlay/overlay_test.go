@@ -165,9 +165,9 @@ func TestMounted(t *testing.T) {
 	}
 }
 
-// A layer in the store may have attributes by which overlayfs shows files of other directories,
-// whoever has unpacked it. No mount obeys them, whatever the kernel's default and the options of
-// storage.conf are.
+// A layer in the store may have attributes by which overlayfs shows files of other directories, if
+// another tool has unpacked it. No mount obeys them, whatever the kernel's default and the options
+// of storage.conf.
 func TestAttributesOfLayersAreNotObeyed(t *testing.T) {
 	t.Parallel()
 	users := userNS(t, 300000)
@@ -199,7 +199,7 @@ func TestAttributesOfLayersAreNotObeyed(t *testing.T) {
 	}
 }
 
-// lured makes a layer whose files refer to those of the layer below.
+// lured makes a layer whose files refer to files of the layer below.
 func lured(t *testing.T) Mount {
 	t.Helper()
 	o := stack(t, t.TempDir(), 2)

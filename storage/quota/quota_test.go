@@ -12,9 +12,9 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// fake is a file system with project quotas, of which this package's tests cannot rely on
-// having one; TestWritableLayerQuota of package storage takes a real one where there is
-// one. A directory counts as one inode of its project.
+// fake is a file system with project quotas, for this package's tests, which may run without one;
+// TestWritableLayerQuota of package storage uses a real one if there is one. A directory counts as
+// one inode of its project.
 type fake struct {
 	mu       sync.Mutex
 	projects map[string]uint32
@@ -171,8 +171,8 @@ func TestNoFreeProject(t *testing.T) {
 	}
 }
 
-// A container in the node's user namespace can take its files out of the project
-// (ioctl FS_IOC_FSSETXATTR): what it has is counted file by file.
+// A container in the node's user namespace can take its files out of the project (ioctl
+// FS_IOC_FSSETXATTR), so its usage is counted file by file.
 func TestUsageIsTrustedInUserNamespacesOnly(t *testing.T) {
 	p, f := projects(t, some)
 	for _, userNS := range []bool{false, true} {
@@ -196,8 +196,8 @@ func TestUsageIsTrustedInUserNamespacesOnly(t *testing.T) {
 	}
 }
 
-// The upper directory is the container's /, whose project its root may change: that neither
-// hides what it has nor reaches the project of another.
+// The upper directory is the container's /, and its root may change its project: that neither hides
+// its usage nor affects the project of another.
 func TestProjectThatContainerSets(t *testing.T) {
 	p, f := projects(t, some)
 	dir := t.TempDir()
@@ -252,8 +252,8 @@ func TestOlderLayerStaysUnlimited(t *testing.T) {
 	}
 }
 
-// A limit that has been changed holds for a layer when it is mounted again; none at all
-// leaves the layer what it has.
+// A changed limit applies to a layer when it is mounted again; without a limit the layer keeps its
+// own.
 func TestChangedLimit(t *testing.T) {
 	p, f := projects(t, some)
 	upper, work := layer(t, t.TempDir())
@@ -272,7 +272,7 @@ func TestChangedLimit(t *testing.T) {
 	}
 }
 
-// After a crash the limits of projects without files go, and those of others stay.
+// After a crash the limits of projects without files are removed, and those of others stay.
 func TestSweep(t *testing.T) {
 	p, f := projects(t, some)
 	upper, work := layer(t, t.TempDir())

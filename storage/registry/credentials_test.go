@@ -86,8 +86,7 @@ func TestCredentialsFor(t *testing.T) {
 	}
 }
 
-// Credentials decode to what was encoded, and one that is refused does not show in
-// the error.
+// Credentials decode to what was encoded, and refused ones do not appear in the error.
 func FuzzDecodeAuth(f *testing.F) {
 	for _, auth := range []string{"dXNlcjpwYXNzd29yZA==", "dXNlcg==", "OnBhc3N3b3Jk", "dTpw\r\n", "====", "\xff\xfe longer than a few bytes"} {
 		f.Add(auth, "user", "pass:word\x00\n")

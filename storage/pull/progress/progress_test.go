@@ -205,7 +205,7 @@ func TestWatchdogEndsPullsBelowTheRate(t *testing.T) {
 	}
 }
 
-// Unpacking is no download: what comes afterwards has a window of its own.
+// Unpacking is no download: downloads after it have a window of their own.
 func TestRateIsMeasuredWhileBytesAreDue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -15,8 +15,8 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// A blob is decrypted however it comes, and its end is not told before it is known to be
-// whole.
+// A blob is decrypted in whatever pieces it comes, and io.EOF is returned only after it was found
+// to be whole.
 func TestOpen(t *testing.T) {
 	t.Parallel()
 	content := []byte(strings.Repeat("content ", 1000))

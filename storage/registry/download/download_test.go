@@ -24,7 +24,7 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// blob is one of some chunks, and what a manifest says about it.
+// blob returns a blob of some chunks, and its description in a manifest.
 func blob(t *testing.T) ([]byte, types.BlobInfo) {
 	t.Helper()
 	content := make([]byte, 3*chunk+1000)
@@ -84,7 +84,7 @@ func (f *fake) Part(ctx context.Context, _ types.BlobInfo, from, _ int64) (io.Re
 	return f.answer(ctx, rest), nil
 }
 
-// away counts an answer, and tells whether there is none.
+// away counts a request, and reports whether it gets no answer.
 func (f *fake) away() bool {
 	away := f.last < 0
 	f.last = -max(f.last, -f.last)
@@ -126,7 +126,7 @@ func (a *answer) Read(p []byte) (int, error) {
 	return 0, a.end
 }
 
-// watched is what a pull has been told and shown.
+// watched is what a Watcher has observed.
 type watched struct {
 	resumed, came int64
 	connections   atomic.Int64
@@ -293,8 +293,8 @@ func TestWrongContent(t *testing.T) {
 	}
 }
 
-// A blob that is here goes to those alone to whom the registry sends a byte of it, and who
-// gets none takes nothing from others.
+// A pull gets a blob that is there only if the registry sends it a byte of it. A pull that gets
+// none takes nothing from others.
 func TestOthersBytesAreEarned(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
@@ -348,7 +348,7 @@ func TestShownBytesStay(t *testing.T) {
 	}
 }
 
-// result is what a fetch in the background comes to.
+// result is the result of a fetch in the background.
 type result struct {
 	*watched
 	err error
@@ -385,7 +385,7 @@ func users(d *Dir, info types.BlobInfo) int {
 	return d.named[fileName(info.Digest, "registry.test")].users
 }
 
-// A second pull waits for the first one, and goes on where that ends.
+// A second pull waits for the first one, and continues where that ends.
 func TestPullsShareADownload(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
@@ -496,8 +496,8 @@ func TestStalledResumeIsNotRepeated(t *testing.T) {
 	}
 }
 
-// A registry that is away for a while costs nothing of what is here; one that goes on to send
-// no parts is asked for the whole.
+// If a registry is away for a while, the download is kept; if it then still sends no parts, it is
+// asked for the whole blob.
 func TestRangesFail(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
@@ -614,7 +614,7 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// A file that has become too old goes without a pull.
+// A file that has become too old is deleted without a pull.
 func TestSweepByTime(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
@@ -802,7 +802,7 @@ func link(to string) func(*os.File) error {
 	}
 }
 
-// A whole file can be linked, whatever name it has among the downloads, and goes from there.
+// A whole file can be linked, whatever its name among the downloads, and is then deleted there.
 func TestWholeFilesAreLinked(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{nil, errCut} {

@@ -64,7 +64,7 @@ func (r *ranged) Part(ctx context.Context, _ types.BlobInfo, from, length int64)
 	return body, nil
 }
 
-// right is what was asked for.
+// right returns the requested bytes.
 func (r *ranged) right(from, length int64) io.Reader {
 	if length == 0 {
 		length = int64(len(r.content)) - from
@@ -136,7 +136,7 @@ func wide(t *testing.T, connections int) *Dir {
 	return d
 }
 
-// openFiles are those of the process below a directory.
+// openFiles returns the open files of the process below a directory.
 func openFiles(t *testing.T, d *Dir) (open []string) {
 	t.Helper()
 	fds, err := os.ReadDir("/proc/self/fd")
@@ -299,8 +299,8 @@ func TestRangesThatFail(t *testing.T) {
 	}
 }
 
-// What has come ahead is not part of the file, which stays the beginning of its blob: the next
-// pull goes on there. A pull that is called off leaves nothing open.
+// Ranges that have come ahead are not part of the file, which stays the beginning of its blob: the
+// next pull continues there. A cancelled pull leaves nothing open.
 func TestRangesAndResume(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -392,7 +392,7 @@ func TestRestIsAskedForAgain(t *testing.T) {
 	}
 }
 
-// The blobs of a pull share its connections: each has one, and what is left goes to ranges.
+// The blobs of a pull share its connections: each has one, and the others fetch ranges.
 func TestBlobsShareConnections(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -28,7 +28,7 @@ func onDisk(t *testing.T) *Dir {
 	return d
 }
 
-// fill writes a file of so many bytes, of which each takes room.
+// fill writes a file of size bytes, without holes.
 func fill(t *testing.T, d *Dir, name string, size int) {
 	t.Helper()
 	write(t, d, name, 0, 0)
@@ -42,8 +42,8 @@ func sized(name string, size int64) (info types.BlobInfo, file string) {
 	return info, fileName(info.Digest, "registry.test")
 }
 
-// What is missing has to fit into what is free and what Clear would delete, which stays, and
-// nothing is made.
+// The missing bytes must fit into the free space and the files that Clear would delete. Those stay,
+// and nothing is made.
 func TestFits(t *testing.T) {
 	t.Parallel()
 	const mega = 1 << 20

@@ -117,8 +117,8 @@ func TestReadFindsTheFile(t *testing.T) {
 	}
 }
 
-// A host is told which registry it stands for, unless it is that registry (as containerd's
-// hosts.md).
+// Requests to a host name the registry for which it stands, unless it is that registry (as in
+// containerd's hosts.md).
 func TestNamespace(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ location, registry, want string }{
@@ -139,7 +139,7 @@ func TestNamespace(t *testing.T) {
 	}
 }
 
-// What is written for the library is what it reads.
+// The library reads the files as they were meant.
 func FuzzConfigure(f *testing.F) {
 	f.Add(`server = "https://s:1"` + "\n[host.'http://m']\ncapabilities = ['pull']\n[host.'https://n/v2/x']\noverride_path = true\nca = 'c'")
 	f.Fuzz(func(t *testing.T, text string) {

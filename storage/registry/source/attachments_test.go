@@ -114,7 +114,7 @@ func (m *machine) library(name string) ([][]byte, error) {
 	return blobs, err
 }
 
-// signatures are those that crius reads.
+// signatures returns the signatures that crius reads.
 func (m *machine) signatures(name string) ([][]byte, error) {
 	m.t.Helper()
 	policy, err := trust.NewPolicies(filepath.Join(m.dir, "policy.json"), "").For("")
@@ -249,8 +249,7 @@ func TestAttachmentsThroughNamespaceProxy(t *testing.T) {
 	}
 }
 
-// A registry that has no attachments is told from one that does not answer, as the library
-// does it.
+// A registry without attachments is distinguished from one that does not answer, as in the library.
 func TestAttachmentsThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	a := small(t)

@@ -128,8 +128,8 @@ func TestLayerGuard(t *testing.T) {
 	}
 }
 
-// A layer may decompress to what there is room for, and beyond that to as many times
-// its size as gzip could. Layers before it count.
+// A layer may decompress to the free space, and beyond that by the factor that gzip could reach.
+// Earlier layers count.
 func TestExpansion(t *testing.T) {
 	t.Parallel()
 	const inRoom = minRoom / maxBlock
@@ -228,7 +228,7 @@ func TestWaitForLargeWindowsIsNoStall(t *testing.T) {
 	}
 }
 
-// However the bytes come, the verdict is the same, and what passes is unchanged.
+// In whatever pieces the bytes come, the verdict is the same, and accepted bytes are unchanged.
 func FuzzLayerGuard(f *testing.F) {
 	for _, seed := range [][]byte{xzHeader, frame(17, 1), frame(13, 1), singleSegment(5), skippable("x"), zstdOf(f, []byte("content"))} {
 		f.Add(seed)

@@ -13,7 +13,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// mediaTypes are those of all manifests and indices that the library reads.
+// mediaTypes are the media types of all manifests and indexes that the library reads.
 var mediaTypes = []string{
 	imagespec.MediaTypeImageManifest, manifest.DockerV2Schema2MediaType, manifest.DockerV2Schema1MediaType, manifest.DockerV2Schema1SignedMediaType,
 	imagespec.MediaTypeImageIndex, manifest.DockerV2ListMediaType,

@@ -79,8 +79,8 @@ func sparse(size int64) string {
 	return pax("GNU.sparse.major", "0") + pax("GNU.sparse.minor", "1") + pax("GNU.sparse.numblocks", "0") + pax("GNU.sparse.size", fmt.Sprint(size))
 }
 
-// hidden has records behind one with a length of 21 digits, of which the first 20 say that a
-// record follows in which the others are.
+// hidden returns records behind one with a length of 21 digits. A parser that reads only 20 of them
+// takes that record for a shorter one, and the records for the content of a second one.
 func hidden(records string) string {
 	const whole = 310
 	first := "000000000000000000310 k=abcdef\n"
@@ -105,7 +105,7 @@ func samples(t testing.TB) [][]byte {
 	}
 }
 
-// shown is what archive/tar says of an entry, as far as it counts.
+// shown returns the part of archive/tar's result for an entry that matters.
 func shown(h *tar.Header) string {
 	return fmt.Sprintf("%q %q %q %d %d %d", h.Typeflag, h.Name, h.Linkname, h.Uid, h.Gid, h.Size)
 }
@@ -233,7 +233,7 @@ func TestEntriesAreShown(t *testing.T) {
 	}
 }
 
-// An entry that is refused does not pass, and those before it do.
+// A refused entry is not passed on, and the entries before it are.
 func TestRefusedEntryDoesNotPass(t *testing.T) {
 	t.Parallel()
 	refusal := errors.New("refused")

@@ -21,7 +21,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// fakeStore unpacks nothing, and fails as often as it is told to.
+// fakeStore unpacks nothing, and fails as often as the test wants.
 type fakeStore struct {
 	cstorage.Store
 	fails []error // of PutLayer, in turn
@@ -107,9 +107,9 @@ func TestPut(t *testing.T) {
 	}
 }
 
-// What the store has, and cannot give, is downloaded, with one note of why: layers that were
-// there when the pull began, too, and those that an earlier layer of the image has brought.
-// What cannot be written is an error: a download would fail in the same way.
+// Layers that the store has but cannot rebuild are downloaded, with one note of the reason: layers
+// that existed when the pull began, and layers that an earlier layer of the image has brought. A
+// layer that cannot be written is an error: a download would fail in the same way.
 func TestPutDownloadsWhatTheStoreCannotGive(t *testing.T) {
 	t.Parallel()
 	const text = "content, not compressed"
@@ -205,8 +205,7 @@ func TestPutIsCancelled(t *testing.T) {
 	}
 }
 
-// Only the layers above those that are there are downloaded, and none after one that
-// failed is added.
+// Only the layers above existing ones are downloaded, and none is added after one that failed.
 func TestPutInOrder(t *testing.T) {
 	t.Parallel()
 	var image []Layer

@@ -32,9 +32,8 @@ func (s *sizedStore) PutLayer(id, _ string, _ []string, _ string, _ bool, option
 	return &cstorage.Layer{ID: id, UncompressedDigest: digest.FromBytes(text), UncompressedSize: size}, size, nil
 }
 
-// Layers that repeat others may unpack to what there is room for, or to as much as these
-// do. A layer that repeats none is never refused, and one that was not added counts for
-// nothing.
+// Layers that repeat others may unpack to the room, or to as much as those others. A layer that
+// repeats none is never refused, and a layer that was not added does not count.
 func TestBoundRepeats(t *testing.T) {
 	t.Parallel()
 	const room = 100
