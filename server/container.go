@@ -16,11 +16,6 @@ type containerAPI struct {
 }
 
 func (s *containerAPI) CreateContainer(ctx context.Context, req *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error) {
-	for _, m := range req.GetConfig().GetMounts() {
-		if m.GetImage() != nil {
-			m.Readonly = true // OCI mounts are, whatever is sent (CRI: Mount.image)
-		}
-	}
 	if err := checkCreateContainer(req); err != nil {
 		return nil, err
 	}

@@ -399,6 +399,9 @@ func checkMountSource(m *cri.Mount) error {
 	if m.GetHostPath() != "" {
 		return in("host_path", bad("comes with image; send one of them"))
 	}
+	if !m.GetReadonly() {
+		return in("readonly", bad("is false; an image can only be mounted read-only"))
+	}
 	if m.GetPropagation() != cri.MountPropagation_PROPAGATION_PRIVATE {
 		return in("propagation", bad("is %s; an image mount supports only PROPAGATION_PRIVATE", m.GetPropagation()))
 	}

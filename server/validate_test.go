@@ -230,6 +230,7 @@ func TestRefusedContainers(t *testing.T) {
 		{"mounts[0].mount_options[1]", func(c *config) { c.Mounts[host].MountOptions = []string{"nodev", "suid"} }},
 		{"mounts[0].mount_options[0]", func(c *config) { c.Mounts[host].MountOptions = []string{"nodev,rw"} }},
 		{"mounts[1].host_path", func(c *config) { c.Mounts[image].HostPath = "/host" }},
+		{"mounts[1].readonly", func(c *config) { c.Mounts[image].Readonly = false }},
 		{"mounts[1].image.image", func(c *config) { c.Mounts[image].Image.Image = "" }},
 		{"mounts[1].image_sub_path", func(c *config) { c.Mounts[image].ImageSubPath = "../etc" }},
 		{"mounts[1].image_sub_path", func(c *config) { c.Mounts[image].ImageSubPath = "/etc" }},

