@@ -66,6 +66,7 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	in.Asked.Resources = asked.Resources(cfg.GetMetadata().GetName(), c.Now().Resources.M)
 	in.Request.Container, in.Request.Image = cfg, image.Config
 	in.Facts.Rootfs, in.Facts.CgroupsPath = c.ref.Rootfs(), c.plan.CgroupsPath
+	in.Facts.OpenFiles = spec.OpenFiles() // an operator may change it while the server runs
 	if err := hostpath.CheckPropagation(cfg.GetMounts()); err != nil {
 		return in, err
 	}

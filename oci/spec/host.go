@@ -18,7 +18,6 @@ type Host struct {
 	// OOMScoreAdjMin is the lowest oom_score_adj that crius may set: its own,
 	// unless it has CAP_SYS_RESOURCE.
 	OOMScoreAdjMin int
-	OpenFiles      uint64 // crius's own hard limit of open files; 0: unknown
 
 	CgroupV2       bool // resources are in the unified hierarchy; false on v1 and hybrid nodes
 	SwapAccounting bool // memory and swap can be limited together

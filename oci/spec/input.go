@@ -66,6 +66,8 @@ type Facts struct {
 
 	SELinuxLevel string // the pod's; the request's wins
 
+	OpenFiles uint64 // from OpenFiles, when the container is created
+
 	Host     Host               // from ResolveHost
 	Features *features.Features // of the handler; nil: it does not report them
 

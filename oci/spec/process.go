@@ -194,7 +194,7 @@ func limits(in *Input, s *specs.Spec) error {
 // start (cri-o#7703).
 func (in *Input) limitOpenFiles(limits []specs.POSIXRlimit) []specs.POSIXRlimit {
 	const name, soft = "RLIMIT_NOFILE", 1024
-	hard := in.Facts.Host.OpenFiles
+	hard := in.Facts.OpenFiles
 	if hard == 0 || slices.ContainsFunc(limits, func(l specs.POSIXRlimit) bool { return l.Type == name }) {
 		return limits
 	}

@@ -162,11 +162,11 @@ func TestLimitOfOpenFiles_crio_7703(t *testing.T) {
 		change     func(*Input)
 		soft, hard uint64
 	}{
-		"server with a high limit": {func(in *Input) { in.Facts.Host.OpenFiles = 1 << 20 }, 1024, 1 << 20},
-		"server with a low limit":  {func(in *Input) { in.Facts.Host.OpenFiles = 512 }, 512, 512},
-		"default_ulimits":          {func(in *Input) { in.Facts.Host.OpenFiles, in.Defaults.Ulimits = 1<<20, asked }, 5, 6},
-		"base spec":                {func(in *Input) { in.Facts.Host.OpenFiles, in.Defaults.Base = 1<<20, base }, 7, 8},
-		"unknown":                  {func(in *Input) { in.Facts.Host.OpenFiles = 0 }, 0, 0},
+		"server with a high limit": {func(in *Input) { in.Facts.OpenFiles = 1 << 20 }, 1024, 1 << 20},
+		"server with a low limit":  {func(in *Input) { in.Facts.OpenFiles = 512 }, 512, 512},
+		"default_ulimits":          {func(in *Input) { in.Facts.OpenFiles, in.Defaults.Ulimits = 1<<20, asked }, 5, 6},
+		"base spec":                {func(in *Input) { in.Facts.OpenFiles, in.Defaults.Base = 1<<20, base }, 7, 8},
+		"unknown":                  {func(in *Input) { in.Facts.OpenFiles = 0 }, 0, 0},
 	} {
 		var got specs.POSIXRlimit
 		for _, l := range mutate(t, c.change).Process.Rlimits {

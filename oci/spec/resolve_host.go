@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crius-run/crius/internal/cgroup"
 )
 
@@ -43,7 +45,6 @@ func hostFrom(root fs.FS) (Host, error) {
 	if host.OOMScoreAdjMin, err = oomFloor(root, effective); err != nil {
 		return Host{}, err
 	}
-	host.OpenFiles = openFiles(root)
 	release, err := fs.ReadFile(root, "proc/sys/kernel/osrelease")
 	if err != nil {
 		return Host{}, err
@@ -57,20 +58,14 @@ func hostFrom(root fs.FS) (Host, error) {
 	return host, err
 }
 
-// openFiles is the hard limit: the second number of the line
-//
-//	Max open files            1024                 524288               files
-func openFiles(root fs.FS) uint64 {
-	text, _ := fs.ReadFile(root, "proc/self/limits")
-	for line := range strings.Lines(string(text)) {
-		if rest, ok := strings.CutPrefix(line, "Max open files"); ok {
-			if numbers := strings.Fields(rest); len(numbers) > 1 {
-				hard, _ := strconv.ParseUint(numbers[1], 10, 64)
-				return hard
-			}
-		}
+// OpenFiles returns crius's own hard limit of open files, which nothing that it starts can
+// exceed; 0: unknown.
+func OpenFiles() uint64 {
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
+		return 0
 	}
-	return 0
+	return limit.Max
 }
 
 func statusCaps(status, field string) (CapSet, error) {
