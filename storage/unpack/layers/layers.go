@@ -24,9 +24,9 @@ import (
 
 // Layer is one layer of an image.
 type Layer struct {
-	Blob   digest.Digest // of the layer in the registry; digest.Canonical
-	Size   int64         // of the blob, in bytes
-	DiffID digest.Digest // of the decompressed content, from the image's config; digest.Canonical
+	Blob   digest.Digest `json:"Blob"`   // of the layer in the registry; digest.Canonical
+	Size   int64         `json:"Size"`   // of the blob, in bytes
+	DiffID digest.Digest `json:"DiffID"` // of the decompressed content, from the image's config; digest.Canonical
 }
 
 // Intake adds layers to a store.

@@ -45,23 +45,23 @@ const (
 
 // Order is what a worker reads from its standard input: the layers of an image, and their store.
 type Order struct {
-	Protocol   int
-	Layers     []layers.Layer // from the lowest one up
-	Store      storagetypes.StoreOptions
-	Temporary  string // directory for large files
-	Parallel   int    // layers that are downloaded at a time
-	RepeatRoom int64  // bytes
+	Protocol   int                       `json:"Protocol"`
+	Layers     []layers.Layer            `json:"Layers"` // from the lowest one up
+	Store      storagetypes.StoreOptions `json:"Store"`
+	Temporary  string                    `json:"Temporary"`  // directory for large files
+	Parallel   int                       `json:"Parallel"`   // layers that are downloaded at a time
+	RepeatRoom int64                     `json:"RepeatRoom"` // bytes
 }
 
 // Message is a line that a worker writes to its socket. One of the fields is set.
 type Message struct {
-	Fetch    *Blob    `json:",omitempty"` // a request; the answer is a socket that brings packets
-	Added    *Blob    `json:",omitempty"` // was fetched, and its layer is in the store
-	Event    *Event   `json:",omitempty"` // of a worker that copies the image
-	Log      *Line    `json:",omitempty"`
-	Unpacked bool     `json:",omitempty"` // all layers are in the store; the last message
-	Copied   string   `json:",omitempty"` // id of the image, of a worker that copies it; the last message
-	Failed   *Failure `json:",omitempty"` // the last message
+	Fetch    *Blob    `json:"Fetch,omitempty"` // a request; the answer is a socket that brings packets
+	Added    *Blob    `json:"Added,omitempty"` // was fetched, and its layer is in the store
+	Event    *Event   `json:"Event,omitempty"` // of a worker that copies the image
+	Log      *Line    `json:"Log,omitempty"`
+	Unpacked bool     `json:"Unpacked,omitempty"` // all layers are in the store; the last message
+	Copied   string   `json:"Copied,omitempty"`   // id of the image, of a worker that copies it; the last message
+	Failed   *Failure `json:"Failed,omitempty"`   // the last message
 }
 
 // MaxMessage is the maximum size of a message, in bytes.
@@ -69,23 +69,23 @@ const MaxMessage = 64 << 10
 
 // Blob is a blob in a registry.
 type Blob struct {
-	Digest digest.Digest
-	Size   int64 // bytes
+	Digest digest.Digest `json:"Digest"`
+	Size   int64         `json:"Size"` // bytes
 }
 
 // Event is types.ProgressProperties of containers/image, without what the image says about the
 // blob.
 type Event struct {
 	Blob
-	Kind   uint // types.ProgressEvent
-	Update uint64
+	Kind   uint   `json:"Kind"` // types.ProgressEvent
+	Update uint64 `json:"Update"`
 }
 
 // Line is a line for the log.
 type Line struct {
-	Level slog.Level
-	Text  string
-	Lost  bool `json:",omitempty"` // the text names a layer in the store that cannot be rebuilt
+	Level slog.Level `json:"Level"`
+	Text  string     `json:"Text"`
+	Lost  bool       `json:"Lost,omitempty"` // the text names a layer in the store that cannot be rebuilt
 }
 
 // Kinds of packets of a fetch. A packet is a byte for the kind, and its content.
@@ -111,9 +111,9 @@ func SendFile(to *net.UnixConn, packet []byte, file *os.File) error {
 
 // Failure is an error on its way to the server.
 type Failure struct {
-	Text  string
-	Kinds []int // indexes of carried
-	Fetch int   // number of the fetch that failed, from 1; 0: none
+	Text  string `json:"Text"`
+	Kinds []int  `json:"Kinds"` // indexes of carried
+	Fetch int    `json:"Fetch"` // number of the fetch that failed, from 1; 0: none
 }
 
 // carried are the sentinels by which the server decides.
