@@ -66,18 +66,18 @@ func (s *soak) run(ctx context.Context) error {
 		shaken bool
 	}{{"steady", false}, {"shaken", true}}
 	errs := make([]error, len(kinds))
-	habitats := make([]*soakNode, len(kinds))
+	nodes := make([]*soakNode, len(kinds))
 	var both sync.WaitGroup
 	for i, kind := range kinds {
 		both.Go(func() {
-			habitats[i], errs[i] = s.live(ctx, kind.name, kind.shaken)
+			nodes[i], errs[i] = s.live(ctx, kind.name, kind.shaken)
 			if errs[i] != nil {
 				errs[i] = fmt.Errorf("%s: %w", kind.name, errs[i])
 			}
 		})
 	}
 	both.Wait()
-	for _, h := range habitats {
+	for _, h := range nodes {
 		if h != nil {
 			errs = append(errs, h.report(s.out))
 		}
