@@ -123,7 +123,10 @@ func replace(file string, text []byte) error {
 	part := file + ".part"
 	err := os.WriteFile(part, text, 0o600)
 	if err == nil {
-		return os.Rename(part, file)
+		err = os.Rename(part, file)
+	}
+	if err == nil {
+		return nil
 	}
 	_ = os.Remove(part)
 	if fault.DiskFull(err) {

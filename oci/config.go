@@ -20,7 +20,7 @@ type Config struct {
 	HooksDir       []string `toml:"hooks_dir" apply:"restart" form:"path" input:"yes" help:"directories of OCI hooks (*.json, oci-hooks(5)), read for every container; a file in a later directory replaces one of the same name in an earlier one; a file that is invalid, or writable by users other than root, keeps containers from being created; empty: no hooks"`
 	BlockIOFile    string   `toml:"blockio_config_file" apply:"restart" form:"path or empty" help:"YAML file of block I/O classes (github.com/intel/goresctrl), which annotations of pods name; it is read for every container in one; empty: there are none"`
 	RDTFile        string   `toml:"rdt_config_file" apply:"restart" form:"path or empty" help:"YAML file of Intel RDT classes (github.com/intel/goresctrl), which annotations of pods name; at the start of the server other classes are removed from the resctrl file system; empty: there are none"`
-	// CRIOHandlersDir is read by whoever reads the configuration.
+	// CRIOHandlersDir is read by the package that reads the configuration.
 	CRIOHandlersDir string             `toml:"crio_handlers_dir" apply:"reload" form:"path or empty" input:"yes" help:"directory of CRI-O's drop-ins, such as /etc/crio/crio.conf.d, in which installers such as nvidia-ctk and kata-deploy configure runtimes and the default runtime; read before this configuration, which overrides it; ignored as a whole if it is invalid; other keys in it have no effect; empty: none"`
 	Handlers        map[string]Handler `toml:"handlers" help:"RuntimeClass handlers by name"`
 

@@ -49,7 +49,7 @@ type soakNode struct {
 type tally struct{ pods, containers, requests, kills, repeats, problems int }
 
 func (t *tally) String() string {
-	return fmt.Sprintf("%d pods, %d containers, %d deeds; %d restarts and kills, %d calls repeated; %d problems",
+	return fmt.Sprintf("%d pods, %d containers, %d requests; %d restarts and kills, %d calls repeated; %d problems",
 		t.pods, t.containers, t.requests, t.kills, t.repeats, t.problems)
 }
 
