@@ -8,8 +8,8 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 TAGS := containers_image_openpgp,exclude_graphdriver_btrfs,nri_no_wasm
-# Of build and packages alone: the processor, as Go calls it. Programs for another one are apart.
-# Not taken from the environment, where others call it x86_64.
+# The processor to build for, in Go's name; only build and packages use it. Programs for another
+# processor have a directory of their own. The environment's ARCH is ignored: it may say x86_64.
 ARCH =
 BIN ?= bin$(if $(ARCH),/$(ARCH))
 comma := ,
@@ -167,7 +167,7 @@ browser: ## Look at the status page with a real browser, which is installed if i
 cve: tools ## Run the tests named after vulnerabilities, and print a row for each of those.
 	@CRIUS_TEST_PREBUILT=1 go run ./test/cve -tags $(TAGS)
 
-# Tests that run go use source files that go does not see, so their results are never taken from its cache.
+# Tests that run go read source files that the outer go does not track, so cached results would be stale.
 .PHONY: check
 check: lint ## Lint, and run the unit tests: what every pull request must pass.
 	@uncached=$$(git grep --untracked -lE 'exec\.Command(Context)?\(.*"go"' -- '*_test.go' | grep -vP '^test/(?!kit/|layout/)' | xargs -n1 dirname | sort -u); \
@@ -218,7 +218,7 @@ packages-lint: build ## Have lintian and rpmlint look at the packages.
 	lintian --allow-root --pedantic --tag-display-limit 0 --fail-on error,warning,info,pedantic $(BIN)/lint/*.deb
 	rpmlint -c contrib/packaging/rpm/rpmlint.toml --strict $(BIN)/lint/*.rpm
 
-# 386 stands for 32 bits: an amd64 machine runs its tests on the kernel itself.
+# 386 represents 32-bit processors: an amd64 machine runs its tests without emulation.
 .PHONY: arch
 arch: ## Build for other processors, vet, and run tests of formats and arithmetic under emulation. ARCH='arm s390x': only those.
 	@test/setup.sh qemu-user-static
