@@ -70,6 +70,11 @@ func (c *Connection) Read(p []byte) (int, error) { return c.session.ends.Stdout.
 // Write sends to the peer.
 func (c *Connection) Write(p []byte) (int, error) { return c.session.ends.Stdin.Write(p) }
 
+// SetWriteDeadline limits how long the peer may take nothing.
+func (c *Connection) SetWriteDeadline(t time.Time) error {
+	return c.session.ends.Stdin.SetWriteDeadline(t)
+}
+
 // CloseWrite ends the sending direction.
 func (c *Connection) CloseWrite() error { c.session.EndInput(); return nil }
 

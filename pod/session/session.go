@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/internal/panics"
-	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/stdio"
 )
 
@@ -258,35 +257,4 @@ func (s *session) awaitDrain(over, answered <-chan struct{}, unread chan<- struc
 		}
 	}
 	close(unread)
-}
-
-// Forward copies between a connection into a pod and a client's stream until both
-// sides have ended, or ctx has, whose cause is the error then. Closing stream ends
-// what is sent to the client and not what comes from it.
-func Forward(ctx context.Context, conn oci.Stream, stream io.ReadWriteCloser) error {
-	// What still reads from the client at the end does so until stream is closed
-	// for good, which is not for us to do.
-	ended := make(chan error, 2)
-	go func() {
-		_, _ = io.Copy(conn, stream)
-		_ = conn.CloseWrite()
-		_, _ = io.Copy(io.Discard, stream) // the pod does not want it, but others wait behind it
-		ended <- nil
-	}()
-	go func() {
-		_, err := io.Copy(stream, conn)
-		_ = stream.Close()
-		ended <- err
-	}()
-	for range cap(ended) {
-		select {
-		case err := <-ended:
-			if err != nil {
-				return err
-			}
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-	return nil
 }

@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/moby/spdystream"
@@ -40,7 +42,9 @@ type forwarder struct {
 	mu     sync.Mutex
 	closed bool
 	open   int
-	pairs  map[string]*pair // those that lack a stream
+	pairs  map[string]*pair    // those that lack a stream
+	wires  map[uint32]*wire    // connections, by the number of their data stream
+	stood  map[uint16]struct{} // ports to which some connection has been made
 }
 
 // pair is a connection in the making.
@@ -48,6 +52,47 @@ type pair struct {
 	port        uint16
 	data, error *spdystream.Stream
 	late        *time.Timer
+}
+
+// wire is the data stream of a connection as the engine has it.
+type wire struct {
+	*spdystream.Stream
+	stands    func()                  // called when the connection has been made
+	give      context.CancelCauseFunc // ends the connection
+	abandoned atomic.Bool             // the client has reset the stream
+}
+
+// resetTime is how long a pod may take for what the client sent before it reset the
+// connection.
+const resetTime = 10 * time.Second
+
+var errReset = errors.New("connection reset by the client")
+
+// Read is called by the engine once it has connected, and not before.
+func (w *wire) Read(p []byte) (int, error) {
+	w.stands()
+	n, err := w.Stream.Read(p)
+	if err != nil && w.abandoned.Load() {
+		w.give(errReset)
+	}
+	return n, err
+}
+
+// Write fails on a stream that the client has reset, where spdystream goes on sending.
+func (w *wire) Write(p []byte) (int, error) {
+	if w.abandoned.Load() {
+		return 0, errReset
+	}
+	return w.Stream.Write(p)
+}
+
+// abandon notes that the client has reset a stream.
+func (f *forwarder) abandon(stream uint32) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if w := f.wires[stream]; w != nil && !w.abandoned.Swap(true) {
+		time.AfterFunc(resetTime, func() { w.give(errReset) })
+	}
 }
 
 // reset forgets the streams, and what the client still says on them.
@@ -61,7 +106,7 @@ func (p *pair) reset() {
 
 func (s *Server) portForward(v *session, req *cri.PortForwardRequest) {
 	id := req.GetPodSandboxId()
-	f := &forwarder{session: v, pod: id, party: s.partyOf(id), pairs: make(map[string]*pair)}
+	f := &forwarder{session: v, pod: id, party: s.partyOf(id), pairs: make(map[string]*pair), wires: make(map[uint32]*wire), stood: make(map[uint16]struct{})}
 	switch {
 	case wsstream.IsWebSocketRequestWithTunnelingProtocol(v.r):
 		f.tunnel()
@@ -122,9 +167,14 @@ func (f *forwarder) take(s *spdystream.Stream) bool {
 	}
 	p.late.Stop()
 	delete(f.pairs, id)
+	ctx, give := context.WithCancelCause(f.session.ctx)
+	w := &wire{Stream: p.data, give: give, stands: sync.OnceFunc(func() { f.stands(p.port) })}
+	w.abandoned.Store(p.data.IsFinished()) // reset before it was in wires
+	f.wires[p.data.Identifier()] = w
 	f.session.do(func() {
-		defer f.release()
-		f.connect(p)
+		defer give(nil)
+		defer f.release(w)
+		f.connect(ctx, p, w)
 	})
 	return true
 }
@@ -155,9 +205,10 @@ func (f *forwarder) forget(id string, p *pair) {
 	}
 }
 
-func (f *forwarder) release() {
+func (f *forwarder) release(w *wire) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	delete(f.wires, w.Identifier())
 	f.releaseLocked()
 }
 
@@ -184,29 +235,55 @@ func (f *forwarder) close() {
 }
 
 // connect serves one connection over SPDY.
-func (f *forwarder) connect(p *pair) {
+func (f *forwarder) connect(ctx context.Context, p *pair, w *wire) {
 	defer p.reset()
 	f.session.do(func() { _, _ = io.Copy(io.Discard, p.error) })
-	err := f.forward(p.port, p.data)
+	err := f.forward(ctx, p.port, w)
 	conclude := func() {
-		if err != nil {
+		if f.tells(p.port, err) {
 			_, _ = io.WriteString(p.error, err.Error())
 		} else {
 			_ = p.data.Close()
 		}
 		_ = p.error.Close()
 	}
-	if errors.Is(err, fault.Precondition) { // the pod runs no more: nothing else can be forwarded
+	if podEnded(err) { // nothing else can be forwarded
 		f.session.partWith(conclude)
 	} else {
 		conclude()
 	}
 }
 
-func (f *forwarder) forward(port uint16, stream io.ReadWriteCloser) error {
-	err := f.session.server.engine.PortForward(f.session.ctx, f.pod, port, stream)
+// tells reports whether the client is told of an error. kubectl since 1.23 takes any text
+// on the error stream of a connection for the end of all: it closes the session, prints
+// "lost connection to pod" and exits. So the text is for what concerns more than that
+// connection: the pod has ended, or none to that port has ever been made, as if it is
+// misspelled. Once one has been made, another that cannot be made, to a server that
+// restarts for instance, just ends (kubernetes#111825, kubernetes#74551).
+func (f *forwarder) tells(port uint16, err error) bool {
+	if err == nil || podEnded(err) {
+		return err != nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, stood := f.stood[port]
+	return !stood
+}
+
+func (f *forwarder) stands(port uint16) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stood[port] = struct{}{}
+}
+
+func podEnded(err error) bool {
+	return errors.Is(err, fault.Precondition) || errors.Is(err, fault.NotFound)
+}
+
+func (f *forwarder) forward(ctx context.Context, port uint16, stream io.ReadWriteCloser) error {
+	err := f.session.server.engine.PortForward(ctx, f.pod, port, stream)
 	if err != nil {
-		slog.DebugContext(f.session.ctx, "connection into a pod failed", "pod", f.pod, "port", port, "err", err)
+		slog.DebugContext(ctx, "connection into a pod failed", "pod", f.pod, "port", port, "err", err)
 		return fmt.Errorf("error forwarding port %d: %w", port, err)
 	}
 	return nil
@@ -239,7 +316,7 @@ func (f *forwarder) forwardWebSocket(ports []int32) {
 			greeting := binary.LittleEndian.AppendUint16(nil, uint16(port))
 			_, _ = data.Write(greeting)
 			_, _ = status.Write(greeting)
-			if err := f.forward(uint16(port), data); err != nil {
+			if err := f.forward(f.session.ctx, uint16(port), data); err != nil {
 				_, _ = io.WriteString(status, err.Error())
 			}
 		})

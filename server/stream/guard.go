@@ -10,6 +10,7 @@ import (
 const (
 	frameHeader = 8
 	synStream   = 1
+	rstStream   = 3
 
 	// largestPart is how much of a client's data frame the libraries get at once.
 	// spdystream queues up to fifty frames of streams that nobody reads, in each of
@@ -29,6 +30,8 @@ const (
 // stream with a goroutine of its own.
 type guard struct {
 	net.Conn
+	reset func(stream uint32) // called when the client resets a stream, before what it has sent on it is read; nil: nothing is
+
 	head [frameHeader + 4]byte // of the frame that is passed on
 	left []byte                // of head
 	part int                   // payload to be passed on before the next header
@@ -83,7 +86,8 @@ func (g *guard) control(size int) error {
 		return fmt.Errorf("SPDY control frame has %d bytes, more than %d", size, largestControl)
 	}
 	g.part = size
-	if binary.BigEndian.Uint16(g.head[2:]) != synStream || size < 4 {
+	kind := binary.BigEndian.Uint16(g.head[2:])
+	if kind != synStream && kind != rstStream || size < 4 {
 		return nil
 	}
 	if _, err := io.ReadFull(g.Conn, g.head[frameHeader:]); err != nil {
@@ -91,6 +95,12 @@ func (g *guard) control(size int) error {
 	}
 	g.left, g.part = g.head[:], size-4
 	stream := binary.BigEndian.Uint32(g.head[frameHeader:]) & (1<<31 - 1)
+	if kind == rstStream {
+		if g.reset != nil {
+			g.reset(stream)
+		}
+		return nil
+	}
 	if stream <= g.last {
 		return fmt.Errorf("SPDY stream %d opened after stream %d: ids must increase", stream, g.last)
 	}

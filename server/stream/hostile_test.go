@@ -17,9 +17,6 @@ import (
 
 	"github.com/moby/spdystream"
 	frames "github.com/moby/spdystream/spdy"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/portforward"
-	"k8s.io/client-go/transport/spdy"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/streaming/pkg/httpstream"
 
@@ -320,15 +317,6 @@ func upper(_ context.Context, port uint16, stream io.ReadWriteCloser) error {
 
 // kubectl's own port-forward, over SPDY and over SPDY inside a WebSocket.
 func TestPortForwardWithRealClients(t *testing.T) {
-	dialers := map[string]func(*url.URL) (httpstream.Dialer, error){
-		"SPDY": func(u *url.URL) (httpstream.Dialer, error) {
-			transport, upgrader, err := spdy.RoundTripperFor(&rest.Config{})
-			return spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, u), err
-		},
-		"WebSocket": func(u *url.URL) (httpstream.Dialer, error) {
-			return portforward.NewSPDYOverWebsocketDialerForStreaming(u, &rest.Config{})
-		},
-	}
 	s := serveFake(t, &fakeEngine{forward: upper})
 	for name, dialer := range dialers {
 		t.Run(name, func(t *testing.T) {

@@ -31,12 +31,14 @@ const (
 
 // upgradeSPDY agrees with a client on one of the subprotocols and speaks SPDY with
 // it from then on; what fails before is answered. take gets each stream that the
-// client opens, confirms it if it wants it, and says whether it has taken it.
+// client opens, confirms it if it wants it, and says whether it has taken it. reset, if
+// not nil, gets the number of each stream that the client resets, maybe before all
+// that came on it has been read.
 //
 // A stream that has been taken must be read until it ends, or be reset: spdystream
 // passes on no frame before the last one has been read, and some others share its
 // queue.
-func upgradeSPDY(w http.ResponseWriter, r *http.Request, protocols []string, take func(*spdystream.Stream) bool) (*spdystream.Connection, string, error) {
+func upgradeSPDY(w http.ResponseWriter, r *http.Request, protocols []string, take func(*spdystream.Stream) bool, reset func(stream uint32)) (*spdystream.Connection, string, error) {
 	protocol, err := httpstream.Handshake(r, w, protocols)
 	if err != nil {
 		return nil, "", err // it has answered
@@ -53,7 +55,7 @@ func upgradeSPDY(w http.ResponseWriter, r *http.Request, protocols []string, tak
 	if err != nil {
 		return nil, "", fmt.Errorf("upgrade: %w", err)
 	}
-	conn, err := spdystream.NewConnectionWithOptions(&guard{Conn: readAhead{plain, buffered.Reader}}, true,
+	conn, err := spdystream.NewConnectionWithOptions(&guard{Conn: readAhead{plain, buffered.Reader}, reset: reset}, true,
 		spdy.WithMaxControlFramePayloadSize(largestControl), spdy.WithMaxHeaderFieldSize(largestField), spdy.WithMaxHeaderCount(mostFields))
 	if err != nil {
 		return nil, "", fmt.Errorf("upgrade: %w", err)
@@ -95,7 +97,7 @@ func (v *session) spdyStreams(w wanted) (*dialogue, error) {
 		case <-complete:
 			return false
 		}
-	})
+	}, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +149,7 @@ func (v *session) spdyStreams(w wanted) (*dialogue, error) {
 
 // forwardSPDY serves port-forward on a connection that w can be upgraded to.
 func (f *forwarder) forwardSPDY(w http.ResponseWriter, r *http.Request) {
-	conn, _, err := upgradeSPDY(w, r, []string{forwardProtocol}, f.take)
+	conn, _, err := upgradeSPDY(w, r, []string{forwardProtocol}, f.take, f.abandon)
 	if err != nil {
 		return
 	}
