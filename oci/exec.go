@@ -166,6 +166,7 @@ type execution struct {
 	innerPID     int    // its pid inside a runtime sandbox; 0: it is in none
 	dir          string // see Command.noted
 	kill         func() // used if no pid identifies the command
+	hasten       bool   // the runtime must set the terminal's size before the command reads it
 }
 
 // forget removes the note for the next server.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/inherit"
@@ -53,7 +54,7 @@ func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error
 		return nil, err
 	}
 	defer terminal.Close()
-	e := &execution{Session: s}
+	e := &execution{Session: s, hasten: a.quirks.lateSize && c.Terminal && c.Size != (stdio.Size{})}
 	defer func() {
 		if err != nil || !c.noted {
 			e.forget()
@@ -98,6 +99,9 @@ func commandProcess(ref Ref, c Command, runtime func() tuning.Set) (*specs.Proce
 	}
 	process.Args = c.Args
 	process.Terminal, process.ConsoleSize = c.Terminal, nil
+	if c.Terminal && c.Size != (stdio.Size{}) {
+		process.ConsoleSize = &specs.Box{Width: uint(c.Size.Width), Height: uint(c.Size.Height)}
+	}
 	hasTerm := slices.ContainsFunc(process.Env, func(e string) bool { return strings.HasPrefix(e, "TERM=") })
 	if c.Terminal && !hasTerm {
 		process.Env = append(process.Env, "TERM=xterm")
@@ -112,7 +116,7 @@ func newTerminal(ctx context.Context, dir string, a *Abilities, c Command) (stdi
 	case !c.Terminal:
 		return stdio.NoTerminal, nil
 	case a.quirks.innerPID != "":
-		return stdio.NewPTY()
+		return stdio.NewPTY(c.Size)
 	}
 	return stdio.NewConsole(ctx, dir)
 }
@@ -163,6 +167,9 @@ func (t *cliTask) execProcess(ctx context.Context, a *Abilities, terminal stdio.
 func (t *cliTask) execDetached(ctx context.Context, cmd *exec.Cmd, e *execution) error {
 	failed := inherit.Start(cmd.Start)
 	if failed == nil {
+		if e.hasten {
+			hasten(cmd.Process.Pid)
+		}
 		t.ref.limits().LendOOMScore(t.PID(), cmd.Process.Pid)
 		ended := endLate(ctx, cmd.Process.Pid)
 		failed = cmd.Wait()
@@ -189,6 +196,16 @@ func (t *cliTask) execDetached(ctx context.Context, cmd *exec.Cmd, e *execution)
 		return err
 	}
 	return nil
+}
+
+// hasten gives a runtime a real-time priority until it exits, which its children do not
+// inherit: the child needs far longer to become the command than the runtime to set the
+// size of its terminal. If that is not permitted, as with real-time group scheduling, the
+// command may see a terminal without a size.
+func hasten(runtime int) {
+	_ = unix.SchedSetAttr(runtime, &unix.SchedAttr{
+		Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1, Flags: unix.SCHED_FLAG_RESET_ON_FORK,
+	}, 0)
 }
 
 // endLate kills a runtime that is still running startTime after ctx has ended;

@@ -37,6 +37,8 @@ type quirks struct {
 	// forward is the verb, with its flag, that connects a unix socket with a port
 	// of the runtime sandbox's own network. Empty: the pod's address leads there.
 	forward []string
+	// lateSize: exec sets the size of the terminal while the command starts, not before.
+	lateSize bool
 	// swapFirst: update raises the memory limit before that of memory and swap
 	// together, which cgroup v1 refuses.
 	swapFirst bool
@@ -75,6 +77,8 @@ func knownQuirks(name string) quirks {
 			helper:      "gofer",
 			stateFiles:  runscStateFiles,
 		}
+	case "crun":
+		return quirks{systemd: "--systemd-cgroup", stateFiles: []string{"ID"}, lateSize: true}
 	case "kata-runtime": // Kata 1; later versions have no command line
 		return quirks{sandboxed: true, stateFiles: []string{"ID"}}
 	}

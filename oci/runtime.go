@@ -179,6 +179,9 @@ type Command struct {
 	Terminal bool
 	Stdin    bool // otherwise its input is a null device, or a terminal without input
 
+	// Size of the terminal when the command starts; zero: unknown.
+	Size stdio.Size
+
 	// noted: its directory stays while it runs, for EndAbandoned.
 	noted bool
 }

@@ -49,6 +49,10 @@ func (e *Engine) Exec(ctx context.Context, id string, cmd oci.Command, client Cl
 	}
 	// The traced operation ends when the command runs: how long it runs is up to its user.
 	var s *stdio.Session
+	if cmd.Terminal {
+		cmd.Size = session.FirstSize(ctx, client)
+		client.Size = cmd.Size
+	}
 	err = e.deps.Trace.Do(ctx, "exec", c.ID, func(ctx context.Context) (err error) {
 		s, err = c.Now().task.Open(ctx, cmd)
 		return err

@@ -355,16 +355,7 @@ func (s *Session) UseTerminal(t Terminal) error {
 	_ = s.ends.Stderr.Close()
 	s.ends.Terminal = true
 	s.ends.Stdin, s.ends.Stdout, s.ends.Stderr = master, master, nil
-	s.ends.Resize = func(_ context.Context, size Size) error {
-		raw, err := master.SyscallConn()
-		if err != nil {
-			return nil //nolint:nilerr // hung up
-		}
-		failed := raw.Control(func(fd uintptr) {
-			err = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: size.Height, Col: size.Width})
-		})
-		return errors.Join(failed, err)
-	}
+	s.ends.Resize = func(_ context.Context, size Size) error { return setSize(master, size) }
 	return nil
 }
 

@@ -51,13 +51,16 @@ func (noTerminal) Close()                              {}
 
 type pty struct{ own, theirs *os.File }
 
-// NewPTY makes a terminal of the server.
-func NewPTY() (Terminal, error) {
+// NewPTY makes a terminal of the server with the given size.
+func NewPTY(size Size) (Terminal, error) {
 	own, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("make terminal: %w", err)
 	}
 	theirs, err := otherEnd(own)
+	if err == nil {
+		err = setSize(own, size)
+	}
 	if err != nil {
 		_ = own.Close()
 		return nil, fmt.Errorf("make terminal: %w", err)
@@ -85,6 +88,17 @@ func otherEnd(master *os.File) (*os.File, error) {
 		return nil, &os.PathError{Op: "open", Path: name, Err: err}
 	}
 	return os.NewFile(uintptr(fd), name), nil
+}
+
+func setSize(terminal *os.File, size Size) error {
+	raw, err := terminal.SyscallConn()
+	if err != nil {
+		return nil //nolint:nilerr // hung up
+	}
+	failed := raw.Control(func(fd uintptr) {
+		err = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: size.Height, Col: size.Width})
+	})
+	return errors.Join(failed, err)
 }
 
 func (p *pty) Offer(Pipes) ([]string, Pipes) { return nil, Pipes{p.theirs, p.theirs, p.theirs} }

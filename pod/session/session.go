@@ -20,6 +20,7 @@ type Client struct {
 	Stdin          io.ReadCloser     // nil: nothing will come. Close makes a Read under way return.
 	Stdout, Stderr io.Writer         // nil: not wanted
 	Resize         <-chan stdio.Size // nil: never
+	Size           stdio.Size        // of the terminal when the session began; zero: unknown
 	// Hangup ends the connection to a client that does not read: the reads and
 	// writes under way return.
 	Hangup func()
@@ -55,6 +56,27 @@ type Process interface {
 	Ended() <-chan struct{}
 	Close()
 }
+
+// FirstSize waits a short time for the first size of a client's terminal, which clients
+// send at once, so that a command finds it when it starts (kubernetes#47990). It returns
+// zero if none comes.
+func FirstSize(ctx context.Context, client Client) stdio.Size {
+	if client.Resize == nil {
+		return stdio.Size{}
+	}
+	limit := time.NewTimer(sizeTime)
+	defer limit.Stop()
+	select {
+	case size := <-client.Resize:
+		return size
+	case <-ctx.Done():
+	case <-limit.C:
+	}
+	return stdio.Size{}
+}
+
+// sizeTime is enough for the round trips that opening a stream takes.
+const sizeTime = 500 * time.Millisecond
 
 // Exec connects a client with a command, for as long as that runs and there is output. Exited
 // is closed when the command's container ends. Exec closes the process in the end.
@@ -220,6 +242,9 @@ func (s *session) awaitAnswer(unread func() int, over <-chan struct{}, answered 
 
 // resize gives the terminal the size of the client's.
 func (s *session) resize(ctx context.Context, over <-chan struct{}) {
+	if s.client.Size != (stdio.Size{}) { // for a runtime that has not set it
+		_ = s.process.Resize(ctx, s.client.Size)
+	}
 	for {
 		select {
 		case size, more := <-s.client.Resize:

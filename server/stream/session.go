@@ -134,13 +134,15 @@ func (v *session) interruptible(in io.Reader) io.ReadCloser {
 	return r
 }
 
-// sizes decodes the stream of a terminal's sizes. One that is outdated before
-// anybody has asked for it is left out: clients may flood (CVE-2022-23471).
+// sizes decodes the stream of a terminal's sizes. Of those that nobody has asked for yet
+// the last two are kept: clients may flood (CVE-2022-23471), and kubectl attach sends two
+// that differ so that a program on the terminal redraws it.
 func (v *session) sizes(r io.Reader) <-chan stdio.Size {
 	if r == nil {
 		return nil
 	}
-	newest := make(chan stdio.Size, 1)
+	const kept = 2
+	newest := make(chan stdio.Size, kept)
 	v.do(func() {
 		defer close(newest)
 		limited := &io.LimitedReader{R: r}
@@ -152,9 +154,11 @@ func (v *session) sizes(r io.Reader) <-chan stdio.Size {
 				_, _ = io.Copy(io.Discard, r)
 				return
 			}
-			select {
-			case <-newest:
-			default:
+			if len(newest) == kept {
+				select {
+				case <-newest:
+				default:
+				}
 			}
 			newest <- size
 		}
