@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -221,6 +222,70 @@ func TestPortForwardOfKubectl(t *testing.T) {
 	for range 5 {
 		equal(t, "answer", w.get(t, fmt.Sprintf("127.0.0.1:%d", port), "/"), "through-the-tunnel\n")
 	}
+}
+
+// The forward of kubectl outlives connections that either side resets, and a server that
+// is started again.
+func TestPortForwardOfKubectlOutlivesItsConnections_kubernetes_111825(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, handler string) {
+		p := w.run(t, handler)
+		server := func() *container {
+			c := p.start(t, "tcp 127.0.0.1:7001 reset ; tcp 127.0.0.1:7002 refuse ; tcp [::1]:7003 flood ; serve 127.0.0.1:8080 through-the-tunnel")
+			p.finish(t, "get http://127.0.0.1:8080/")
+			return c
+		}
+		c := server()
+		var urls []string
+		var ends []<-chan error
+		for _, port := range []int{7001, 7002, 7003, 8080} {
+			local, ended, err := s.Forward(t.Context(), p.forwardURL(t), port)
+			if err != nil {
+				t.Fatal(err)
+			}
+			urls, ends = append(urls, fmt.Sprintf("127.0.0.1:%d", local)), append(ends, ended)
+		}
+		works := func() { t.Helper(); equal(t, "answer", w.get(t, urls[3], "/"), "through-the-tunnel\n") }
+		works()
+		for _, address := range urls[:3] {
+			for range 5 {
+				must(t, w.Do(func() error {
+					conn, err := net.Dial("tcp", address)
+					if err != nil {
+						return err
+					}
+					defer conn.Close()
+					_ = conn.SetDeadline(time.Now().Add(wait.Limit))
+					go func() { _, _ = conn.Write(make([]byte, 1<<20)) }()
+					if address == urls[2] { // the server never ends
+						_, _ = io.ReadFull(conn, make([]byte, 1<<20))
+						return conn.(*net.TCPConn).SetLinger(0)
+					}
+					_, _ = io.Copy(io.Discard, conn)
+					return nil
+				}))
+			}
+		}
+		c.stop(t, 0)
+		must(t, w.Do(func() error {
+			conn, err := net.Dial("tcp", urls[3])
+			if err == nil {
+				_, _ = io.Copy(io.Discard, conn)
+				err = conn.Close()
+			}
+			return err
+		}))
+		server()
+		works()
+		for i, ended := range ends {
+			select {
+			case err := <-ended:
+				t.Errorf("the forward to %s has ended: %v", urls[i], err)
+			default:
+			}
+		}
+	})
 }
 
 func TestPortForwardOverWebSocket(t *testing.T) {

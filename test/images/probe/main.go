@@ -71,7 +71,7 @@ func verbs() map[string]verb {
 
 		"serve":  {"ADDR TEXT: answer HTTP with the text; /facts, /get?url=, /exists?file= and gRPC's health checks too", serve},
 		"get":    {"[-now] URL: print what an HTTP server answers, waiting for it unless told not to", get},
-		"tcp":    {"ADDR echo|digest|noise N|flood|mute|bye: serve TCP in the background", tcp},
+		"tcp":    {"ADDR echo|digest|noise N|flood|mute|bye|reset|refuse: serve TCP in the background", tcp},
 		"ping":   {"ADDR: send an ICMP echo request without privileges, print the size of the answer", ping},
 		"line":   {": read a line from standard input and print it quoted", line},
 		"until":  {"WORD: print lines of standard input until one is the word", until},

@@ -26,6 +26,14 @@ func tcp(args []string) error {
 		"flood":  func(c *net.TCPConn) { _, _ = io.Copy(c, noiseOf(1<<60)) },
 		"mute":   func(c *net.TCPConn) { select {} },
 		"bye":    bye,
+		"reset": func(c *net.TCPConn) { // after a byte
+			_, _ = c.Read(make([]byte, 1))
+			_ = c.SetLinger(0)
+		},
+		"refuse": func(c *net.TCPConn) { // to read on, with an answer
+			_, _ = c.Read(make([]byte, 1))
+			fmt.Fprintln(c, "too much")
+		},
 	}[args[1]]
 	if serve == nil {
 		return errUsage

@@ -433,11 +433,10 @@ func (s Streams) Forward(ctx context.Context, address string, port int) (local i
 	if err != nil {
 		return 0, nil, err
 	}
-	transport, upgrader, err := spdytransport.RoundTripperFor(s.config())
+	dialer, err := s.forwardDialer(u)
 	if err != nil {
 		return 0, nil, err
 	}
-	dialer := spdytransport.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, u)
 	ready, done := make(chan struct{}), make(chan error, 1)
 	ctx = klog.NewContext(ctx, logr.Discard())
 	f, err := portforward.NewOnAddressesForStreamingWithContext(ctx, dialer, []string{"127.0.0.1"}, []string{fmt.Sprintf("0:%d", port)}, ready, io.Discard, io.Discard)
@@ -455,4 +454,15 @@ func (s Streams) Forward(ctx context.Context, address string, port int) (local i
 		return 0, nil, err
 	}
 	return int(ports[0].Local), done, nil
+}
+
+func (s Streams) forwardDialer(u *url.URL) (httpstream.Dialer, error) {
+	if s.WebSocket {
+		return portforward.NewSPDYOverWebsocketDialerForStreaming(u, s.config())
+	}
+	transport, upgrader, err := spdytransport.RoundTripperFor(s.config())
+	if err != nil {
+		return nil, err
+	}
+	return spdytransport.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, u), nil
 }
