@@ -25,6 +25,13 @@ const (
 	maxOutputInSum = 32 << 20 // bytes beyond these, for all calls together
 )
 
+// outputHeld ends the standard error of an Exec whose output may be incomplete:
+// CRI has no other place to report that.
+const outputHeld = "\n[crius: output incomplete: the command has ended, but a process that it started keeps the output open]\n"
+
+// answerRoom is more than the rest of an answer takes.
+const answerRoom = 1 << 10
+
 func (t *cliTask) Exec(ctx context.Context, args []string, timeout time.Duration) (*ExecResult, error) {
 	return execSync(ctx, t, t.runtime.output, args, timeout)
 }
@@ -37,7 +44,8 @@ type execer interface {
 
 // execSync is Open plus reading the output and waiting for the end. The memory
 // for output is taken from budget until ctx ends: an RPC's context ends when
-// its answer has been sent.
+// its answer has been sent. After the command's end execSync waits up to
+// stdio.DrainTime, within the timeout, for the output of its descendants.
 func execSync(ctx context.Context, t execer, budget *capture.Budget, args []string, timeout time.Duration) (*ExecResult, error) {
 	kept := budget.Part(MaxExecOutput - 2*freeOutput)
 	rpc := ctx
@@ -63,7 +71,7 @@ func execSync(ctx context.Context, t execer, budget *capture.Budget, args []stri
 	copied := make(chan struct{})
 	go func() {
 		defer close(copied)
-		_ = c.Output(ctx, &stdout, &stderr) // neither returns an error
+		_ = c.Output(ctx, c.Ended(), &stdout, &stderr) // neither returns an error
 	}()
 	defer func() {
 		c.Close()
@@ -87,7 +95,24 @@ func execSync(ctx context.Context, t execer, budget *capture.Budget, args []stri
 	if err != nil {
 		return nil, err
 	}
-	return &ExecResult{Stdout: stdout.Bytes(), Stderr: stderr.Bytes(), ExitCode: code}, nil
+	r := &ExecResult{Stdout: stdout.Bytes(), Stderr: stderr.Bytes(), ExitCode: code}
+	if c.Held() {
+		r.tell(outputHeld)
+	}
+	return r, nil
+}
+
+// tell adds a notice to the standard error. It replaces other output if necessary:
+// an answer is limited to 16 MiB in total.
+func (r *ExecResult) tell(notice string) {
+	longer := &r.Stderr
+	if len(r.Stdout) > len(r.Stderr) {
+		longer = &r.Stdout
+	}
+	if over := len(r.Stdout) + len(r.Stderr) + len(notice) - (MaxExecOutput - answerRoom); over > 0 {
+		*longer = (*longer)[:len(*longer)-over]
+	}
+	r.Stderr = append(r.Stderr, notice...)
 }
 
 // notStarted returns the error for a command that was not started. fault.Timeout

@@ -200,3 +200,21 @@ func TestExecIsWrittenIfThereIsRoom(t *testing.T) {
 		t.Errorf("without room: %v; too long: %v; left %v, %v", refused, long, left, err)
 	}
 }
+
+// A notice finds room in an answer that is full.
+func TestExecResultTells(t *testing.T) {
+	t.Parallel()
+	const most = MaxExecOutput - answerRoom
+	for _, test := range []struct{ stdout, stderr, wantOut, wantErr int }{
+		{0, 0, 0, 6},
+		{5, most - 11, 5, most - 5},
+		{5, most - 5, 5, most - 5},
+		{MaxExecOutput, 0, most - 6, 6},
+	} {
+		r := &ExecResult{Stdout: make([]byte, test.stdout), Stderr: make([]byte, test.stderr)}
+		r.tell("notice")
+		if len(r.Stdout) != test.wantOut || len(r.Stderr) != test.wantErr || !strings.HasSuffix(string(r.Stderr), "notice") {
+			t.Errorf("%+v: %d and %d bytes", test, len(r.Stdout), len(r.Stderr))
+		}
+	}
+}

@@ -194,7 +194,8 @@ type Stream interface {
 
 // ExecResult is the output that Exec collected: the beginning of each stream,
 // MaxExecOutput in total, and less while other calls use up the memory shared
-// by all.
+// by all. The end of Stderr says if a process that the command started still had
+// the output open.
 type ExecResult struct {
 	Stdout, Stderr []byte
 	ExitCode       int32

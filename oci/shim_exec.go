@@ -164,7 +164,7 @@ func (x *shimExec) session(ctx context.Context, c Command, pid int) *execution {
 	// are closed, because otherwise no reader would see end of file. The shim may
 	// open the read end of the input FIFO later: the server's stays open, or the
 	// data in it would be lost.
-	ends := stdio.Ends{Stdout: x.fifos[1].Read, Terminal: c.Terminal, Quiet: stdio.DrainTime}
+	ends := stdio.Ends{Stdout: x.fifos[1].Read, Terminal: c.Terminal}
 	_ = x.fifos[1].Write.Close()
 	if in := x.fifos[0]; in != nil {
 		ends.Stdin = in.Write

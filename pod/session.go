@@ -85,7 +85,7 @@ func (e *Engine) Attach(ctx context.Context, id string, client Client) error {
 	}
 	defer s.Close()
 	cfg := c.plan.Config.M
-	if err := session.Attach(ctx, s, client, c.exited, cfg.GetStdinOnce() && !cfg.GetTty()); err != nil {
+	if err := session.Attach(ctx, s, client, c.exited, session.Input{Once: cfg.GetStdinOnce() && !cfg.GetTty(), Terminal: cfg.GetTty()}); err != nil {
 		return fmt.Errorf("attach to container %s: %w", c.ID, err)
 	}
 	return nil

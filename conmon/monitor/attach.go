@@ -97,8 +97,8 @@ func lend(client, input int) error {
 	return syscall.Sendmsg(client, packet, syscall.UnixRights(input), nil, syscall.MSG_DONTWAIT|syscall.MSG_NOSIGNAL)
 }
 
-// share gives what has just been read to all who have attached. It never waits:
-// a client that is too far behind is dropped.
+// share gives what has just been read to all clients that have attached. It never waits:
+// a client that is too far behind loses the rest.
 func (s *stream) share(chunk []byte) {
 	if s.tapped == 0 || len(chunk) == 0 {
 		return
@@ -137,10 +137,17 @@ func writeAhead(fd int, chunk []byte) error {
 	return nil
 }
 
-// dropLaggard ends the connection of a client that does not keep up.
+// dropLaggard ends the output of a client that does not keep up, and its connection,
+// unless the client has a share in the input: all that it has sent is to arrive, and the
+// end of a connection may end the input.
 func (m *monitor) dropLaggard(i int) {
 	m.send(i, wire.Message{Verb: wire.Dropped, Text: "it read the output too slowly; the container log is complete"})
-	m.drop(i)
+	if !m.clients[i].input {
+		m.drop(i)
+		return
+	}
+	m.stdout.detach(i)
+	m.stderr.detach(i)
 }
 
 func (s *stream) detach(i int) {

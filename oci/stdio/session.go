@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -35,6 +36,9 @@ type Session struct {
 	over    chan struct{} // closed by Close
 	closing sync.Once
 
+	held atomic.Bool
+	pace pace
+
 	watched bool
 	status  unix.WaitStatus // of the process, once ended
 	waitErr error           // why there is no status
@@ -48,12 +52,11 @@ type Ends struct {
 	Attachment            *conmon.Attachment                // nil: the process is a command
 	Resize                func(context.Context, Size) error // of the terminal; nil: its size cannot be set
 	EndInput              func()                            // ends the process's input once the server's end is closed; nil: closing suffices
-	Quiet                 time.Duration                     // silence of the output, after the process has ended, until Output stops waiting
 }
 
 // New returns a session, which owns ends until it is closed.
 func New(ends Ends) *Session {
-	s := &Session{ends: ends, over: make(chan struct{})}
+	s := &Session{ends: ends, over: make(chan struct{}), pace: newPace()}
 	if ends.Ended == nil {
 		s.ended = make(chan struct{})
 		s.ends.Ended = s.ended
@@ -108,9 +111,14 @@ func (s *Session) ExitCode() (int32, error) {
 }
 
 // Input copies from r to the process until r ends or Close is called. It
-// discards what the process does not read.
+// discards what the process does not read. The input of an attachment waits
+// while the client is far behind with reading the output.
 func (s *Session) Input(r io.Reader) {
-	if s.ends.Stdin != nil {
+	switch {
+	case s.ends.Stdin == nil:
+	case s.ends.Attachment != nil:
+		_, _ = io.Copy(pacedInput{s}, r)
+	default:
 		_, _ = io.Copy(s.ends.Stdin, r)
 	}
 	_, _ = io.Copy(io.Discard, r)
@@ -122,19 +130,10 @@ func (s *Session) TakesInput() bool { return s.ends.Stdin != nil }
 // Unread returns how many bytes of its input the process has not read yet; 0
 // for a terminal, where that is unknown.
 func (s *Session) Unread() int {
-	if s.ends.Stdin == nil || s.ends.Terminal {
+	if s.ends.Terminal {
 		return 0
 	}
-	raw, err := s.ends.Stdin.SyscallConn()
-	if err != nil {
-		return 0
-	}
-	var n uint32
-	failed := raw.Control(func(fd uintptr) { n, err = unix.IoctlGetUint32(int(fd), unix.TIOCINQ) })
-	if failed != nil || err != nil {
-		return 0
-	}
-	return int(n)
+	return look(s.ends.Stdin, unread)
 }
 
 // EndInput makes the process see the end of its input. A terminal's input has
@@ -160,78 +159,80 @@ func (s *Session) Resize(ctx context.Context, size Size) error {
 	return s.ends.Resize(ctx, size)
 }
 
-// How long to wait for output once the process has ended, while one of its
-// children keeps the streams open (containerd#7832). The process's own output
-// is there by then and not lost.
-const (
-	quietTime = 100 * time.Millisecond // of silence
-	// DrainTime is the limit in total.
-	DrainTime = 2 * time.Second
-)
+// DrainTime is how long Output waits for the end of the streams once its limit is closed:
+// a descendant of a command may keep them open for ever (containerd#7832).
+const DrainTime = 2 * time.Second
 
-// Output copies what the process writes until both streams end, or the process
-// does. A nil writer discards. The error is a writer's. Output waits for a slow
-// writer, whatever the process does.
-func (s *Session) Output(ctx context.Context, stdout, stderr io.Writer) error {
-	copied := make(chan error, 2)
-	copying := func(dst io.Writer, src *os.File) {
-		copied <- panics.Do(ctx, "copy output", func() error { return s.copy(dst, src) })
+// quietTime is how long a runtime that reports a failure may pause.
+const quietTime = 100 * time.Millisecond
+
+// Output copies each stream that has a writer to its end, which comes when all processes
+// that have the stream open, descendants of the process included, have closed it or
+// exited. Once limit is closed, Output waits no longer than DrainTime or the deadline of
+// ctx, whichever is earlier, and then copies what the pipes hold; Held reports whether a
+// stream was still open. A stream without a writer is discarded until Close. The error is
+// a writer's. Output waits for a slow writer, whatever the process does.
+func (s *Session) Output(ctx context.Context, limit <-chan struct{}, stdout, stderr io.Writer) error {
+	copied := [2]chan error{make(chan error, 1), make(chan error, 1)}
+	copying := func(i int, dst io.Writer, src *os.File) {
+		copied[i] <- panics.Do(ctx, "copy output", func() error { return s.copy(ctx, limit, dst, src) })
 	}
-	go copying(stdout, s.ends.Stdout)
-	go copying(stderr, s.ends.Stderr)
-	return errors.Join(<-copied, <-copied)
+	var errs [2]error
+	go copying(0, cmp.Or(stdout, io.Discard), s.ends.Stdout)
+	go copying(1, cmp.Or(stderr, io.Discard), s.ends.Stderr)
+	for i, w := range [...]io.Writer{stdout, stderr} {
+		if w != nil {
+			errs[i] = <-copied[i]
+		}
+	}
+	return errors.Join(errs[:]...)
 }
 
-func (s *Session) silence() time.Duration { return cmp.Or(s.ends.Quiet, quietTime) }
+// Held reports whether some process had the output still open when Output stopped
+// waiting for its end.
+func (s *Session) Held() bool { return s.held.Load() }
 
 // copy copies one stream.
-func (s *Session) copy(dst io.Writer, src *os.File) error {
+func (s *Session) copy(ctx context.Context, limit <-chan struct{}, dst io.Writer, src *os.File) error {
 	if src == nil {
 		return nil
 	}
-	if dst == nil {
-		dst = io.Discard
-	}
 	done := make(chan struct{})
 	defer close(done)
-	limited := make(chan struct{})
 	go func() {
-		defer close(limited)
 		select {
-		case <-s.ends.Ended:
-			_ = src.SetReadDeadline(time.Now().Add(s.silence()))
+		case <-limit:
+			end := time.Now().Add(DrainTime)
+			if deadline, ok := ctx.Deadline(); ok {
+				end = earlier(end, deadline)
+			}
+			_ = src.SetReadDeadline(end)
 		case <-s.over:
 		case <-done:
 		}
 	}()
 	const most = 32 << 10
 	buf := make([]byte, most/16) // a probe prints little, and there are many probes
-	var end time.Time
 	for {
 		n, err := src.Read(buf)
 		if n > 0 {
 			if _, err := dst.Write(buf[:n]); err != nil {
 				return err
 			}
+			s.pace.took()
 		}
 		if n == len(buf) && n < most {
 			buf = make([]byte, most)
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			<-limited
-			return leftover(dst, src, buf)
+			held, err := leftover(dst, src, buf)
+			if held {
+				s.held.Store(true)
+			}
+			return err
 		}
 		if err != nil { // end of file; EIO from a terminal
 			return nil
-		}
-		select {
-		case <-s.ends.Ended:
-			now := time.Now()
-			if end.IsZero() {
-				end = now.Add(DrainTime)
-			}
-			_ = src.SetReadDeadline(earlier(now.Add(s.silence()), end))
-		default:
 		}
 	}
 }
@@ -245,29 +246,30 @@ func earlier(a, b time.Time) time.Time {
 
 // leftover copies what a pipe holds when its time is up: a deadline that passes
 // during a slow write must not lose a byte. A process that continues to write
-// gets no further than one full pipe.
-func leftover(dst io.Writer, src *os.File, buf []byte) error {
+// gets no further than one full pipe. Held reports whether the pipe is still open.
+func leftover(dst io.Writer, src *os.File, buf []byte) (held bool, err error) {
 	const fullPipe = wire.MostBehind
 	_ = src.SetReadDeadline(time.Time{})
 	raw, err := src.SyscallConn()
 	if err != nil {
-		return nil //nolint:nilerr // closed
+		return false, nil //nolint:nilerr // closed
 	}
 	for moved := 0; moved < fullPipe; {
 		n := 0
+		var failed error
 		closed := raw.Read(func(fd uintptr) bool {
-			n, _ = unix.Read(int(fd), buf)
+			n, failed = unix.Read(int(fd), buf)
 			return true
 		})
 		if closed != nil || n <= 0 {
-			return nil //nolint:nilerr // all is read
+			return errors.Is(failed, unix.EAGAIN), nil //nolint:nilerr // all is read
 		}
 		moved += n
 		if _, err := dst.Write(buf[:n]); err != nil {
-			return err
+			return true, err
 		}
 	}
-	return nil
+	return true, nil
 }
 
 // Detach ends the output of an attachment after what the container has written
@@ -340,7 +342,7 @@ func outputTail(f *os.File) string {
 	last := capture.Tail{Max: 4 << 10}
 	_ = f.SetReadDeadline(time.Now().Add(quietTime))
 	_, _ = io.Copy(&last, f)
-	_ = leftover(&last, f, make([]byte, 4096))
+	_, _ = leftover(&last, f, make([]byte, 4096))
 	return last.String()
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/oci/stdio"
 )
@@ -45,10 +46,11 @@ type Process interface {
 	EndInput()
 	TakesInput() bool
 	Unread() int
-	// Output copies what the process writes until that ends, or the session is closed.
-	Output(ctx context.Context, stdout, stderr io.Writer) error
-	// Dropped returns an error if output was lost. Detach ends the output after what has been
-	// written so far.
+	// Output copies each stream that has a writer until it ends, limit is closed and some
+	// time has passed, or the session is closed.
+	Output(ctx context.Context, limit <-chan struct{}, stdout, stderr io.Writer) error
+	// Dropped returns fault.Unavailable if output was lost. Detach ends the output after what
+	// has been written so far.
 	Dropped() error
 	Detach(ctx context.Context) error
 	Resize(ctx context.Context, size stdio.Size) error
@@ -78,25 +80,36 @@ func FirstSize(ctx context.Context, client Client) stdio.Size {
 // sizeTime is enough for the round trips that opening a stream takes.
 const sizeTime = 500 * time.Millisecond
 
-// Exec connects a client with a command, for as long as that runs and there is output. Exited
-// is closed when the command's container ends. Exec closes the process in the end.
+// Exec connects a client with a command until the command has exited and its output has
+// ended: descendants that keep open what the client reads keep the session. Exited is
+// closed when the command's container ends. Exec closes the process in the end.
 func Exec(ctx context.Context, p Process, client Client, exited <-chan struct{}) error {
 	s := session{process: p, client: client, exited: exited, endInput: p.EndInput, command: true}
 	return s.copy(ctx)
 }
 
 // Attach connects a client with the standard streams of a container until one of the two ends.
-// Exited is closed when the container ends. With once, the end of the client's input ends the
-// container's, and the client stays until the container ends; otherwise the input stays open
-// and the session ends. Attach closes the process in the end.
-func Attach(ctx context.Context, p Process, client Client, exited <-chan struct{}, once bool) error {
+// Exited is closed when the container ends. Attach closes the process in the end.
+//
+// A client that reads too slowly loses output, and its session ends with an error: at once if
+// it has a terminal or no input, otherwise when all of its input has been passed on.
+func Attach(ctx context.Context, p Process, client Client, exited <-chan struct{}, input Input) error {
 	s := session{process: p, client: client, exited: exited, endInput: func() {}}
-	if once {
+	s.entire = client.Stdin != nil && !input.Terminal
+	if input.Once {
 		s.endInput = p.EndInput
 	} else {
 		s.leaves = p.TakesInput()
 	}
 	return s.copy(ctx)
+}
+
+// Input describes the standard input of a container.
+type Input struct {
+	// Once: the end of the client's input ends the container's, and the client stays until
+	// the container ends; otherwise the input stays open and the session ends.
+	Once     bool
+	Terminal bool
 }
 
 // session connects a client with a process.
@@ -107,6 +120,7 @@ type session struct {
 	endInput func() // when the client's input has ended
 	command  bool   // the session ends with the process, and not before
 	leaves   bool   // the session ends with the client's input
+	entire   bool   // all of the client's input is passed on, whatever becomes of the output
 
 	taken atomic.Uint64 // how often the client has taken output
 }
@@ -155,11 +169,21 @@ func (s *session) copy(ctx context.Context) error {
 	unread := make(chan struct{})
 	group.Go(func() { s.awaitDrain(over, answered, unread) })
 	copied := make(chan error, 1)
-	group.Go(func() { copied <- s.process.Output(ctx, s.count(s.client.Stdout), s.count(s.client.Stderr)) })
+	group.Go(func() {
+		copied <- s.process.Output(ctx, s.exited, s.count(s.client.Stdout), s.count(s.client.Stderr))
+	})
 
 	wantsOutput := s.client.Stdout != nil || s.client.Stderr != nil
 	if wantsOutput {
-		if err := s.awaitOutput(ctx, copied, answered, unread); err != nil || !s.command {
+		err := s.awaitOutput(ctx, copied, answered, unread)
+		if errors.Is(err, fault.Unavailable) && s.entire {
+			select {
+			case <-inputEnded:
+			case <-s.process.Ended():
+			case <-ctx.Done():
+			}
+		}
+		if err != nil || !s.command {
 			return err
 		}
 	}

@@ -397,6 +397,58 @@ func TestAttachThatIsNotReadDoesNotStopTheLog(t *testing.T) {
 	}
 }
 
+// kubectl attach -i with a file: all of the input arrives, although the answers come
+// faster than they can be shown, and the log and the client have all of them.
+func TestAttachTakesAllOfTheInput(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	const size = 20 << 20
+	text := strings.Repeat("0123456789abcde\n", size/16)
+	for _, handler := range handlers {
+		for name, s := range map[string]kubelet.Streams{"SPDY": w.spdy(), "WebSocket": w.websocket()} {
+			t.Run(handler+"/"+name, func(t *testing.T) {
+				c := w.run(t, handler).start(t, "cat", once)
+				e := c.attach(t, s, attachInput)
+				if err := e.Send(strings.NewReader(text)); err != nil {
+					t.Fatalf("%v; the session ended with %v", err, e.Wait(0))
+				}
+				e.EndInput()
+				if err := e.Wait(wait.Limit); err != nil {
+					t.Errorf("the session ended with %v", err)
+				}
+				equal(t, "exit code", c.wait(t).ExitCode, 0)
+				equal(t, "sum of what is shown", sum(e.Stdout.String()), sum(text))
+				equal(t, "sum of the log", sum(c.output(t)), sum(text))
+			})
+		}
+	}
+}
+
+// A client that reads nothing of a flood loses that, and none of its input.
+func TestAttachThatIsNotReadTakesAllOfTheInput(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	const size = 3 << 20
+	for i, change := range []func(*cri.ContainerConfig){once, stdin} {
+		c := w.run(t, handlers[i]).start(t, fmt.Sprintf("line ; noise %d ; await /tmp/go ; cat", wire.MostBehind+6<<20), change)
+		r := c.attachRequest(attachInput)
+		e := w.spdy().Open(t.Context(), w.attachURL(t, r), kubelet.Wants{Stdin: true, Stdout: true, Stderr: true, Unread: true})
+		t.Cleanup(e.Leave)
+		sent := make(chan error, 1)
+		go func() {
+			sent <- e.Send(strings.NewReader("go\n" + strings.Repeat("0123456789abcde\n", size/16)))
+			e.EndInput()
+		}()
+		c.exec(t, "write /tmp/go now")
+		must(t, scene.Receive(t, "the input to be taken", sent))
+		end := strings.Repeat("0123456789abcde\n", size/16)
+		wait.For(t, "all of the input in the log", func() bool { return strings.HasSuffix(c.output(t), end) })
+		if i == 0 {
+			equal(t, "exit code", c.wait(t).ExitCode, 0)
+		}
+	}
+}
+
 func TestAttachErrors(t *testing.T) {
 	t.Parallel()
 	w := shared(t)

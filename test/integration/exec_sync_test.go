@@ -64,7 +64,7 @@ func TestExecSyncWithALingeringChild_CVE_2026_53495(t *testing.T) {
 		r, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{
 			ContainerId: c.id, Cmd: append([]string{"/probe"}, steps("echo first ; orphan sleep 1h ; exit 2")...), Timeout: scene.LimitSeconds,
 		})
-		if err == nil && (r.ExitCode != 2 || string(r.Stdout) != "first\n") {
+		if err == nil && (r.ExitCode != 2 || string(r.Stdout) != "first\n" || !strings.Contains(string(r.Stderr), incomplete)) {
 			err = fmt.Errorf("it ended with %d and said %q", r.ExitCode, r.Stdout)
 		}
 		return err
@@ -88,6 +88,40 @@ func TestExecSyncWithALingeringChild_CVE_2026_53495(t *testing.T) {
 	if !wait.Until(t.Context(), func() bool { return len(more()) == 0 }) {
 		t.Error(strings.Join(more(), "\n"))
 	}
+}
+
+// incomplete is what the standard error of an answer says if output is missing.
+const incomplete = "output incomplete"
+
+// What descendants of a command write after its end is in the answer, or the answer says
+// that it is not complete; within the time that the command has.
+func TestExecSyncOfLateOutput(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		c := w.run(t, handler).start(t, "sleep")
+		var all strings.Builder
+		for i := range 200 {
+			fmt.Fprintf(&all, "line %d\n", i+1)
+		}
+		r := c.execResult(t, "orphan lines 200 1ms ; exit 2")
+		equal(t, "exit code", r.ExitCode, 2)
+		complete := string(r.Stdout) == all.String()
+		if told := strings.Contains(string(r.Stderr), incomplete); told == complete || !strings.HasPrefix(all.String(), string(r.Stdout)) {
+			t.Errorf("%d bytes of %d, and standard error says %q", len(r.Stdout), all.Len(), r.Stderr)
+		}
+		for _, timeout := range []int64{0, 1} {
+			r, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{
+				ContainerId: c.id, Timeout: timeout, Cmd: append([]string{"/probe"}, steps("orphan sleep 1h ; echo done")...),
+			})
+			must(t, err)
+			equal(t, "output", string(r.Stdout), "done\n")
+			if !strings.Contains(string(r.Stderr), incomplete) {
+				t.Errorf("timeout %d: standard error says %q", timeout, r.Stderr)
+			}
+		}
+		equal(t, "standard error without a descendant", string(c.execResult(t, "echo done").Stderr), "")
+	})
 }
 
 func TestExecSyncErrors(t *testing.T) {

@@ -411,19 +411,85 @@ func decodeChannel(base bool, frame []byte) (channel byte, text string, err erro
 	return frame[0] - '0', string(data), err
 }
 
-// The process has ended, its child has not and holds the pipe: the session does
-// not wait for the child.
-func TestExecEndsWhenAChildKeepsThePipe_containerd_7832(t *testing.T) {
+// A session lasts as long as some process that the command has started has its output
+// open, and all that they write arrives.
+func TestExecShowsWhatDescendantsWrite(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	c := w.run(t, "crun").start(t, "sleep")
-	for name, change := range map[string]execChange{"pipes": func(*cri.ExecRequest) {}, "with input": withInput, "terminal": withTerminal} {
-		e := c.session(t, w.spdy(), "echo first ; orphan sleep 1h ; echo last ; exit 2", change)
-		endsWith(t, e, 2)
-		if got := strings.ReplaceAll(e.Stdout.String(), "\r", ""); got != "first\nlast\n" {
-			t.Errorf("%s: stdout is %q", name, got)
+	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, handler string) {
+		c := w.run(t, handler).start(t, "sleep")
+		var want strings.Builder
+		want.WriteString("first\n")
+		for i := range 400 {
+			fmt.Fprintf(&want, "line %d\n", i+1)
 		}
-	}
+		for name, change := range map[string]execChange{"pipes": func(*cri.ExecRequest) {}, "with input": withInput} {
+			e := c.session(t, s, "echo first ; orphan lines 400 1ms ; exit 2", change)
+			endsWith(t, e, 2)
+			equal(t, name+": output", e.Stdout.String(), want.String())
+		}
+		file := "/tmp/end"
+		e := c.session(t, s, "echo -err first ; orphan await "+file+" ; exit 2")
+		out := c.session(t, s, "orphan await "+file+" ; exit 3", func(r *cri.ExecRequest) { r.Stdout, r.Stderr = false, true })
+		wait.For(t, "output of the command", func() bool { return e.Stderr.String() == "first\n" })
+		c.only(t, 3) // both commands have ended
+		for _, session := range []*kubelet.Session{e, out} {
+			select {
+			case <-session.Done():
+				t.Errorf("the session has ended before the output: %v", session.Wait(0))
+			default:
+			}
+		}
+		c.exec(t, "write "+file+" now")
+		endsWith(t, e, 2)
+		endsWith(t, out, 3)
+	})
+}
+
+// A terminal ends with the command, whose session it is. So does a session that wants
+// none of the output that a daemon keeps open; of any other its client can take leave.
+func TestExecWhoseDescendantStays_containerd_7832(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, handler string) {
+		c := w.run(t, handler).start(t, "sleep")
+		e := c.session(t, s, "echo first ; orphan sleep 1h ; echo last ; exit 2", withTerminal)
+		endsWith(t, e, 2)
+		equal(t, "output on the terminal", strings.ReplaceAll(e.Stdout.String(), "\r", ""), "first\nlast\n")
+
+		e = c.session(t, s, "orphan sleep 1h ; exit 2", withInput, func(r *cri.ExecRequest) { r.Stdout, r.Stderr = false, false })
+		endsWith(t, e, 2)
+
+		p := w.run(t, handler)
+		c = p.start(t, "sleep")
+		e = c.session(t, s, "echo first ; orphan sleep 1h ; exit 2")
+		shows(t, e, "first\n")
+		e.Leave()
+		e = c.session(t, s, "orphan sleep 1h ; echo last ; exit 2")
+		shows(t, e, "last\n")
+		c.only(t, 3) // the command has exited
+		c.stop(t, 0) // and with the container all ends
+		endsWith(t, e, 2)
+	})
+}
+
+// The size that a client sends first is there before the command looks at its terminal.
+func TestExecStartsWithTheSizeOfTheTerminal_kubernetes_47990(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		c := w.run(t, handler).start(t, "sleep")
+		for _, s := range []kubelet.Streams{w.spdy(), w.websocket()} {
+			for range 10 {
+				e := c.sessionOf(t, s, kubelet.Wants{Size: kubelet.Size{Width: 133, Height: 41}}, "tty", withTerminal)
+				endsWith(t, e, 0)
+				equal(t, "rows and columns", e.Stdout.String(), "41 133\r\n")
+			}
+		}
+		e := c.session(t, w.spdy(), "tty", withTerminal) // a client that sends none is not waited for long
+		endsWith(t, e, 0)
+		equal(t, "rows and columns", e.Stdout.String(), "0 0\r\n")
+	})
 }
 
 func TestExecOfAMissingProgram(t *testing.T) {

@@ -91,11 +91,16 @@ func alone(t *testing.T, c *scene.Container) {
 
 func session(t *testing.T, w *scene.World, r *cri.ExecRequest) *kubelet.Session {
 	t.Helper()
+	return sessionSized(t, w, r, kubelet.Size{})
+}
+
+func sessionSized(t *testing.T, w *scene.World, r *cri.ExecRequest, size kubelet.Size) *kubelet.Session {
+	t.Helper()
 	resp, err := w.Runtime().Exec(t.Context(), r)
 	if err != nil {
 		t.Fatalf("Exec: %v", err)
 	}
-	s := kubelet.Streams{Within: w.Do}.Open(t.Context(), resp.Url, kubelet.Wants{Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr, TTY: r.Tty})
+	s := kubelet.Streams{Within: w.Do}.Open(t.Context(), resp.Url, kubelet.Wants{Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr, TTY: r.Tty, Size: size})
 	t.Cleanup(s.Leave)
 	return s
 }
@@ -126,6 +131,30 @@ func TestExec(t *testing.T) {
 		s.EndInput()
 		shows(t, s, "1048576")
 		endsWith(t, s, 4)
+	})
+}
+
+// What processes that a command has started write after its end is shown.
+func TestExecShowsWhatDescendantsWrite(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		c := w.Pod(t, handler).Start(t, "sleep")
+		s := session(t, w, &cri.ExecRequest{ContainerId: c.ID, Cmd: []string{"/probe", "echo", "first", ";", "orphan", "lines", "400", "1ms", ";", "exit", "4"}, Stdout: true, Stderr: true})
+		endsWith(t, s, 4)
+		if out := s.Stdout.String(); !strings.HasPrefix(out, "first\n") || !strings.HasSuffix(out, "line 400\n") {
+			t.Errorf("output ends with %q", s.Stdout.Tail(50))
+		}
+	})
+}
+
+// The size that a client sends first is there before the command looks at its terminal.
+func TestExecStartsWithTheSizeOfTheTerminal_kubernetes_47990(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		c := w.Pod(t, handler).Start(t, "sleep")
+		for range 5 {
+			s := sessionSized(t, w, &cri.ExecRequest{ContainerId: c.ID, Cmd: []string{"/probe", "tty"}, Stdin: true, Stdout: true, Tty: true}, kubelet.Size{Width: 133, Height: 41})
+			endsWith(t, s, 0)
+			scene.Equal(t, "rows and columns", s.Stdout.String(), "41 133\r\n")
+		}
 	})
 }
 
@@ -183,6 +212,28 @@ func TestAttach(t *testing.T) {
 	})
 }
 
+// All of a client's input arrives, although the answers come faster than they are shown.
+func TestAttachTakesAllOfTheInput(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		const size = 20 << 20
+		text := strings.Repeat("0123456789abcde\n", size/16)
+		c := w.Pod(t, handler).Start(t, "cat", func(c *cri.ContainerConfig) { c.Stdin, c.StdinOnce = true, true })
+		s := attach(t, c)
+		if err := s.Send(strings.NewReader(text)); err != nil {
+			t.Fatalf("%v; the session ended with %v", err, s.Wait(0))
+		}
+		s.EndInput()
+		endsWith(t, s, 0)
+		scene.Equal(t, "exit code", c.Wait(t).ExitCode, int32(0))
+		if out := s.Stdout.String(); out != text {
+			t.Errorf("%d bytes are shown", len(out))
+		}
+		if out := c.Output(t); out != text {
+			t.Errorf("the log has %d bytes", len(out))
+		}
+	})
+}
+
 func TestAttachTerminal(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		c := w.Pod(t, handler).Start(t, "until bye ; sizes", func(c *cri.ContainerConfig) { c.Stdin, c.Tty = true, true })
@@ -207,7 +258,7 @@ func TestAttachTerminal(t *testing.T) {
 func TestPortForward(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		p := w.Pod(t, handler)
-		c := p.Start(t, "tcp 127.0.0.1:7001 echo ; tcp :7002 digest ; echo all-set ; sleep")
+		c := p.Start(t, "tcp 127.0.0.1:7001 echo ; tcp :7002 digest ; tcp :7003 reset ; tcp :7004 refuse ; echo all-set ; sleep")
 		c.Says(t, "all-set")
 		resp, err := w.Runtime().PortForward(t.Context(), &cri.PortForwardRequest{PodSandboxId: p.ID})
 		if err != nil {
@@ -236,6 +287,18 @@ func TestPortForward(t *testing.T) {
 			if port == 7001 && got != sent || port == 7002 && !strings.Contains(got, "200000") {
 				t.Errorf("port %d answers with %d bytes: %.40q", port, len(got), got)
 			}
+			tunnel.Forget(wire)
+		}
+		for _, port := range []int{7003, 7004} { // an end, and no failure
+			wire, err := tunnel.Connect(port)
+			if err != nil {
+				t.Fatal(err)
+			}
+			go func() { _, _ = io.WriteString(wire, strings.Repeat("ping", 50_000)); _ = wire.Close() }()
+			if got := all(t, wire); port == 7004 && got != "too much\n" {
+				t.Errorf("port %d answers with %q", port, got)
+			}
+			scene.Equal(t, "error stream", all(t, wire.Errors), "")
 			tunnel.Forget(wire)
 		}
 		refused, err := tunnel.Connect(7009)
