@@ -33,6 +33,8 @@ type Attachment struct {
 
 // Attach connects to standard streams of the container whose run directory is dir.
 func Attach(ctx context.Context, dir string, wanted Streams) (*Attachment, error) {
+	ctx, cancel := limitAnswer(ctx, dir)
+	defer cancel()
 	conn, err := connect(dir)
 	if nobodyListens(err) {
 		return nil, fmt.Errorf("attach: %w", absence())

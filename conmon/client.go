@@ -362,12 +362,12 @@ func (c *Client) Signal(sig unix.Signal) error { return Signal(c.Process(), sig)
 // ReopenLog makes the monitor continue the log in a new file at its path. After it
 // returns, nothing more is written to the old file; after an error everything still is.
 func (c *Client) ReopenLog(ctx context.Context) error {
-	return c.request(ctx, wire.Message{Verb: wire.ReopenLog})
+	return c.ask(ctx, wire.Message{Verb: wire.ReopenLog})
 }
 
 // Resize sets the size of the container's terminal, in characters.
 func (c *Client) Resize(ctx context.Context, width, height uint16) error {
-	return c.request(ctx, wire.Message{Verb: wire.Resize, Num: [4]uint64{uint64(width), uint64(height)}})
+	return c.ask(ctx, wire.Message{Verb: wire.Resize, Num: [4]uint64{uint64(width), uint64(height)}})
 }
 
 // Start has the monitor run Spec.Start, the command that starts the container, and
@@ -378,7 +378,7 @@ func (c *Client) Start(ctx context.Context) error {
 
 // CloseStdin lets the container read the end of its standard input.
 func (c *Client) CloseStdin(ctx context.Context) error {
-	return c.request(ctx, wire.Message{Verb: wire.CloseStdin})
+	return c.ask(ctx, wire.Message{Verb: wire.CloseStdin})
 }
 
 // Release tells the monitor that the container is being deleted: the monitor kills the
@@ -394,6 +394,26 @@ func (c *Client) Release(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("release: the monitor does not exit: %w", context.Cause(ctx))
 	}
+}
+
+// answerTime is far longer than a monitor takes to answer, unless it hangs or waits for a disk.
+const answerTime = 30 * time.Second
+
+// limitAnswer limits the wait for a request that the monitor answers at once. The error that
+// comes of it is fault.Timeout and names the monitor.
+func limitAnswer(ctx context.Context, dir string) (context.Context, context.CancelFunc) {
+	which := ""
+	if processes, err := ReadProcesses(dir); err == nil {
+		which = fmt.Sprintf(" (process %d)", processes.Monitor.PID)
+	}
+	return context.WithTimeoutCause(ctx, answerTime, fmt.Errorf("no answer within %s%s: it is stopped, or blocked on a disk: %w", answerTime, which, fault.Timeout))
+}
+
+// ask is request with a limit of its own.
+func (c *Client) ask(ctx context.Context, m wire.Message) error {
+	ctx, cancel := limitAnswer(ctx, c.dir)
+	defer cancel()
+	return c.request(ctx, m)
 }
 
 func (c *Client) request(ctx context.Context, m wire.Message) error {

@@ -9,8 +9,10 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/test/kit/kubelet"
 	"github.com/crius-run/crius/test/kit/node"
 	"github.com/crius-run/crius/test/kit/wait"
 )
@@ -86,6 +88,41 @@ func TestServerStartsWhileMonitorsHang(t *testing.T) {
 	p.stop(t)
 	p.remove(t)
 	w.silent(t, "when all are awake")
+}
+
+// A monitor that hangs keeps nobody waiting for good: the caller learns which one it is, and
+// calls for other containers do not wait.
+func TestCallsOfHangingMonitorsEnd(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	p := w.run(t, "runc")
+	hanging, well := p.start(t, "sleep"), p.start(t, "sleep")
+	monitor := w.monitors(t, hanging.id)[0]
+	must(t, unix.Kill(monitor, unix.SIGSTOP))
+	t.Cleanup(func() { _ = unix.Kill(monitor, unix.SIGCONT) })
+	ended := make(chan error, 2)
+	go func() {
+		_, err := w.Runtime().ReopenContainerLog(t.Context(), &cri.ReopenContainerLogRequest{ContainerId: hanging.id})
+		ended <- err
+	}()
+	go func() {
+		request := &cri.AttachRequest{ContainerId: hanging.id, Stdout: true, Stderr: true}
+		resp, err := w.Runtime().Attach(t.Context(), request)
+		if err == nil {
+			<-w.spdy().Open(t.Context(), resp.Url, kubelet.Wants{Stdout: true, Stderr: true}).Done()
+		}
+		ended <- err
+	}()
+	_, err := w.Runtime().ReopenContainerLog(t.Context(), &cri.ReopenContainerLogRequest{ContainerId: well.id})
+	must(t, err)
+	for range cap(ended) {
+		if err := <-ended; err != nil {
+			wantCode(t, err, codes.DeadlineExceeded, "process "+strconv.Itoa(monitor))
+		}
+	}
+	must(t, unix.Kill(monitor, unix.SIGCONT))
+	_, err = w.Runtime().ReopenContainerLog(t.Context(), &cri.ReopenContainerLogRequest{ContainerId: hanging.id})
+	must(t, err)
 }
 
 // questions returns the connections of unix sockets that a process has opened
