@@ -75,7 +75,7 @@ func (e *Engine) newContainer(id string, s *Sandbox, rec records.Container) *Con
 	c.nri.Plugins, c.nri.Describe = e.deps.Plugins, c.describe
 	c.stop = &stop.Stopper{
 		ID: id, Ref: ref, Signal: unix.Signal(c.plan.StopNumber), Exited: c.exited, Work: e.background, Sandboxed: s.plan.Sandboxed,
-		Task: func() oci.Task { return c.Now().task },
+		Task: func() oci.Task { return c.Now().task }, Killing: c.noteOOMKills,
 		Running: func() bool { // as soon as it may, which is before anyone sees it running
 			p := c.Now().Phase
 			return p == records.Starting || p == records.Started

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
@@ -36,18 +37,32 @@ func (c *Container) awaitExit() {
 		c.recordExit(context.WithoutCancel(c.engine.background.Closing()), exit)
 	}
 	c.endLeftovers(&exit)
-	if exit.OOMKills > 0 && exit.Code != 0 {
-		c.engine.counters.oomKilled.Add(1)
-	}
 	if !c.stop.Asked() {
 		c.keep()
 	}
 	c.showExit(exit)
+	if c.View().Reason == "OOMKilled" {
+		c.engine.counters.oomKilled.Add(1)
+	}
 	c.Tell() // before those who wait for the exit end or remove the pod
 	close(c.exited)
 	defer c.shorten() // last, because plugins are shown the whole spec
 	defer c.nri.Stopped(c.engine.background.Closing())
 	slog.Info("container exited", "container", c.ID, "pod", c.sandbox.ID, "code", exit.Code, "oomkills", exit.OOMKills)
+}
+
+// noteOOMKills puts on record how many processes the OOM killer has killed before crius kills the
+// container: they are not the reason for its end. If the record cannot be written, only the next
+// server takes them for it.
+func (c *Container) noteOOMKills(ctx context.Context) {
+	kills := cgroup.OOMKills(c.plan.Cgroup)
+	if kills == 0 {
+		return
+	}
+	c.Change(func(now *liveContainer) { now.OOMKills = kills })
+	if err := c.Put(ctx); err != nil {
+		slog.WarnContext(ctx, "earlier OOM kills not recorded, continuing", "container", c.ID, "err", err)
+	}
 }
 
 // keep syncs the records to the disk before an exit that nobody asked for is reported: after a

@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"errors"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -64,4 +65,22 @@ func file(cgroup, name string) (string, error) {
 		}
 	}
 	return "", problem{fault.NotFound, "no hierarchy has the controller " + controller}
+}
+
+// OOMKills returns how many processes in the cgroup the OOM killer has killed, and on v2 also
+// those in cgroups below it; 0 if that is unknown.
+func OOMKills(cgroup string) uint64 {
+	for _, name := range []string{"memory.oom_control", "memory.events"} {
+		text, err := ReadFile(cgroup, name)
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(text) {
+			if count, ok := strings.CutPrefix(line, "oom_kill "); ok {
+				n, _ := strconv.ParseUint(strings.TrimSpace(count), 10, 64)
+				return n
+			}
+		}
+	}
+	return 0
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -177,6 +178,9 @@ type ContainerState struct {
 	// StartError says why the container could not be started. If the container is still
 	// Created, it says why it cannot be: the runtime does not know the container.
 	StartError string `json:"StartError,omitempty"`
+	// OOMKills is how many of the container's processes the OOM killer had killed when crius
+	// sent SIGKILL. These kills did not end the container.
+	OOMKills uint64 `json:"OOMKills,omitempty"`
 }
 
 // Reached returns Phase.
@@ -205,18 +209,37 @@ type Volume struct {
 // StartErrorCode is the exit code that peers report for a program that could not be started.
 const StartErrorCode = 128
 
-// Ending returns how the container ended, in the words that the kubelet knows.
+// codeKilled is the exit code of a program that SIGKILL has ended, and of a shell that passes on
+// such an end of its child.
+const codeKilled = 137
+
+// Ending returns how the container ended, in the words that the kubelet knows. It is OOMKilled
+// only if the OOM killer ended it, as CRI says. The kernel does not tell which process it has
+// killed: one kill that came before SIGKILL by crius, or before another exit code, was that of
+// a child or of a command (k8s#140716), of which the message tells.
 func (state *ContainerState) Ending(exit conmon.Exit) (code int32, reason, message string) {
 	switch {
 	case state.StartError != "":
 		return StartErrorCode, "StartError", state.StartError
-	case exit.Code == 0:
-		return 0, "Completed", exit.Message
-	case exit.OOMKills > 0:
+	case exit.Code == codeKilled && exit.OOMKills > state.OOMKills:
 		return exit.Code, "OOMKilled", exit.Message
+	case exit.Code == 0:
+		reason = "Completed"
 	default:
-		return exit.Code, "Error", exit.Message
+		reason = "Error"
 	}
+	message = exit.Message
+	if exit.OOMKills > 0 {
+		message = strings.TrimPrefix(message+"; "+otherKills(exit.OOMKills), "; ")
+	}
+	return exit.Code, reason, message
+}
+
+func otherKills(n uint64) string {
+	if n == 1 {
+		return "the OOM killer killed 1 process of the container before it ended, not its first one"
+	}
+	return fmt.Sprintf("the OOM killer killed %d processes of the container before it ended, not its first one", n)
 }
 
 // ImagesInUse returns the root file systems of a container and its image volumes, with the

@@ -34,6 +34,7 @@ type Stopper struct {
 	Running func() bool     // whether the container's program may run by now
 	Exited  <-chan struct{} // closed when the container's end is known
 	Work    *background.Group
+	Killing func(context.Context) // called before the first SIGKILL
 
 	Sandboxed bool // the task's process is the runtime sandbox, not the container's
 
@@ -159,6 +160,9 @@ func (s *Stopper) stopAndKill(ctx context.Context, graceful bool) {
 		}
 		if killed && s.allDead() {
 			s.endMonitor(ctx)
+		}
+		if !killed {
+			s.Killing(ctx)
 		}
 		s.killOnce(ctx)
 		killed = true
