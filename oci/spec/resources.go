@@ -75,7 +75,7 @@ func cpu(r *cri.LinuxContainerResources) (*specs.LinuxCPU, error) {
 		}
 	}
 	out := specs.LinuxCPU{Cpus: r.GetCpusetCpus(), Mems: r.GetCpusetMems()}
-	if shares := uint64(r.GetCpuShares()); shares != 0 {
+	if shares := uint64(ClampShares(r.GetCpuShares())); shares != 0 {
 		out.Shares = &shares
 	}
 	if period := uint64(r.GetCpuPeriod()); period != 0 {
@@ -88,6 +88,16 @@ func cpu(r *cri.LinuxContainerResources) (*specs.LinuxCPU, error) {
 		return nil, nil
 	}
 	return &out, nil
+}
+
+// ClampShares returns CPU shares as the kernel has them in force: from 2 to 262144. 0 means
+// that they are not set.
+func ClampShares(shares int64) int64 {
+	const least, most = 2, 1 << 18 // MIN_SHARES and MAX_SHARES in kernel/sched/sched.h
+	if shares == 0 {
+		return 0
+	}
+	return max(least, min(shares, most))
 }
 
 // memory sets the limit of memory plus swap to the memory limit if the request

@@ -216,15 +216,39 @@ func TestImageRef(t *testing.T) {
 
 func TestMergeLimits(t *testing.T) {
 	t.Parallel()
-	inForce := &cri.LinuxContainerResources{CpuShares: 1, CpuQuota: 2, HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB", Limit: 1}, {PageSize: "1GB", Limit: 1}}}
+	inForce := &cri.LinuxContainerResources{CpuShares: 7, CpuQuota: 2, HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB", Limit: 1}, {PageSize: "1GB", Limit: 1}}}
 	r := &cri.LinuxContainerResources{CpuQuota: 3, HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB", Limit: 2}}}
 	before := proto.CloneOf(inForce)
-	want := &cri.LinuxContainerResources{CpuShares: 1, CpuQuota: 3, HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB", Limit: 2}, {PageSize: "1GB", Limit: 1}}}
+	want := &cri.LinuxContainerResources{CpuShares: 7, CpuQuota: 3, HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB", Limit: 2}, {PageSize: "1GB", Limit: 1}}}
 	if got := MergeLimits(inForce, r); !proto.Equal(got, want) || !proto.Equal(inForce, before) {
 		t.Errorf("%v, and %v in force; want %v", got, inForce, want)
 	}
 	if got := MergeLimits(nil, r); !proto.Equal(got, r) {
 		t.Errorf("over nothing: %v", got)
+	}
+}
+
+// The limit of memory and swap together follows that of memory if an update names only the
+// latter, and CPU shares are those that the kernel has in force.
+func TestMergeLimitsFollowsTheKernel(t *testing.T) {
+	t.Parallel()
+	type limits = cri.LinuxContainerResources
+	for name, c := range map[string]struct{ inForce, update, want *limits }{
+		"no swap, raised":         {&limits{MemoryLimitInBytes: 64, MemorySwapLimitInBytes: 64}, &limits{MemoryLimitInBytes: 128}, &limits{MemoryLimitInBytes: 128, MemorySwapLimitInBytes: 128}},
+		"no swap, lowered":        {&limits{MemoryLimitInBytes: 64, MemorySwapLimitInBytes: 64}, &limits{MemoryLimitInBytes: 48}, &limits{MemoryLimitInBytes: 48, MemorySwapLimitInBytes: 48}},
+		"some swap":               {&limits{MemoryLimitInBytes: 64, MemorySwapLimitInBytes: 100}, &limits{MemoryLimitInBytes: 128}, &limits{MemoryLimitInBytes: 128, MemorySwapLimitInBytes: 164}},
+		"any swap":                {&limits{MemoryLimitInBytes: 64, MemorySwapLimitInBytes: -1}, &limits{MemoryLimitInBytes: 128}, &limits{MemoryLimitInBytes: 128, MemorySwapLimitInBytes: -1}},
+		"limit lifted":            {&limits{MemoryLimitInBytes: 64, MemorySwapLimitInBytes: 64}, &limits{MemoryLimitInBytes: -1}, &limits{MemoryLimitInBytes: -1, MemorySwapLimitInBytes: -1}},
+		"swap never named":        {&limits{MemoryLimitInBytes: 64}, &limits{MemoryLimitInBytes: 128}, &limits{MemoryLimitInBytes: 128}},
+		"both named":              {&limits{MemoryLimitInBytes: 64, MemorySwapLimitInBytes: 64}, &limits{MemoryLimitInBytes: 128, MemorySwapLimitInBytes: 129}, &limits{MemoryLimitInBytes: 128, MemorySwapLimitInBytes: 129}},
+		"swap alone":              {&limits{MemoryLimitInBytes: 64, MemorySwapLimitInBytes: 64}, &limits{MemorySwapLimitInBytes: 80}, &limits{MemoryLimitInBytes: 64, MemorySwapLimitInBytes: 80}},
+		"shares below the least":  {nil, &limits{CpuShares: 1}, &limits{CpuShares: 2}},
+		"shares above the most":   {nil, &limits{CpuShares: 1 << 40}, &limits{CpuShares: 1 << 18}},
+		"shares that are not set": {&limits{CpuQuota: 5}, &limits{CpuQuota: 6}, &limits{CpuQuota: 6}},
+	} {
+		if got := MergeLimits(c.inForce, c.update); !proto.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
 	}
 }
 

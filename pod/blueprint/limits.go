@@ -14,14 +14,16 @@ import (
 // FirstLimits returns the limits with which a container is created.
 func FirstLimits(plan *records.ContainerPlan) *cri.LinuxContainerResources {
 	asked := plan.Config.M.GetLinux().GetResources()
-	if plan.Workload.M == nil {
+	if shares := asked.GetCpuShares(); plan.Workload.M == nil && spec.ClampShares(shares) == shares {
 		return asked
 	}
 	return MergeLimits(asked, plan.Workload.M)
 }
 
-// MergeLimits returns the limits in force with those of r over them. Fields of r that are not
-// set count for nothing (CRI: UpdateContainerResourcesRequest). It modifies neither.
+// MergeLimits returns the limits in force with those of r over them, CPU shares as the kernel
+// clamps them. Fields of r that are not set count for nothing (CRI:
+// UpdateContainerResourcesRequest), but where r has a memory limit and no limit of memory and
+// swap together, that follows: the container may swap as much as before. It modifies neither.
 func MergeLimits(inForce, r *cri.LinuxContainerResources) *cri.LinuxContainerResources {
 	merged := &cri.LinuxContainerResources{}
 	if inForce != nil {
@@ -29,7 +31,14 @@ func MergeLimits(inForce, r *cri.LinuxContainerResources) *cri.LinuxContainerRes
 	}
 	hugepages := merged.HugepageLimits
 	merged.HugepageLimits = nil
+	if memory, swap := r.GetMemoryLimitInBytes(), merged.MemorySwapLimitInBytes; memory != 0 && swap > 0 {
+		merged.MemorySwapLimitInBytes = -1
+		if memory > 0 && merged.MemoryLimitInBytes > 0 {
+			merged.MemorySwapLimitInBytes = memory + swap - merged.MemoryLimitInBytes
+		}
+	}
 	proto.Merge(merged, r)
+	merged.CpuShares = spec.ClampShares(merged.CpuShares)
 	for _, old := range hugepages {
 		same := func(l *cri.HugepageLimit) bool { return l.GetPageSize() == old.GetPageSize() }
 		if !slices.ContainsFunc(merged.HugepageLimits, same) {

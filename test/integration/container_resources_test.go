@@ -165,6 +165,32 @@ func TestQuotaIsLifted(t *testing.T) {
 	})
 }
 
+// An update of memory alone takes the limit of memory and swap together along, up and down.
+// CPU shares beyond the kernel's bounds are reported as they are in force.
+func TestSwapFollowsMemory(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	swap := knob{"memory", "memory.memsw.limit_in_bytes", "memory.swap.max"}
+	each(t, func(t *testing.T, handler string) {
+		c := w.run(t, handler).start(t, "sleep", func(c *cri.ContainerConfig) {
+			c.Linux.Resources = &cri.LinuxContainerResources{MemoryLimitInBytes: 64 * mib, MemorySwapLimitInBytes: 64 * mib, CpuShares: 1}
+		})
+		equal(t, "CPU shares at first", c.status(t).Resources.GetLinux().GetCpuShares(), 2)
+		for _, limit := range []int64{128 * mib, 48 * mib} {
+			_, err := w.Runtime().UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{
+				ContainerId: c.id, Linux: &cri.LinuxContainerResources{MemoryLimitInBytes: limit, CpuShares: 1 << 40},
+			})
+			must(t, err)
+			c.holds(t, memoryLimit, strconv.FormatInt(limit, 10), strconv.FormatInt(limit, 10))
+			c.holds(t, swap, strconv.FormatInt(limit, 10), "0")
+			c.holds(t, cpuShares, "262144", "10000")
+			got := c.status(t).Resources.GetLinux()
+			equal(t, "limit with swap in the status", got.GetMemorySwapLimitInBytes(), limit)
+			equal(t, "CPU shares in the status", got.GetCpuShares(), 262144)
+		}
+	})
+}
+
 // holds compares a limit with its value on version 1 or 2 of cgroups.
 func (c *container) holds(t *testing.T, k knob, v1, v2 string) {
 	t.Helper()
