@@ -7,19 +7,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The monitor waits for no client that has attached: one that leaves too much of the
-// output unread (wire.MostBehind, or 1 MiB where pipes may not grow) loses the rest. What
-// a container answers to input that comes faster than its client reads would make it so
-// by itself. So the input waits while the output is far behind, and not for ever: a
-// client may read nothing until it has sent all.
+// The monitor does not wait for attached clients: one that leaves too much of the output
+// unread (wire.MostBehind, or 1 MiB where pipes may not grow) loses the rest. A client
+// that sends faster than it reads the container's answers would fall behind by itself. So
+// its input waits while it is far behind, but not for ever: a client may read nothing
+// until it has sent everything.
 const (
-	// farBehind is how much of a stream may be unread before the input waits. What the
-	// container and the pipes on the way hold comes on top, about half a MiB.
+	// farBehind is how much of a stream may be unread before the input waits. The container
+	// and the pipes on the way hold about half a MiB more.
 	farBehind = 256 << 10
-	// freeInput is how much input is passed on nevertheless: what a person types, to
-	// interrupt a program that floods the terminal for one.
+	// freeInput is how much input is passed on nevertheless. A person types less, to
+	// interrupt a program that floods the terminal for instance.
 	freeInput = 64 << 10
-	// stallTime is how long the input waits while the client takes nothing.
+	// stallTime is how long the input waits while the client reads nothing.
 	stallTime = 30 * time.Second
 )
 

@@ -39,11 +39,12 @@ type forwarder struct {
 	pod     string
 	party   party
 
+	wires wires
+
 	mu     sync.Mutex
 	closed bool
 	open   int
 	pairs  map[string]*pair    // those that lack a stream
-	wires  map[uint32]*wire    // connections, by the number of their data stream
 	stood  map[uint16]struct{} // ports to which some connection has been made
 }
 
@@ -62,7 +63,7 @@ type wire struct {
 	abandoned atomic.Bool             // the client has reset the stream
 }
 
-// resetTime is how long a pod may take for what the client sent before it reset the
+// resetTime is how long a pod may take to read what the client sent before it reset the
 // connection.
 const resetTime = 10 * time.Second
 
@@ -72,7 +73,7 @@ var errReset = errors.New("connection reset by the client")
 func (w *wire) Read(p []byte) (int, error) {
 	w.stands()
 	n, err := w.Stream.Read(p)
-	if err != nil && w.abandoned.Load() {
+	if err != nil && (w.abandoned.Load() || w.IsFinished()) { // or this side has ended, too
 		w.give(errReset)
 	}
 	return n, err
@@ -86,11 +87,30 @@ func (w *wire) Write(p []byte) (int, error) {
 	return w.Stream.Write(p)
 }
 
+// wires are connections, by the number of their data stream. Their lock is never held
+// while something is sent, since it is taken where frames are read.
+type wires struct {
+	mu  sync.Mutex
+	all map[uint32]*wire
+}
+
+func (l *wires) add(w *wire) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all[w.Identifier()] = w
+}
+
+func (l *wires) remove(w *wire) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.all, w.Identifier())
+}
+
 // abandon notes that the client has reset a stream.
-func (f *forwarder) abandon(stream uint32) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if w := f.wires[stream]; w != nil && !w.abandoned.Swap(true) {
+func (l *wires) abandon(stream uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if w := l.all[stream]; w != nil && !w.abandoned.Swap(true) {
 		time.AfterFunc(resetTime, func() { w.give(errReset) })
 	}
 }
@@ -106,7 +126,7 @@ func (p *pair) reset() {
 
 func (s *Server) portForward(v *session, req *cri.PortForwardRequest) {
 	id := req.GetPodSandboxId()
-	f := &forwarder{session: v, pod: id, party: s.partyOf(id), pairs: make(map[string]*pair), wires: make(map[uint32]*wire), stood: make(map[uint16]struct{})}
+	f := &forwarder{session: v, pod: id, party: s.partyOf(id), pairs: make(map[string]*pair), wires: wires{all: make(map[uint32]*wire)}, stood: make(map[uint16]struct{})}
 	switch {
 	case wsstream.IsWebSocketRequestWithTunnelingProtocol(v.r):
 		f.tunnel()
@@ -169,8 +189,7 @@ func (f *forwarder) take(s *spdystream.Stream) bool {
 	delete(f.pairs, id)
 	ctx, give := context.WithCancelCause(f.session.ctx)
 	w := &wire{Stream: p.data, give: give, stands: sync.OnceFunc(func() { f.stands(p.port) })}
-	w.abandoned.Store(p.data.IsFinished()) // reset before it was in wires
-	f.wires[p.data.Identifier()] = w
+	f.wires.add(w)
 	f.session.do(func() {
 		defer give(nil)
 		defer f.release(w)
@@ -206,9 +225,9 @@ func (f *forwarder) forget(id string, p *pair) {
 }
 
 func (f *forwarder) release(w *wire) {
+	f.wires.remove(w)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	delete(f.wires, w.Identifier())
 	f.releaseLocked()
 }
 
@@ -254,12 +273,12 @@ func (f *forwarder) connect(ctx context.Context, p *pair, w *wire) {
 	}
 }
 
-// tells reports whether the client is told of an error. kubectl since 1.23 takes any text
-// on the error stream of a connection for the end of all: it closes the session, prints
-// "lost connection to pod" and exits. So the text is for what concerns more than that
-// connection: the pod has ended, or none to that port has ever been made, as if it is
-// misspelled. Once one has been made, another that cannot be made, to a server that
-// restarts for instance, just ends (kubernetes#111825, kubernetes#74551).
+// tells reports whether an error is written to the client. Since 1.23 kubectl closes the
+// session, prints "lost connection to pod" and exits when there is any text on the error
+// stream of one connection. So only errors that concern more than that connection are
+// written: the pod has ended, or no connection to the port has ever been made, because the
+// port is wrong for instance. Later connections that cannot be made, to a server that
+// restarts for instance, just end (kubernetes#111825, kubernetes#74551).
 func (f *forwarder) tells(port uint16, err error) bool {
 	if err == nil || podEnded(err) {
 		return err != nil

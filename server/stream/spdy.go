@@ -149,7 +149,7 @@ func (v *session) spdyStreams(w wanted) (*dialogue, error) {
 
 // forwardSPDY serves port-forward on a connection that w can be upgraded to.
 func (f *forwarder) forwardSPDY(w http.ResponseWriter, r *http.Request) {
-	conn, _, err := upgradeSPDY(w, r, []string{forwardProtocol}, f.take, f.abandon)
+	conn, _, err := upgradeSPDY(w, r, []string{forwardProtocol}, f.take, f.wires.abandon)
 	if err != nil {
 		return
 	}

@@ -420,11 +420,11 @@ func TestExecShowsWhatDescendantsWrite(t *testing.T) {
 		c := w.run(t, handler).start(t, "sleep")
 		var want strings.Builder
 		want.WriteString("first\n")
-		for i := range 400 {
+		for i := range 10 {
 			fmt.Fprintf(&want, "line %d\n", i+1)
 		}
 		for name, change := range map[string]execChange{"pipes": func(*cri.ExecRequest) {}, "with input": withInput} {
-			e := c.session(t, s, "echo first ; orphan lines 400 1ms ; exit 2", change)
+			e := c.session(t, s, "echo first ; orphan lines 10 300ms ; exit 2", change)
 			endsWith(t, e, 2)
 			equal(t, name+": output", e.Stdout.String(), want.String())
 		}
