@@ -58,7 +58,7 @@ func logCall(ctx context.Context, attrs []slog.Attr, took time.Duration, err err
 		message = inWords(path.Base(method)) + " failed"
 		attrs = append(attrs, slog.String("code", status.Code(err).String()), slog.String("err", status.Convert(err).Message()))
 	}
-	slog.LogAttrs(ctx, level, message, attrs...) //nolint:sloglint // a word to search for per method, of which there are 43
+	slog.LogAttrs(ctx, level, message, attrs...) //nolint:sloglint // a word to search for per method
 }
 
 // inWords returns the name of a method as used in a sentence: PullImage is

@@ -27,7 +27,7 @@ func TestDamagedVolatileRecordsAreMovedAside(t *testing.T) {
 	if images := n.list(); len(images) != 1 || images[0].ID != img.ID {
 		t.Errorf("%+v", images)
 	}
-	if err := n.Adopt(t.Context(), []Rootfs{c}); err != nil { // makes the hold anew
+	if err := n.Adopt(t.Context(), []Rootfs{c}); err != nil { // makes a new hold
 		t.Error(err)
 	}
 	n.mount(c)

@@ -67,7 +67,7 @@ func TestUnknownCounter(t *testing.T) {
 	}
 }
 
-// A cgroup may count kills of an earlier container, or be made anew below us.
+// A cgroup may count kills of an earlier container, or be replaced by a new one.
 func TestCountSinceCreate(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "memory.events")

@@ -30,7 +30,7 @@ func TestWaitThatCannotBeRunEndsNothing(t *testing.T) {
 }
 
 // A command that has run and failed some times one after the other is the end, and one that
-// cannot be run in between is not counted. One that had run for long begins the count anew.
+// cannot be run in between is not counted. One that had run for long starts the count again.
 func TestWaitThatFailsIsTheEnd(t *testing.T) {
 	t.Parallel()
 	m := waiting(t, "/none")

@@ -22,7 +22,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "rewrite the golden files")
 
 // TestSpecsMatchGoldenFiles compares whole specs with reviewed ones. The default
 // seccomp profile has a golden file of its own and is cut out of the others.

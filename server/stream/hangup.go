@@ -18,11 +18,10 @@ import (
 	"github.com/crius-run/crius/internal/crowd"
 )
 
-// hangups watches connections for their other end to close. Reading would tell
-// too, but a session does not always read: its process may not want its input, or
-// its client may not take the output, and then a client that vanishes would not
-// be missed. The kernel tells by epoll even while there is unread data; one
-// goroutine, and no thread, waits for all connections.
+// hangups learns by epoll that clients have closed their connections, even while
+// data is unread. A session does not always read: its process may not want its
+// input, or its client may not take the output. One goroutine, and no thread,
+// waits for all connections.
 type hangups struct {
 	epoll *os.File
 	raw   syscall.RawConn

@@ -44,7 +44,7 @@ type Config struct {
 
 // Engine runs the sessions; *pod.Engine is the one there is.
 type Engine interface {
-	// Exec returns the command's exit code; an error is that there is none.
+	// Exec returns the command's exit code. An error means that there is none.
 	Exec(ctx context.Context, id string, cmd oci.Command, client pod.Client) (exitCode int32, err error)
 	Attach(ctx context.Context, id string, client pod.Client) error
 	// PortForward takes the closing of stream for the end of what is sent to the
@@ -128,8 +128,8 @@ func checkAddress(address string) error {
 	return nil
 }
 
-// newHTTP is a server that gives the time of day to nobody: a client sends one
-// short request and then speaks another protocol.
+// newHTTP returns a server without keep-alive or HTTP/2: a client sends one short
+// request, and then speaks another protocol.
 func (s *Server) newHTTP() *http.Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/exec/{token}", serve(s, s.exec))
@@ -242,7 +242,7 @@ func serve[T any](s *Server, handle func(*session, T)) http.HandlerFunc {
 		v := &session{server: s, conn: c, w: answer, r: r.WithContext(ctx), ctx: ctx}
 		v.work.Go(func() {
 			if c.wait(ctx, s.cfg.IdleTimeout) {
-				cancel(errGone)
+				cancel(c.why())
 				_ = c.Close() // whoever still writes is told
 			}
 		})
@@ -274,4 +274,17 @@ func (a *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return http.NewResponseController(a.ResponseWriter).Hijack()
 }
 
-var errGone = fmt.Errorf("client disconnected: %w", context.Canceled)
+var (
+	errGone = fmt.Errorf("client disconnected: %w", context.Canceled)
+	errIdle = fmt.Errorf("nothing sent in either direction for api.stream_idle_timeout: %w", context.Canceled)
+)
+
+// why says why wait has returned true.
+func (c *conn) why() error {
+	select {
+	case <-c.gone:
+		return errGone
+	default:
+		return errIdle
+	}
+}

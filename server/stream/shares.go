@@ -5,10 +5,10 @@ import "sync"
 // party is who takes a place: a container or pod, and the namespace that it is in.
 type party struct{ namespace, target string }
 
-// shares are a number of places, some of which are kept for those who have few or none.
-// Namespaces share all places; the containers or pods of one share the nine tenths
-// that it can get. Nobody has to end what has begun, so parts are smaller for those who
-// come later, but each of many gets one.
+// shares are a number of places, some of which are kept for parties that have few or none. A
+// namespace may take up to nine tenths of the places, which its containers or pods share.
+// Places in use are never taken back, so later parties get smaller parts, but each of many
+// gets one.
 type shares struct {
 	most       int // 0: any number
 	sum        int

@@ -55,8 +55,8 @@ type Arrival interface {
 // content have their digests. Layers that were added before an error stay. If the store has the
 // content of a layer elsewhere, the layer is rebuilt from there or, if that fails, downloaded.
 //
-// A layer that the store has under its id is not asked for: containers/image checks by the digest
-// of the blob whether the image may have it.
+// A layer that the store has under its id is not downloaded. Whether the image may use it,
+// containers/image checks by the digest of the blob.
 func (in *Intake) Put(ctx context.Context, image []Layer) error {
 	steps := in.plan(image)
 	ctx, cancel := context.WithCancel(ctx)

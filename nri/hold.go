@@ -11,8 +11,8 @@ import (
 // plugins, and with it the events of all other pods. Runtimes take less, unless they hang.
 const creationTime = 20 * time.Second
 
-// creation is the hold of a creation on new plugins, from the answers of plugins until
-// Node.Containers returns the container.
+// creation keeps new plugins from connecting while a container is created: from the answers of
+// plugins until Node.Containers returns the container.
 type creation struct {
 	plugins      *Plugins
 	release      func()
