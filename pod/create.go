@@ -89,6 +89,11 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	if err != nil {
 		return nil, err
 	}
+	if image.Config != nil && image.Config.StopSignal != "" && cfg.GetStopSignal() == cri.Signal_SIGNAL_RUNTIME_DEFAULT {
+		if _, _, ok := spec.ImageStopSignal(image.Config.StopSignal); !ok {
+			slog.WarnContext(ctx, "STOPSIGNAL of the image cannot be sent to a container, stopping with SIGTERM", "container", id, "image", image.ID, "signal", image.Config.StopSignal)
+		}
+	}
 	if plan.Volumes, err = admitVolumes(ctx, e.deps.Images, s.plan.Config.M, cfg.GetMounts()); err != nil {
 		return nil, err
 	}

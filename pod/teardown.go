@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"time"
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/mount"
@@ -20,7 +22,10 @@ import (
 // teardown removes every trace of the container, the record last.
 func (c *Container) teardown(ctx context.Context) error {
 	c.shortening.Lock()
-	c.Change(func(now *liveContainer) { now.Phase = records.Removing })
+	c.Change(func(now *liveContainer) {
+		now.incomplete = now.incomplete || now.Phase == records.Creating
+		now.Phase = records.Removing
+	})
 	c.shortening.Unlock()
 	c.Note(ctx)
 	var errs []error
@@ -41,11 +46,28 @@ func (c *Container) teardown(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err // the next try finds the monitor by the run directory
 	}
+	if c.Now().incomplete {
+		c.removeUnusedLog(ctx)
+	}
 	if err := removeRunDir(ctx, c.ref.Dir); err != nil {
 		return err
 	}
 	c.sandbox.room.Free(c.ID)
 	return c.Forget(ctx)
+}
+
+// removeUnusedLog removes the log that the monitor of a failed create has made, unless somebody
+// has written to it. A kubelet that finds no container counts the files of logs to find out how
+// often it has been started. A log that was there before stays.
+func (c *Container) removeUnusedLog(ctx context.Context) {
+	const clock = 100 * time.Millisecond // by which the kernel's time of a file may be behind
+	info, err := os.Lstat(c.plan.LogPath)
+	if err != nil || !info.Mode().IsRegular() || info.Size() > 0 || info.ModTime().Before(c.plan.CreatedAt.Add(-clock)) {
+		return
+	}
+	if err := trace.Call(ctx, "remove unused log", func() error { return os.Remove(c.plan.LogPath) }); err != nil {
+		slog.WarnContext(ctx, "empty log of a failed container creation not removed", "container", c.ID, "err", err)
+	}
 }
 
 // errNetworkOwed says that everything of a pod is gone except for its network, which could not
