@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -51,7 +52,7 @@ func sandboxStatus(v *view.Sandbox) *cri.PodSandboxStatus {
 		Metadata:       v.Config.GetMetadata(),
 		State:          v.State,
 		CreatedAt:      nanos(v.CreatedAt),
-		Network:        sandboxNetwork(v.IPs),
+		Network:        sandboxNetwork(v),
 		Linux:          &cri.LinuxPodSandboxStatus{Namespaces: &cri.Namespace{Options: options}},
 		Labels:         v.Config.GetLabels(),
 		Annotations:    v.Config.GetAnnotations(),
@@ -59,9 +60,15 @@ func sandboxStatus(v *view.Sandbox) *cri.PodSandboxStatus {
 	}
 }
 
-func sandboxNetwork(ips []string) *cri.PodSandboxNetworkStatus {
+// sandboxNetwork returns nil for a pod whose own network has given it no address. A kubelet that
+// finds a network without an IP there makes a new sandbox, again and again (kubernetes#48970,
+// PodSandboxChanged).
+func sandboxNetwork(v *view.Sandbox) *cri.PodSandboxNetworkStatus {
+	if len(v.IPs) == 0 && v.NetNS != "" && v.State == cri.PodSandboxState_SANDBOX_READY {
+		return nil
+	}
 	network := &cri.PodSandboxNetworkStatus{}
-	for i, ip := range ips {
+	for i, ip := range v.IPs {
 		if i == 0 {
 			network.Ip = valid(ip)
 		} else {
@@ -200,27 +207,26 @@ func fsUsage(u storage.FsUsage) *cri.FilesystemUsage {
 // The verbose information is one JSON document under the key info, as crictl
 // and the tools built on it expect.
 
-func sandboxInfo(v *view.Sandbox) (map[string]string, error) {
+func sandboxInfo(v *view.Sandbox, spec *specs.Spec) (map[string]string, error) {
 	return verbose(struct {
 		PID            int                   `json:"pid"`
 		RuntimeHandler string                `json:"runtimeHandler"`
 		NetNS          string                `json:"netNamespace,omitempty"`
 		Config         *cri.PodSandboxConfig `json:"config"`
-	}{v.PID, v.Handler, v.NetNS, v.Config})
+		RuntimeSpec    *specs.Spec           `json:"runtimeSpec"`
+	}{v.PID, v.Handler, v.NetNS, v.Config, spec})
 }
 
-func containerInfo(v *view.Container, spec json.RawMessage) (map[string]string, error) {
-	if !json.Valid(spec) {
-		spec = nil
-	}
+func containerInfo(v *view.Container, spec *specs.Spec) (map[string]string, error) {
 	return verbose(struct {
 		SandboxID      string               `json:"sandboxID"`
 		PID            int                  `json:"pid"`
+		Privileged     bool                 `json:"privileged"`
 		RuntimeHandler string               `json:"runtimeHandler"`
 		Bundle         string               `json:"bundle"`
 		Config         *cri.ContainerConfig `json:"config"`
-		RuntimeSpec    json.RawMessage      `json:"runtimeSpec"`
-	}{v.SandboxID, v.PID, v.Handler, v.Bundle, v.Config, spec})
+		RuntimeSpec    *specs.Spec          `json:"runtimeSpec"`
+	}{v.SandboxID, v.PID, v.Config.GetLinux().GetSecurityContext().GetPrivileged(), v.Handler, v.Bundle, v.Config, spec})
 }
 
 func imageInfo(spec *imagespec.Image) (map[string]string, error) {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -153,9 +154,9 @@ func TestContainerStatusRPC(t *testing.T) {
 	t.Parallel()
 	n := start(t)
 	n.engine.containers = append(n.engine.containers, fullContainerView())
-	for _, spec := range []string{"", `{"ociVersion":"1.0.2"}`} {
+	for _, spec := range []string{"", `{"ociVersion":"1.0.2"`} {
 		if spec != "" {
-			n.engine.spec = []byte(spec)
+			n.engine.spec = &specs.Spec{Version: "1.0.2"}
 		}
 		for _, verbose := range []bool{false, true} {
 			resp, err := n.runtime.ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: idOf(2)[:63], Verbose: verbose})

@@ -77,7 +77,8 @@ func (s *sandboxAPI) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStat
 		Timestamp:          nanos(now),
 	}
 	if req.GetVerbose() {
-		resp.Info, err = sandboxInfo(view)
+		spec, _ := s.engine.PodSpec(view.ID) // missing if it cannot be read
+		resp.Info, err = sandboxInfo(view, spec)
 	}
 	return resp, err
 }
