@@ -145,8 +145,13 @@ func clip(text string) string {
 	return strings.ToValidUTF8(text, "\uFFFD")
 }
 
-// isResult reports whether text is JSON and says something: null decodes as a result
-// without addresses.
+// isResult reports whether text can be the result of an ADD: null, and the error of a plugin
+// that then ends with 0, would decode as a result without addresses.
 func isResult(text []byte) bool {
-	return json.Valid(text) && !bytes.Equal(bytes.TrimSpace(text), []byte("null"))
+	var kind struct {
+		Code uint `json:"code"`
+	}
+	err := json.Unmarshal(text, &kind)
+	wrongType := errors.As(err, new(*json.UnmarshalTypeError)) // libcni says what is wrong with it
+	return (err == nil && kind.Code == 0 || wrongType) && !bytes.Equal(bytes.TrimSpace(text), []byte("null"))
 }

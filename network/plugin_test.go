@@ -87,6 +87,7 @@ func TestHostilePlugins(t *testing.T) {
 		"nothing":                             {`exit 0`, `printed no CNI result but ""`, nil},
 		"binary garbage":                      {`printf '\377\376\000{'`, "printed no CNI result", nil},
 		"null":                                {`echo null`, `printed no CNI result but "null\n"`, nil},
+		"error, but ends with 0":              {`echo '{"cniVersion": "1.0.0", "code": 11, "msg": "try again later"}'`, "printed no CNI result", nil},
 		"list":                                {`echo '[1]'`, "unmarshal", nil},
 		"wrong types":                         {`echo '{"cniVersion": "1.0.0", "ips": "many"}'`, "unmarshal", nil},
 		"unknown version":                     {`echo '{"cniVersion": "9.0.0"}'`, "9.0.0", nil},

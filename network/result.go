@@ -14,6 +14,8 @@ import (
 // primary one first. Those of the host's end, or of another interface in the
 // pod, are not the pod's. If a plugin does not name the interface of an address
 // it is the pod's.
+// None is valid: a network of layer 2 alone has no addresses to give. But a result that lists
+// interfaces must list the pod's.
 func addresses(result types.Result, ifName, primary string) ([]string, error) {
 	r, err := current.NewResultFromResult(result)
 	if err != nil {
@@ -33,6 +35,10 @@ func addresses(result types.Result, ifName, primary string) ([]string, error) {
 			}
 		}
 		ours = append(ours, ip)
+	}
+	named := func(i *current.Interface) bool { return i != nil && i.Sandbox != "" && i.Name == ifName }
+	if len(ours) == 0 && len(r.Interfaces) > 0 && !slices.ContainsFunc(r.Interfaces, named) {
+		return nil, fmt.Errorf("CNI result: interface %s is not among the pod's interfaces", ifName)
 	}
 	rank := func(ip *current.IPConfig) int {
 		switch four := ip.Address.IP.To4() != nil; {

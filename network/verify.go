@@ -78,7 +78,7 @@ func namespaceGone(err error) bool {
 
 // inside is called in the pod's network namespace.
 func (p Attached) inside() []Damage {
-	if len(p.IPs) == 0 {
+	if len(p.IPs) == 0 && len(p.Result) == 0 {
 		return nil // how the network works is unknown
 	}
 	link, err := linkIndex(p.Interface)

@@ -183,9 +183,6 @@ func (c *Container) build(ctx context.Context, src sources) error {
 	if err := ensureSources(); err != nil {
 		return err
 	}
-	if err := c.followLinks(ctx, &in); err != nil {
-		return err
-	}
 	if err := c.engine.labels.Relabel(ctx, c.engine.paths.HostPaths, &c.sandbox.plan, &c.plan); err != nil {
 		return err
 	}

@@ -73,13 +73,15 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	if err := spec.CheckRootfs(c.ref.Rootfs(), cfg.GetMounts()); err != nil {
 		return in, err
 	}
+	in.Facts.MountTargets, in.Facts.WorkingDir = spec.MountTargets(c.ref.Rootfs(), cfg.GetMounts()), in.WorkingDir()
 	if in.Facts.User, err = c.lookUpUser(ctx, &in); err != nil {
 		return in, err
 	}
-	if err := trace.Call(ctx, "mark root file system", func() error { return spec.MarkRootfs(&in) }); err != nil {
+	if in.Facts.BindVolumes, err = c.makeVolumes(ctx, in); err != nil {
 		return in, err
 	}
-	if in.Facts.BindVolumes, err = c.makeVolumes(ctx, in); err != nil {
+	// After the volumes, of which one may be /run itself.
+	if err := trace.Call(ctx, "mark root file system", func() error { return spec.MarkRootfs(&in) }); err != nil {
 		return in, err
 	}
 	if in.Facts.NodeMounts, err = c.copyNodeFiles(ctx, asked); err != nil {

@@ -77,19 +77,6 @@ func (c *Container) makeVolumes(ctx context.Context, in spec.Input) ([]string, e
 	return volumes, nil
 }
 
-// followLinks makes what the runtime may fail to make for mounts at dangling links of the
-// image, and below them.
-func (c *Container) followLinks(ctx context.Context, in *spec.Input) error {
-	return spec.FollowLinks(in, func(i int) (bool, error) {
-		source := in.Request.Container.GetMounts()[i].GetHostPath()
-		if source == "" {
-			source = in.Facts.MountSources[i] // of an image
-		}
-		absent, err := c.engine.paths.Absent(ctx, []string{source + "/."})
-		return len(absent) == 0, err
-	})
-}
-
 // copyNodeFiles makes the container's copies of the files that the node's mounts.conf lists.
 func (c *Container) copyNodeFiles(ctx context.Context, asked annotation.Asked) (mounts []*cri.Mount, err error) {
 	set, problems := mountsconf.Read(c.engine.cfg.MountsFiles, mountsconf.FIPSFile)

@@ -42,6 +42,6 @@ func ExampleContainer() {
 	fmt.Println(err)
 	// Output:
 	// ["nginx" "-g" "daemon off;"] in /srv of /run/crius/rootfs
-	// ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" "HOSTNAME=web" "PORT=8080" "HOME=/"]
+	// ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" "HOSTNAME=web" "PORT=8080" "HOME=/srv"]
 	// a privileged container needs a privileged pod: set privileged in the security context of sandbox_config too: invalid argument
 }

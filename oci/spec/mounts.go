@@ -158,6 +158,9 @@ func requestMounts(in *Input) ([]specs.Mount, error) {
 		if err != nil {
 			return nil, fmt.Errorf("mount at %q: %w", m.GetContainerPath(), err)
 		}
+		if i < len(in.Facts.MountTargets) && in.Facts.MountTargets[i] != "" {
+			one.Destination = in.Facts.MountTargets[i]
+		}
 		list = append(list, one)
 	}
 	return list, nil

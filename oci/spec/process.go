@@ -48,7 +48,11 @@ func environment(in *Input, s *specs.Spec) error {
 	}
 	env := in.environment()
 	if !env.has("HOME") {
-		env.set("HOME", cleanHome(in.Facts.User.Home))
+		home := in.Facts.User.Home
+		if in.Facts.User.Username == "" { // as its entry in passwd will say
+			home = in.Home()
+		}
+		env.set("HOME", cleanHome(home))
 	}
 	s.Process.Env = env.list()
 	for _, entry := range s.Process.Env {
@@ -124,7 +128,7 @@ func (v *variables) list() []string {
 // through the kernel's magic links is refused: it names files that the runtime
 // has open rather than a place in the container (CVE-2024-21626).
 func workdir(in *Input, s *specs.Spec) error {
-	dir := in.workdir()
+	dir := cmp.Or(in.Facts.WorkingDir, in.workdir())
 	if !path.IsAbs(dir) || strings.ContainsRune(dir, 0) {
 		return invalid("working directory %.256q is not an absolute path", dir)
 	}

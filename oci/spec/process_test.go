@@ -143,7 +143,7 @@ func TestTermAndHome(t *testing.T) {
 		}
 	}
 	for home, want := range hostileHomes() {
-		s := mutate(t, func(in *Input) { in.Facts.User.Home = home })
+		s := mutate(t, func(in *Input) { in.Facts.User.Home, in.Facts.User.Username = home, "app" })
 		if env(s, "HOME") != want {
 			t.Errorf("home %.30q gives %.30q, want %q", home, env(s, "HOME"), want)
 		}

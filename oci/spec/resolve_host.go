@@ -59,13 +59,18 @@ func hostFrom(root fs.FS) (Host, error) {
 }
 
 // OpenFiles returns crius's own hard limit of open files, which nothing that it starts can
-// exceed; 0: unknown.
+// exceed, or the kernel's maximum if that has been lowered below it; 0: unknown.
 func OpenFiles() uint64 {
 	var limit unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
 		return 0
 	}
-	return limit.Max
+	text, err := os.ReadFile("/proc/sys/fs/nr_open")
+	most, parseErr := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil || parseErr != nil {
+		return limit.Max
+	}
+	return min(limit.Max, most)
 }
 
 func statusCaps(status, field string) (CapSet, error) {

@@ -43,6 +43,9 @@ func AddAccount(rootfs, name, line string) error {
 	if err != nil || text == "" {
 		return err
 	}
+	if name, rest, _ := strings.Cut(line, ":"); strings.Contains("\n"+text, "\n"+name+":") {
+		line = name + "_:" + rest // the name is another user's or group's
+	}
 	if !strings.HasSuffix(text, "\n") {
 		line = "\n" + line
 	}

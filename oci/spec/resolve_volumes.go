@@ -192,10 +192,26 @@ func MarkRootfs(in *Input) error {
 		users := in.podSecurity().GetNamespaceOptions().GetUsernsOptions()
 		err = makeFile(root, name, nodeID(users.GetUids(), 0), nodeID(users.GetGids(), 0))
 	}
-	if err == nil || errors.Is(err, fs.ErrExist) || imageCausedVolumeError(err) {
+	full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) // the container may do without
+	if err == nil || full || errors.Is(err, fs.ErrExist) || imageCausedVolumeError(err) {
 		return nil
 	}
 	return fmt.Errorf("make %s: %w", containerEnv, err)
+}
+
+// makeFile makes an empty file, and the directories above it that are missing.
+func makeFile(root *os.Root, name string, uid, gid int) error {
+	if dir := path.Dir(name); dir != "/" {
+		if err := makeVolume(root, dir, uid, gid); err != nil {
+			return err
+		}
+	}
+	name = strings.TrimPrefix(name, "/")
+	f, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Chmod(0o644), f.Close(), root.Lchown(name, uid, gid))
 }
 
 // nodeID maps an id of the container to the id on the node.

@@ -43,9 +43,10 @@ func (u Identity) CRI() *cri.ContainerUser {
 }
 
 // PasswdLine returns the line to append to the passwd of a root file system so
-// that the user has a name there, its own number, with home as its directory.
-// It returns an empty line if the image knows the user. Whatever home contains,
-// the result is one line of seven fields (CVE-2022-4318, CVE-2026-15809).
+// that the user has a name there, with home as its directory. The name is "user"
+// and the number: shadow, systemd and others refuse names of digits alone
+// (cri-o#9432). The line is empty if the image knows the user. Whatever home
+// contains, it is one line of seven fields (CVE-2022-4318, CVE-2026-15809).
 func (u Identity) PasswdLine(home string) string {
 	if u.Username != "" {
 		return ""

@@ -4,6 +4,7 @@ import (
 	"os"
 	"testing"
 
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/kit/image"
@@ -16,6 +17,7 @@ func TestContainersAreMarked_crio_5461(t *testing.T) {
 	w := shared(t)
 	const mark = "/run/.containerenv"
 	linked := w.image(t, nil, image.Symlink("run", "/var/run"))
+	volume := w.image(t, func(c *imagespec.ImageConfig) { c.User, c.Volumes = "4711:4711", map[string]struct{}{"/run": {}} })
 	odd := w.image(t, nil, image.Text("run", "a file"))
 	each(t, func(t *testing.T, handler string) {
 		p := w.run(t, handler)
@@ -29,9 +31,11 @@ func TestContainersAreMarked_crio_5461(t *testing.T) {
 			equal(t, name, c.exec(t, "cat "+mark), "")
 			equal(t, name, c.exec(t, "stat "+mark)[:11], "100644 0 0 ")
 		}
+		c := p.start(t, "sleep", ofImage(volume))
+		equal(t, "volume at /run", c.exec(t, "stat /run")[:15], "40755 4711 4711")
 		equal(t, "output without the mark", p.finish(t, "echo hello", ofImage(odd)), "hello\n")
 		run := w.dir(t)
-		c := p.start(t, "sleep", withMounts(&cri.Mount{ContainerPath: "/run", HostPath: run}))
+		c = p.start(t, "sleep", withMounts(&cri.Mount{ContainerPath: "/run", HostPath: run}))
 		c.remove(t)
 		entries, err := os.ReadDir(run)
 		must(t, err)

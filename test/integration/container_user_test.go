@@ -127,6 +127,11 @@ func TestEveryUserHasAName(t *testing.T) {
 	c := p.start(t, "sleep", as(4711, 4712))
 	equal(t, "passwd", c.exec(t, "cat /etc/passwd"), images.Passwd+"user4711:x:4711:4712::/tmp:/sbin/nologin\n")
 	equal(t, "group", c.exec(t, "cat /etc/group"), images.Group+"group4712:x:4712:\n")
+	made := p.start(t, "facts", as(4711, 4712))
+	made.wait(t)
+	f := lastFacts(t, made)
+	home, _ := f.Getenv("HOME")
+	equal(t, "HOME, as in passwd", home, "/tmp")
 
 	// HOME comes before the working directory.
 	c = p.start(t, "sleep", as(4711, 0), func(c *cri.ContainerConfig) {

@@ -160,7 +160,9 @@ func TestPodWithoutAddress(t *testing.T) {
 	}
 	for _, handler := range handlers {
 		p := w.run(t, handler, ofPort)
-		equal(t, "addresses", p.status(t).GetNetwork().String(), "")
+		if network := p.status(t).Network; network != nil { // a kubelet would make a new sandbox
+			t.Errorf("network of a pod without an address: %v", network)
+		}
 		equal(t, "output", p.finish(t, "echo hello"), "hello\n")
 		must(t, w.Crash(t.Context()))
 		equal(t, "state after a crash", p.status(t).State, cri.PodSandboxState_SANDBOX_READY)
