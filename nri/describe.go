@@ -33,6 +33,7 @@ type Container struct {
 	ID     string
 	Pod    *Pod
 	Config *cri.ContainerConfig
+	Added  map[string]string // annotations that plugins have added to those of Config
 	Spec   *Spec
 	State  cri.ContainerState
 	PID    int // 0: not created yet, or dead
@@ -75,7 +76,7 @@ func (c *Container) message() *api.Container {
 		Name:          c.Config.GetMetadata().GetName(),
 		State:         stateOf(c.State),
 		Labels:        c.Config.GetLabels(),
-		Annotations:   maps.Clone(c.Config.GetAnnotations()), // the library writes to it
+		Annotations:   map[string]string{}, // not Config's own: the library writes to it
 		Pid:           uint32(c.PID),
 		CreatedAt:     nanoseconds(c.CreatedAt),
 		StartedAt:     nanoseconds(c.StartedAt),
@@ -89,6 +90,8 @@ func (c *Container) message() *api.Container {
 			ConfigDigest: digest(c.ImageID),
 		},
 	}
+	maps.Copy(m.Annotations, c.Config.GetAnnotations())
+	maps.Copy(m.Annotations, c.Added)
 	if m.Image.Name == "" {
 		m.Image.Name = c.Config.GetImage().GetImage()
 	}

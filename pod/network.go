@@ -55,7 +55,7 @@ func (s *Sandbox) detach(ctx context.Context) error {
 		s.Change(func(now *livePod) { now.detachErr = err })
 		return err
 	}
-	s.Change(func(now *livePod) { now.Network = nil })
+	s.Change(func(now *livePod) { now.Network, now.IPs = nil, a.IPs })
 	return nil
 }
 

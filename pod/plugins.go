@@ -3,10 +3,12 @@ package pod
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"strings"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/cdi"
@@ -34,15 +36,21 @@ func (s *Sandbox) askPluginsForUpdate(ctx context.Context, overhead, resources *
 
 // askPlugins lets plugins adjust the spec.
 func (c *Container) askPlugins(ctx context.Context, s *nri.Spec) error {
+	before := maps.Clone(s.Annotations)
 	set, err := c.nri.Create(ctx, func() *nri.Container { return c.describeWith(s) })
 	if err != nil {
 		return err
 	}
+	added := maps.Clone(s.Annotations)
+	maps.DeleteFunc(added, func(key, value string) bool {
+		had, ok := before[key]
+		return ok && had == value
+	})
 	if score := s.Process.OOMScoreAdj; score != nil {
 		*score = spec.OOMScoreAdj(int64(*score), c.engine.planner.Host)
 	}
 	limits := spec.Report(c.Now().Resources.M, set)
-	c.Change(func(now *liveContainer) { now.Resources.M = limits })
+	c.Change(func(now *liveContainer) { now.Resources.M, now.Annotations = limits, added })
 	return blueprint.EnoughMemory(c.runtime.Handler(), c.plan.Handler, limits)
 }
 
@@ -57,6 +65,7 @@ func (s *Sandbox) describe() *nri.Pod {
 	if now.infra != nil {
 		p.PID = now.infra.PID()
 	}
+	p.IPs = now.IPs
 	if now.Network != nil {
 		p.IPs = now.Network.IPs
 	}
@@ -65,11 +74,17 @@ func (s *Sandbox) describe() *nri.Pod {
 		{Type: "network", Path: paths.Net}, {Type: "ipc", Path: paths.IPC},
 		{Type: "uts", Path: paths.UTS}, {Type: "user", Path: paths.User},
 	} {
-		if n.Path != "" {
+		if n.Path != "" && (now.Phase == records.Ready || pinned(n.Path)) {
 			p.Namespaces = append(p.Namespaces, n)
 		}
 	}
 	return p
+}
+
+// pinned reports whether a namespace is still there.
+func pinned(path string) bool {
+	_, err := ns.Inode(path)
+	return err == nil
 }
 
 // describe returns the container as plugins see it, with the spec of its bundle.
@@ -84,7 +99,7 @@ func (c *Container) describe() *nri.Container {
 func (c *Container) describeWith(s *nri.Spec) *nri.Container {
 	now := c.Now()
 	d := &nri.Container{
-		ID: c.ID, Pod: c.sandbox.describe(), Config: c.plan.Config.M, Spec: s,
+		ID: c.ID, Pod: c.sandbox.describe(), Config: c.plan.Config.M, Added: now.Annotations, Spec: s,
 		State:     cri.ContainerState_CONTAINER_UNKNOWN, // not created yet
 		CreatedAt: c.plan.CreatedAt, ImageID: c.plan.ImageID,
 	}

@@ -27,7 +27,8 @@ import (
 // work, or returns the pod if it is running already; the same name with another request is
 // fault.Exists.
 func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSandboxConfig) (string, error) {
-	if handler == "" {
+	byDefault := handler == ""
+	if byDefault {
 		handler = e.deps.Runtimes.Default()
 	}
 	abilities, err := e.status.Probe(ctx, handler)
@@ -60,7 +61,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 		started := time.Now()
 		err := e.deps.Trace.Do(ctx, "run pod", name.String(), func(ctx context.Context) error {
 			return e.runSandbox(ctx, id, e.planner.Pod(id, blueprint.PodRequest{
-				Handler: handler, Config: cfg, Sandboxed: abilities.Sandboxed, At: time.Now(),
+				Handler: handler, ByDefault: byDefault, Config: cfg, Sandboxed: abilities.Sandboxed, At: time.Now(),
 			}))
 		})
 		if err != nil {

@@ -131,6 +131,9 @@ func (s *Sandbox) show(now *livePod) *view.Sandbox {
 		CreatedAt: s.plan.CreatedAt,
 		Memo:      new(view.Memo),
 	}
+	if !s.plan.ByDefault {
+		v.Asked = s.plan.Handler
+	}
 	if now.Phase != records.Ready || s.ending.Err() != nil {
 		s.meter.Close()
 		return v

@@ -31,7 +31,7 @@ func fillSandbox(m *cri.PodSandbox, v *view.Sandbox) {
 	m.CreatedAt = nanos(v.CreatedAt)
 	m.Labels = v.Config.GetLabels()
 	m.Annotations = v.Config.GetAnnotations()
-	m.RuntimeHandler = v.Handler
+	m.RuntimeHandler = v.Asked
 }
 
 func sandboxMatches(f *cri.PodSandboxFilter, v *view.Sandbox) bool {
@@ -56,7 +56,7 @@ func sandboxStatus(v *view.Sandbox) *cri.PodSandboxStatus {
 		Linux:          &cri.LinuxPodSandboxStatus{Namespaces: &cri.Namespace{Options: options}},
 		Labels:         v.Config.GetLabels(),
 		Annotations:    v.Config.GetAnnotations(),
-		RuntimeHandler: v.Handler,
+		RuntimeHandler: v.Asked,
 	}
 }
 
@@ -111,7 +111,7 @@ func containerStatus(v *view.Container) *cri.ContainerStatus {
 		Annotations: v.Config.GetAnnotations(),
 		Mounts:      validMounts(v.Mounts),
 		LogPath:     valid(v.LogPath),
-		Resources:   v.Resources,
+		Resources:   cmp.Or(v.Resources, &cri.ContainerResources{Linux: &cri.LinuxContainerResources{}}),
 		ImageId:     v.ImageID,
 		User:        v.User,
 		StopSignal:  v.StopSignal,

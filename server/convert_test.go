@@ -22,6 +22,7 @@ func fullSandboxView() *view.Sandbox {
 	return &view.Sandbox{
 		ID:        idOf(1),
 		Handler:   "crun",
+		Asked:     "crun",
 		Config:    maximalSandboxConfig(),
 		State:     cri.PodSandboxState_SANDBOX_NOTREADY,
 		CreatedAt: time.Unix(1, 2),

@@ -16,6 +16,7 @@ const PinPrefix = "crius-"
 // PodRequest is a request for a pod.
 type PodRequest struct {
 	Handler   string
+	ByDefault bool // the request named no handler
 	Config    *cri.PodSandboxConfig
 	Sandboxed bool // the handler runs all containers of a pod in one runtime sandbox
 	At        time.Time
@@ -25,6 +26,7 @@ type PodRequest struct {
 func (p *Planner) Pod(id string, r PodRequest) records.PodPlan {
 	return records.PodPlan{
 		Handler:      r.Handler,
+		ByDefault:    r.ByDefault,
 		Config:       records.Message[*cri.PodSandboxConfig]{M: r.Config},
 		CreatedAt:    r.At,
 		BootID:       p.Boot,

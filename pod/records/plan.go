@@ -36,6 +36,9 @@ type PodPlan struct {
 	OwnFiles bool `json:"OwnFiles,omitempty"`
 	// CgroupPrefix is what the name of its cgroup begins with; empty: crius.
 	CgroupPrefix string `json:"CgroupPrefix,omitempty"`
+	// ByDefault: the request named no handler. Requests for pods from before that was recorded
+	// count as having named one.
+	ByDefault bool `json:"ByDefault,omitempty"`
 	// SELinuxLevel is the pod's own; empty: the node had no SELinux.
 	SELinuxLevel string `json:"SELinuxLevel,omitempty"`
 }
@@ -46,6 +49,8 @@ type PodState struct {
 	// Network is planned before the ADD, completed by it, and nil again once the DEL has
 	// succeeded: until then the network needs a DEL.
 	Network *network.Attachment `json:"Network,omitempty"`
+	// IPs are the addresses of a network that has been released.
+	IPs []string `json:"IPs,omitempty"`
 	// Overhead and Resources replace those of the plan's Config since an update.
 	Overhead  Message[*cri.LinuxContainerResources] `json:"Overhead"`
 	Resources Message[*cri.LinuxContainerResources] `json:"Resources"`
@@ -181,6 +186,8 @@ type ContainerState struct {
 	// OOMKills is how many of the container's processes the OOM killer had killed when crius
 	// sent SIGKILL. These kills did not end the container.
 	OOMKills uint64 `json:"OOMKills,omitempty"`
+	// Annotations are those that NRI plugins have added.
+	Annotations map[string]string `json:"Annotations,omitempty"`
 }
 
 // Reached returns Phase.

@@ -14,6 +14,7 @@ import (
 type Sandbox struct {
 	ID        string
 	Handler   string // RuntimeClass handler, never empty
+	Asked     string // the handler that the request named; empty: none
 	Config    *cri.PodSandboxConfig
 	State     cri.PodSandboxState
 	CreatedAt time.Time

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -235,4 +236,46 @@ func TestNodeWithoutPluginSocket(t *testing.T) {
 		t.Errorf("status does not say why there are no plugins:\n%s", out)
 	}
 	first.Plugin(t, "10", &nriplugin.Plugin{})
+}
+
+// What a plugin adds at the creation is shown to plugins as long as the container lives, also by
+// another server. A pod that is removed still has the addresses of its life, and names no
+// namespace that is gone. The status names the handler that was asked for: none.
+func TestPluginsSeeWhatWasAdded(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	const key, value = "example.com/added", "by the plugin"
+	create := func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+		a := &api.ContainerAdjustment{}
+		a.AddAnnotation(key, value)
+		return a, nil, nil
+	}
+	first := w.Plugin(t, "10", &nriplugin.Plugin{Create: create})
+	p := w.run(t, "")
+	equal(t, "handler in the status", p.status(t).RuntimeHandler, "")
+	c := p.start(t, "sleep")
+	for _, e := range first.Events(c.id) {
+		if e.Name != "CreateContainer" {
+			equal(t, "annotation at "+e.Name, e.Container.Annotations[key], value)
+		}
+	}
+	must(t, w.Crash(t.Context()))
+	equal(t, "handler in the status after a crash", p.status(t).RuntimeHandler, "")
+	second := w.Plugin(t, "20", &nriplugin.Plugin{})
+	_, containers := second.Synchronized()
+	for _, known := range containers {
+		equal(t, "annotation at Synchronize", known.Annotations[key], value)
+	}
+	ip := p.status(t).Network.Ip
+	p.stop(t)
+	must(t, w.Crash(t.Context()))
+	third := w.Plugin(t, "30", &nriplugin.Plugin{})
+	p.remove(t)
+	wait.For(t, "the plugin to learn of the removal", func() bool { return slices.Contains(third.Names(p.id), "RemovePodSandbox") })
+	for _, e := range third.Events(p.id) {
+		if e.Name == "RemovePodSandbox" {
+			equalSlices(t, "addresses of the removed pod", e.Pod.Ips[:1], []string{ip})
+			equal(t, "namespaces of the removed pod", len(e.Pod.GetLinux().GetNamespaces()), 0)
+		}
+	}
 }
