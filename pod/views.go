@@ -1,14 +1,13 @@
 package pod
 
 import (
+	"encoding/json"
 	"slices"
 
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
-	"github.com/crius-run/crius/pod/blueprint"
 	"github.com/crius-run/crius/pod/view"
 )
 
@@ -57,49 +56,39 @@ func (e *Engine) Containers() []*view.Container {
 }
 
 // RuntimeSpec returns the config.json of a container's bundle, with the limits that updates have
-// set since. Fields that this version does not know are not in it.
-func (e *Engine) RuntimeSpec(id string) (*specs.Spec, error) {
+// set since.
+func (e *Engine) RuntimeSpec(id string) (json.RawMessage, error) {
 	c, err := e.containers.Find(id)
 	if err != nil {
 		return nil, err
 	}
-	s, err := oci.ReadSpec[specs.Spec](c.ref.Dir)
-	if err != nil || s.Linux == nil || s.Linux.Resources == nil {
-		return s, err
+	text, err := oci.ReadSpec[json.RawMessage](c.ref.Dir)
+	if err != nil {
+		return nil, err
 	}
-	if now, err := spec.Resources(c.Now().Resources.M, e.planner.Host); err == nil { // an earlier version's may be refused by now
-		blueprint.Overlay(s.Linux.Resources, now)
-	}
-	return s, nil
+	return spec.WithLimits(*text, c.Now().Resources.M, e.planner.Host), nil
 }
 
-// PodSpec returns the OCI spec of a pod: that of its infra container or, if it has none, one that
-// says the same of the pod, with the namespaces that its containers join.
-func (e *Engine) PodSpec(id string) (*specs.Spec, error) {
+// PodSpec returns the OCI spec of a pod: the config.json of its infra container or, if it has
+// none, one that says the same of the pod.
+func (e *Engine) PodSpec(id string) (json.RawMessage, error) {
 	s, err := e.sandboxes.Find(id)
 	if err != nil {
 		return nil, err
 	}
 	if s.plan.Infra {
-		return oci.ReadSpec[specs.Spec](s.infraRef().Dir)
-	}
-	pod := &specs.Spec{
-		Version: specs.Version, Hostname: s.plan.Config.M.GetHostname(), Annotations: s.plan.Config.M.GetAnnotations(),
-		Linux: &specs.Linux{CgroupsPath: s.plan.Config.M.GetLinux().GetCgroupParent()},
-	}
-	if s.View().State != cri.PodSandboxState_SANDBOX_READY {
-		return pod, nil // the namespaces are gone
-	}
-	paths := s.plan.Namespaces.Paths()
-	for _, n := range []specs.LinuxNamespace{
-		{Type: specs.NetworkNamespace, Path: paths.Net}, {Type: specs.IPCNamespace, Path: paths.IPC},
-		{Type: specs.UTSNamespace, Path: paths.UTS}, {Type: specs.UserNamespace, Path: paths.User},
-	} {
-		if n.Path != "" {
-			pod.Linux.Namespaces = append(pod.Linux.Namespaces, n)
+		text, err := oci.ReadSpec[json.RawMessage](s.infraRef().Dir)
+		if err != nil {
+			return nil, err
 		}
+		return *text, nil
 	}
-	return pod, nil
+	var namespaces spec.Namespaces
+	if s.View().State == cri.PodSandboxState_SANDBOX_READY { // else they are gone
+		paths := s.plan.Namespaces.Paths()
+		namespaces = spec.Namespaces{Net: paths.Net, IPC: paths.IPC, UTS: paths.UTS, User: paths.User}
+	}
+	return spec.OfPod(s.plan.Config.M, namespaces)
 }
 
 // mapped applies f to each element.

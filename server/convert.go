@@ -10,7 +10,6 @@ import (
 	"unicode/utf8"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -207,17 +206,27 @@ func fsUsage(u storage.FsUsage) *cri.FilesystemUsage {
 // The verbose information is one JSON document under the key info, as crictl
 // and the tools built on it expect.
 
-func sandboxInfo(v *view.Sandbox, spec *specs.Spec) (map[string]string, error) {
+func sandboxInfo(v *view.Sandbox, spec json.RawMessage) (map[string]string, error) {
+	spec = validJSON(spec)
 	return verbose(struct {
 		PID            int                   `json:"pid"`
 		RuntimeHandler string                `json:"runtimeHandler"`
 		NetNS          string                `json:"netNamespace,omitempty"`
 		Config         *cri.PodSandboxConfig `json:"config"`
-		RuntimeSpec    *specs.Spec           `json:"runtimeSpec"`
+		RuntimeSpec    json.RawMessage       `json:"runtimeSpec"`
 	}{v.PID, v.Handler, v.NetNS, v.Config, spec})
 }
 
-func containerInfo(v *view.Container, spec *specs.Spec) (map[string]string, error) {
+// validJSON returns nil for what would spoil the whole document.
+func validJSON(spec json.RawMessage) json.RawMessage {
+	if !json.Valid(spec) {
+		return nil
+	}
+	return spec
+}
+
+func containerInfo(v *view.Container, spec json.RawMessage) (map[string]string, error) {
+	spec = validJSON(spec)
 	return verbose(struct {
 		SandboxID      string               `json:"sandboxID"`
 		PID            int                  `json:"pid"`
@@ -225,7 +234,7 @@ func containerInfo(v *view.Container, spec *specs.Spec) (map[string]string, erro
 		RuntimeHandler string               `json:"runtimeHandler"`
 		Bundle         string               `json:"bundle"`
 		Config         *cri.ContainerConfig `json:"config"`
-		RuntimeSpec    *specs.Spec          `json:"runtimeSpec"`
+		RuntimeSpec    json.RawMessage      `json:"runtimeSpec"`
 	}{v.SandboxID, v.PID, v.Config.GetLinux().GetSecurityContext().GetPrivileged(), v.Handler, v.Bundle, v.Config, spec})
 }
 

@@ -9,7 +9,6 @@ import (
 	"unicode/utf8"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -272,8 +271,8 @@ func TestHostileStringsCanBeEncoded(t *testing.T) {
 		ID: idOf(1), RepoTags: []string{"fine", hostile}, RepoDigests: []string{hostile},
 		Config: &imagespec.ImageConfig{User: hostile},
 	}
-	sandboxDoc, err1 := sandboxInfo(sandbox, &specs.Spec{Hostname: hostile})
-	containerDoc, err2 := containerInfo(container, &specs.Spec{Hostname: hostile})
+	sandboxDoc, err1 := sandboxInfo(sandbox, json.RawMessage(`{"hostname":"`+"\xff"+`"}`))
+	containerDoc, err2 := containerInfo(container, json.RawMessage(`{"hostname":"`+"\xff"+`"}`))
 	imageDoc, err3 := imageInfo(&imagespec.Image{Author: hostile, Config: imagespec.ImageConfig{Labels: map[string]string{hostile: hostile}}})
 	if err1 != nil || err2 != nil || err3 != nil {
 		t.Fatal(err1, err2, err3)
@@ -311,16 +310,19 @@ func TestVerboseInfo(t *testing.T) {
 		}
 		return doc
 	}
-	container := decode(containerInfo(fullContainerView(), &specs.Spec{Version: "1.0.2"}))
+	container := decode(containerInfo(fullContainerView(), json.RawMessage(`{"ociVersion":"1.0.2"}`)))
 	if container["pid"] != 22.0 || container["sandboxID"] != idOf(1) || container["runtimeHandler"] != "crun" ||
 		container["bundle"] != "/run/crius/containers/2" || container["runtimeSpec"].(map[string]any)["ociVersion"] != "1.0.2" ||
 		container["config"].(map[string]any)["log_path"] != "web/0.log" {
 		t.Errorf("container info %v", container)
 	}
-	if doc := decode(containerInfo(fullContainerView(), nil)); doc["runtimeSpec"] != nil || doc["privileged"] != true {
-		t.Errorf("without a runtime spec: %v", doc)
+	for _, broken := range []string{"", "{", "null", "\xff"} {
+		doc, pod := decode(containerInfo(fullContainerView(), json.RawMessage(broken))), decode(sandboxInfo(fullSandboxView(), json.RawMessage(broken)))
+		if doc["runtimeSpec"] != nil || doc["privileged"] != true || pod["runtimeSpec"] != nil {
+			t.Errorf("runtime spec %q became %v and %v", broken, doc["runtimeSpec"], pod["runtimeSpec"])
+		}
 	}
-	sandbox := decode(sandboxInfo(fullSandboxView(), &specs.Spec{Hostname: "web"}))
+	sandbox := decode(sandboxInfo(fullSandboxView(), json.RawMessage(`{"hostname":"web"}`)))
 	if sandbox["pid"] != 11.0 || sandbox["runtimeSpec"].(map[string]any)["hostname"] != "web" || sandbox["netNamespace"] != "/run/netns/crius-1" || sandbox["runtimeHandler"] != "crun" ||
 		sandbox["config"].(map[string]any)["log_directory"] != "/var/log/pods/ns_web_1/" {
 		t.Errorf("pod info %v", sandbox)

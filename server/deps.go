@@ -2,10 +2,10 @@ package server
 
 import (
 	"context"
+	"encoding/json"
 	"time"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/cgroup"
@@ -51,9 +51,9 @@ type Engine interface {
 	ExecSync(ctx context.Context, id string, cmd []string, timeout time.Duration) (*oci.ExecResult, error)
 	ReopenContainerLog(ctx context.Context, id string) error
 	// RuntimeSpec returns the container's config.json, with its limits as they are now.
-	RuntimeSpec(id string) (*specs.Spec, error)
+	RuntimeSpec(id string) (json.RawMessage, error)
 	// PodSpec returns the OCI spec of the pod itself.
-	PodSpec(id string) (*specs.Spec, error)
+	PodSpec(id string) (json.RawMessage, error)
 
 	// SandboxContainers returns a pod's containers, newest first.
 	SandboxContainers(id string) ([]*view.Container, error)

@@ -19,7 +19,6 @@ import (
 	"time"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -146,7 +145,7 @@ type fakeEngine struct {
 	metrics        []*usage.PodMetrics
 	offers         cgroup.Offers
 	measured       usage.MetricParts // by the latest Metrics
-	spec           *specs.Spec
+	spec           json.RawMessage
 	exec           oci.ExecResult
 	handlers       []*cri.RuntimeHandler
 	images         *fakeImages // which it pulls and removes
@@ -246,9 +245,9 @@ func (f *fakeEngine) ReopenContainerLog(ctx context.Context, id string) error {
 	return f.did(ctx, "ReopenContainerLog", id)
 }
 
-func (f *fakeEngine) PodSpec(string) (*specs.Spec, error) { return f.RuntimeSpec("") }
+func (f *fakeEngine) PodSpec(string) (json.RawMessage, error) { return f.RuntimeSpec("") }
 
-func (f *fakeEngine) RuntimeSpec(string) (*specs.Spec, error) {
+func (f *fakeEngine) RuntimeSpec(string) (json.RawMessage, error) {
 	if f.spec == nil {
 		return nil, fault.NotFound
 	}

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -9,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -156,7 +156,7 @@ func TestContainerStatusRPC(t *testing.T) {
 	n.engine.containers = append(n.engine.containers, fullContainerView())
 	for _, spec := range []string{"", `{"ociVersion":"1.0.2"`} {
 		if spec != "" {
-			n.engine.spec = &specs.Spec{Version: "1.0.2"}
+			n.engine.spec = json.RawMessage(`{"ociVersion":"1.0.2"}`)
 		}
 		for _, verbose := range []bool{false, true} {
 			resp, err := n.runtime.ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: idOf(2)[:63], Verbose: verbose})

@@ -1,11 +1,8 @@
 package blueprint
 
 import (
-	"cmp"
-	"maps"
 	"slices"
 
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -79,29 +76,3 @@ func (p *Planner) RuntimeSandboxLimits(cfg *cri.PodSandboxConfig, parent Quota) 
 
 // defaultPeriod is the kernel's, in microseconds.
 const defaultPeriod = 100_000
-
-// Overlay sets the limits in now over those of r: limits that an update has changed, over those of
-// the creation.
-func Overlay(r, now *specs.LinuxResources) {
-	if now.CPU != nil {
-		if r.CPU == nil {
-			r.CPU = &specs.LinuxCPU{}
-		}
-		r.CPU.Shares, r.CPU.Quota = cmp.Or(now.CPU.Shares, r.CPU.Shares), cmp.Or(now.CPU.Quota, r.CPU.Quota)
-		r.CPU.Period = cmp.Or(now.CPU.Period, r.CPU.Period)
-		r.CPU.Cpus, r.CPU.Mems = cmp.Or(now.CPU.Cpus, r.CPU.Cpus), cmp.Or(now.CPU.Mems, r.CPU.Mems)
-	}
-	if now.Memory != nil {
-		if r.Memory == nil {
-			r.Memory = &specs.LinuxMemory{}
-		}
-		r.Memory.Limit, r.Memory.Swap = cmp.Or(now.Memory.Limit, r.Memory.Limit), cmp.Or(now.Memory.Swap, r.Memory.Swap)
-	}
-	if len(now.HugepageLimits) > 0 {
-		r.HugepageLimits = now.HugepageLimits
-	}
-	if len(now.Unified) > 0 && r.Unified == nil {
-		r.Unified = map[string]string{}
-	}
-	maps.Copy(r.Unified, now.Unified)
-}
