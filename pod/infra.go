@@ -3,11 +3,14 @@ package pod
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
@@ -97,4 +100,24 @@ func (s *Sandbox) watchInfra(task oci.Task) {
 		s.Publish()
 		s.Tell()
 	})
+}
+
+// checkNamespaces ends the pod if one of its namespaces is no longer pinned: no container can be
+// created in it, and the kubelet makes a new pod once this one is not ready (cri-o#1927).
+func (s *Sandbox) checkNamespaces(ctx context.Context) error {
+	paths := s.plan.Namespaces.Paths()
+	for _, n := range []struct{ kind, path string }{{"network", paths.Net}, {"IPC", paths.IPC}, {"UTS", paths.UTS}, {"user", paths.User}} {
+		if n.path == "" {
+			continue
+		}
+		if _, err := ns.Inode(n.path); !errors.Is(err, fault.NotFound) {
+			continue // it is there, or cannot be looked at now
+		}
+		slog.WarnContext(ctx, "namespace of the pod is gone, pod not ready", "pod", s.ID, "namespace", n.path)
+		s.end()
+		s.Publish()
+		s.Tell()
+		return fmt.Errorf("pod %s is not ready: its %s namespace is no longer pinned at %s: %w", s.ID, n.kind, n.path, fault.Precondition)
+	}
+	return nil
 }
