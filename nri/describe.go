@@ -33,10 +33,13 @@ type Container struct {
 	ID     string
 	Pod    *Pod
 	Config *cri.ContainerConfig
-	Added  map[string]string // annotations that plugins have added to those of Config
-	Spec   *Spec
-	State  cri.ContainerState
-	PID    int // 0: not created yet, or dead
+	// Annotations are those of Config as plugins have adjusted them, which CreateContainer notes;
+	// nil: they have not.
+	Annotations map[string]string
+
+	Spec  *Spec
+	State cri.ContainerState
+	PID   int // 0: not created yet, or dead
 
 	CreatedAt, StartedAt, FinishedAt time.Time
 
@@ -90,8 +93,11 @@ func (c *Container) message() *api.Container {
 			ConfigDigest: digest(c.ImageID),
 		},
 	}
-	maps.Copy(m.Annotations, c.Config.GetAnnotations())
-	maps.Copy(m.Annotations, c.Added)
+	if c.Annotations != nil {
+		maps.Copy(m.Annotations, c.Annotations)
+	} else {
+		maps.Copy(m.Annotations, c.Config.GetAnnotations())
+	}
 	if m.Image.Name == "" {
 		m.Image.Name = c.Config.GetImage().GetImage()
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 
 	"github.com/containerd/nri/pkg/api"
@@ -70,8 +71,8 @@ func (p *Plugins) notifyOfPod(ctx context.Context, what string, pod func() *Pod,
 	}
 }
 
-// CreateContainer lets plugins adjust the spec of a container in place, and returns
-// the limits that they set. The caller must call release, also after an error, as soon
+// CreateContainer lets plugins adjust the spec and the annotations of a container in
+// place, and returns the limits that they set. The caller must call release, also after an error, as soon
 // as Node.Containers returns the container or the container is gone.
 func (p *Plugins) CreateContainer(ctx context.Context, container func() *Container) (set *Resources, release func(), err error) {
 	release, err = p.ask(func() (err error) {
@@ -91,6 +92,11 @@ func (p *Plugins) createContainer(ctx context.Context, c *Container) (set *Resou
 	dropRemovedEnv(c.Spec, request.GetContainer().GetEnv())
 	if err := p.adjust(c.Spec, answer.GetAdjust()); err != nil {
 		return nil, fmt.Errorf("adjustment by NRI plugins: %w", err)
+	}
+	if changes := answer.GetAdjust().GetAnnotations(); len(changes) > 0 {
+		c.Annotations = map[string]string{}
+		maps.Copy(c.Annotations, c.Config.GetAnnotations())
+		adjustMap(&c.Annotations, changes)
 	}
 	return overlaid(&Resources{}, answer.GetAdjust().GetLinux().GetResources()), nil
 }

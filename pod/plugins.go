@@ -3,7 +3,6 @@ package pod
 import (
 	"context"
 	"log/slog"
-	"maps"
 	"strings"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -36,21 +35,19 @@ func (s *Sandbox) askPluginsForUpdate(ctx context.Context, overhead, resources *
 
 // askPlugins lets plugins adjust the spec.
 func (c *Container) askPlugins(ctx context.Context, s *nri.Spec) error {
-	before := maps.Clone(s.Annotations)
-	set, err := c.nri.Create(ctx, func() *nri.Container { return c.describeWith(s) })
+	described := &nri.Container{} // that the plugins, if there are any, adjust
+	set, err := c.nri.Create(ctx, func() *nri.Container {
+		described = c.describeWith(s)
+		return described
+	})
 	if err != nil {
 		return err
 	}
-	added := maps.Clone(s.Annotations)
-	maps.DeleteFunc(added, func(key, value string) bool {
-		had, ok := before[key]
-		return ok && had == value
-	})
 	if score := s.Process.OOMScoreAdj; score != nil {
 		*score = spec.OOMScoreAdj(int64(*score), c.engine.planner.Host)
 	}
 	limits := spec.Report(c.Now().Resources.M, set)
-	c.Change(func(now *liveContainer) { now.Resources.M, now.Annotations = limits, added })
+	c.Change(func(now *liveContainer) { now.Resources.M, now.Annotations = limits, described.Annotations })
 	return blueprint.EnoughMemory(c.runtime.Handler(), c.plan.Handler, limits)
 }
 
@@ -99,7 +96,7 @@ func (c *Container) describe() *nri.Container {
 func (c *Container) describeWith(s *nri.Spec) *nri.Container {
 	now := c.Now()
 	d := &nri.Container{
-		ID: c.ID, Pod: c.sandbox.describe(), Config: c.plan.Config.M, Added: now.Annotations, Spec: s,
+		ID: c.ID, Pod: c.sandbox.describe(), Config: c.plan.Config.M, Annotations: now.Annotations, Spec: s,
 		State:     cri.ContainerState_CONTAINER_UNKNOWN, // not created yet
 		CreatedAt: c.plan.CreatedAt, ImageID: c.plan.ImageID,
 	}

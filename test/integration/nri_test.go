@@ -248,18 +248,25 @@ func TestPluginsSeeWhatWasAdded(t *testing.T) {
 	create := func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 		a := &api.ContainerAdjustment{}
 		a.AddAnnotation(key, value)
+		a.RemoveAnnotation("example.com/removed")
 		return a, nil, nil
 	}
 	first := w.Plugin(t, "10", &nriplugin.Plugin{Create: create})
 	p := w.run(t, "")
 	equal(t, "handler in the status", p.status(t).RuntimeHandler, "")
-	c := p.start(t, "sleep")
+	c := p.start(t, "sleep", func(c *cri.ContainerConfig) {
+		c.Annotations = map[string]string{"example.com/removed": "yes", "example.com/kept": "yes"}
+	})
+	adjusted := func(t *testing.T, annotations map[string]string, when string) {
+		t.Helper()
+		equal(t, "annotations at "+when, fmt.Sprint(annotations), fmt.Sprint(map[string]string{key: value, "example.com/kept": "yes"}))
+	}
 	if names := first.Names(c.id); !slices.Contains(names, "StartContainer") || !slices.Contains(names, "PostCreateContainer") {
 		t.Errorf("events %q", names)
 	}
 	for _, e := range first.Events(c.id) {
 		if e.Name != "CreateContainer" {
-			equal(t, "annotation at "+e.Name, e.Container.Annotations[key], value)
+			adjusted(t, e.Container.Annotations, e.Name)
 		}
 	}
 	must(t, w.Crash(t.Context()))
@@ -269,7 +276,7 @@ func TestPluginsSeeWhatWasAdded(t *testing.T) {
 	_, containers := second.Synchronized()
 	equal(t, "containers at Synchronize", len(containers), 1)
 	for _, known := range containers {
-		equal(t, "annotation at Synchronize", known.Annotations[key], value)
+		adjusted(t, known.Annotations, "Synchronize")
 	}
 	ip := p.status(t).Network.Ip
 	p.stop(t)
