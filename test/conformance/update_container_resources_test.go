@@ -312,6 +312,7 @@ func TestUpdatesSurviveARestart(t *testing.T) {
 	}
 	want := limited()
 	want.CpuQuota, want.MemoryLimitInBytes, want.OomScoreAdj = 20_000, 40*mib, 750
+	want.MemorySwapLimitInBytes = 40 * mib // follows
 	for _, again := range []func(context.Context) error{w.Restart, w.Crash} {
 		if err := again(t.Context()); err != nil {
 			t.Fatal(err)

@@ -94,7 +94,7 @@ func TestServerStartsWhileMonitorsHang(t *testing.T) {
 // calls for other containers do not wait.
 func TestCallsOfHangingMonitorsEnd(t *testing.T) {
 	t.Parallel()
-	w := shared(t)
+	w := private(t, node.Options{}) // what hangs is seen by crius check
 	p := w.run(t, "runc")
 	hanging, well := p.start(t, "sleep"), p.start(t, "sleep")
 	monitor := w.monitors(t, hanging.id)[0]
