@@ -103,7 +103,6 @@ type liveContainer struct {
 	unreachable bool
 	exit        *conmon.Exit
 	gone        bool // removed
-	incomplete  bool // it is being removed, and was never created
 }
 
 // containerObject is the part of a container that works like that of a pod.

@@ -125,10 +125,8 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 // admit ties the creation of a container to its pod: the end of the pod cancels it. The caller
 // calls done when the container belongs to the pod or is gone.
 func (s *Sandbox) admit(ctx context.Context) (_ context.Context, done func(), _ error) {
-	if s.Now().Phase == records.Ready {
-		if err := s.checkNamespaces(ctx); err != nil {
-			return nil, nil, err
-		}
+	if err := s.checkAlive(ctx); err != nil {
+		return nil, nil, err
 	}
 	admitted := false
 	s.Change(func(now *livePod) {

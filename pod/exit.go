@@ -52,9 +52,12 @@ func (c *Container) awaitExit() {
 }
 
 // noteOOMKills puts on record how many processes the OOM killer has killed before crius kills the
-// container: they are not the reason for its end. If the record cannot be written, only the next
-// server takes them for it.
+// container: they are not the reason for its end. If its first process is dead already, one of
+// them may be. If the record cannot be written, only the next server takes them for the reason.
 func (c *Container) noteOOMKills(ctx context.Context) {
+	if processes, err := conmon.ReadProcesses(c.ref.Dir); err == nil && !conmon.Alive(processes.Container) {
+		return
+	}
 	kills := cgroup.OOMKills(c.plan.Cgroup)
 	if kills == 0 {
 		return

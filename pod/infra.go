@@ -10,11 +10,12 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/pod/label"
+	"github.com/crius-run/crius/pod/records"
 )
 
 // infraRef returns how the runtime knows the infra container, the pod's own, which has the id
@@ -102,22 +103,19 @@ func (s *Sandbox) watchInfra(task oci.Task) {
 	})
 }
 
-// checkNamespaces ends the pod if one of its namespaces is no longer pinned: no container can be
-// created in it, and the kubelet makes a new pod once this one is not ready (cri-o#1927).
-func (s *Sandbox) checkNamespaces(ctx context.Context) error {
-	paths := s.plan.Namespaces.Paths()
-	for _, n := range []struct{ kind, path string }{{"network", paths.Net}, {"IPC", paths.IPC}, {"UTS", paths.UTS}, {"user", paths.User}} {
-		if n.path == "" {
-			continue
-		}
-		if _, err := ns.Inode(n.path); !errors.Is(err, fault.NotFound) {
-			continue // it is there, or cannot be looked at now
-		}
-		slog.WarnContext(ctx, "namespace of the pod is gone, pod not ready", "pod", s.ID, "namespace", n.path)
-		s.end()
-		s.Publish()
-		s.Tell()
-		return fmt.Errorf("pod %s is not ready: its %s namespace is no longer pinned at %s: %w", s.ID, n.kind, n.path, fault.Precondition)
+// checkAlive ends the pod if it is dead, as a server that starts would find: a namespace is no
+// longer pinned, for instance. No container can be created in it, and the kubelet makes a new pod
+// once this one is not ready (cri-o#1927). What cannot be looked at now counts as there.
+func (s *Sandbox) checkAlive(ctx context.Context) error {
+	now := s.Now()
+	lost, _ := audit.Lost(records.Pod{PodPlan: s.plan, PodState: now.PodState}, now.infra, s.engine.planner.Boot)
+	if now.Phase != records.Ready || len(lost) == 0 {
+		return nil
 	}
-	return nil
+	err := errors.Join(lost...)
+	slog.WarnContext(ctx, "pod is dead, pod not ready", "pod", s.ID, "err", err)
+	s.end()
+	s.Publish()
+	s.Tell()
+	return fmt.Errorf("pod %s is not ready: %s: %w", s.ID, err.Error(), fault.Precondition)
 }

@@ -23,7 +23,7 @@ import (
 func (c *Container) teardown(ctx context.Context) error {
 	c.shortening.Lock()
 	c.Change(func(now *liveContainer) {
-		now.incomplete = now.incomplete || now.Phase == records.Creating
+		now.Incomplete = now.Incomplete || now.Phase == records.Creating
 		now.Phase = records.Removing
 	})
 	c.shortening.Unlock()
@@ -46,7 +46,7 @@ func (c *Container) teardown(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err // the next try finds the monitor by the run directory
 	}
-	if c.Now().incomplete {
+	if c.Now().Incomplete {
 		c.removeUnusedLog(ctx)
 	}
 	if err := removeRunDir(ctx, c.ref.Dir); err != nil {

@@ -374,3 +374,24 @@ func TestOwn(t *testing.T) {
 	kill(t, cgroup)
 	remove(t, cgroup)
 }
+
+// OOM kills are counted where a container's processes are: crun has its containers one below
+// their systemd scopes.
+func TestOOMKills(t *testing.T) {
+	t.Parallel()
+	for asked, of := range map[string]string{"/plain": "/plain", "/flat.scope": "/flat.scope", "/deep.scope": "/deep.scope/container"} {
+		top := scratch(t)
+		cgroup := top + of
+		start(t, cgroup, "exec sleep 1000")
+		if n := OOMKills(top + asked); n != 0 {
+			t.Errorf("%s: %d kills before there was any", asked, n)
+		}
+		limited := WriteFile(cgroup, "memory.limit_in_bytes", "16777216") == nil || WriteFile(cgroup, "memory.max", "16777216") == nil
+		if limited { // there is a memory controller
+			start(t, cgroup, "exec tail /dev/zero") // which keeps all of the endless line
+			wait.For(t, "the OOM killer, in "+asked, func() bool { return OOMKills(top+asked) > 0 })
+		}
+		kill(t, top)
+		remove(t, top)
+	}
+}

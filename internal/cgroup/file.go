@@ -67,18 +67,25 @@ func file(cgroup, name string) (string, error) {
 	return "", problem{fault.NotFound, "no hierarchy has the controller " + controller}
 }
 
-// OOMKills returns how many processes in the cgroup the OOM killer has killed, and on v2 also
-// those in cgroups below it; 0 if that is unknown.
+// OOMKills returns how many processes in the cgroup of a container the OOM killer has killed; 0 if
+// that is unknown. crun has its containers one below their systemd scopes, and v1 does not count
+// what is below.
 func OOMKills(cgroup string) uint64 {
-	for _, name := range []string{"memory.oom_control", "memory.events"} {
-		text, err := ReadFile(cgroup, name)
-		if err != nil {
-			continue
-		}
-		for line := range strings.Lines(text) {
-			if count, ok := strings.CutPrefix(line, "oom_kill "); ok {
-				n, _ := strconv.ParseUint(strings.TrimSpace(count), 10, 64)
-				return n
+	at := []string{cgroup}
+	if strings.HasSuffix(cgroup, ".scope") {
+		at = []string{cgroup + "/container", cgroup}
+	}
+	for _, cgroup := range at {
+		for _, name := range []string{"memory.oom_control", "memory.events"} {
+			text, err := ReadFile(cgroup, name)
+			if err != nil {
+				continue
+			}
+			for line := range strings.Lines(text) {
+				if count, ok := strings.CutPrefix(line, "oom_kill "); ok {
+					n, _ := strconv.ParseUint(strings.TrimSpace(count), 10, 64)
+					return n
+				}
 			}
 		}
 	}

@@ -186,6 +186,8 @@ type ContainerState struct {
 	// OOMKills is how many of the container's processes the OOM killer had killed when crius
 	// sent SIGKILL. These kills did not end the container.
 	OOMKills uint64 `json:"OOMKills,omitempty"`
+	// Incomplete: it is being removed, and was never created.
+	Incomplete bool `json:"Incomplete,omitempty"`
 	// Annotations are the container's as NRI plugins have adjusted them; nil: they have not.
 	Annotations map[string]string `json:"Annotations,omitempty"`
 }

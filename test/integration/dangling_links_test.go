@@ -25,7 +25,7 @@ func (w *world) mountsThroughLinks(t *testing.T, handler string) {
 	ref := w.image(t, nil,
 		image.Symlink("var/lock", "/gone/lock"), image.Symlink("up", "../../gone/up"), image.Symlink("chain", "/var/chain"),
 		image.Symlink("var/chain", "deep/er"), image.Symlink("dots", "/gone/../other"), image.Symlink("data", "/run/inside/data"),
-		image.Symlink("depth", "/gone"+strings.Repeat("/d", 40)), image.Symlink("work", "/gone/work"),
+		image.Symlink("depth", "/gone"+strings.Repeat("/d", 40)), image.Symlink("cwd", "/gone/cwd"),
 		image.Symlink("etc/resolv.conf", "../run/systemd/resolve/stub-resolv.conf"), image.Symlink("etc/hostname", "/gone/hostname"), image.Symlink("file", "gone/file"))
 	host := w.dir(t)
 	must(t, os.WriteFile(filepath.Join(host, "name"), []byte("mounted"), 0o644))
@@ -49,8 +49,8 @@ func (w *world) mountsThroughLinks(t *testing.T, handler string) {
 	equal(t, "file mounted inside another mount", c.exec(t, "cat /run/inside/data/name"), "mounted")
 	equal(t, "the same by the link", c.exec(t, "cat /data/name"), "mounted")
 	// So may the working directory, which is made as any other one.
-	c = p.start(t, "sleep", ofImage(ref), func(c *cri.ContainerConfig) { c.WorkingDir = "/work/below" })
-	equal(t, "mode of the working directory", c.exec(t, "stat /gone/work/below")[:6], "40755 ")
+	c = p.start(t, "sleep", ofImage(ref), func(c *cri.ContainerConfig) { c.WorkingDir = "/cwd/below" })
+	equal(t, "mode of the working directory", c.exec(t, "stat /gone/cwd/below")[:6], "40755 ")
 	for place, file := range map[string]string{"/file": "/gone/file", "/var/lock/file": "/gone/lock/file", "/chain": "/var/deep/er"} {
 		c := p.start(t, "sleep", ofImage(ref), withMounts(&cri.Mount{ContainerPath: place, HostPath: filepath.Join(host, "name")}))
 		equal(t, "mounted at "+place, c.exec(t, "cat "+file), "mounted")

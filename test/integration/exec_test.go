@@ -491,7 +491,11 @@ func TestExecStartsWithTheSizeOfTheTerminal_kubernetes_47990(t *testing.T) {
 				})
 			}
 		}
-		e := c.session(t, w.spdy(), "tty", withTerminal) // a client that sends none is not waited for long
+		e := c.sessionOf(t, w.spdy(), kubelet.Wants{Size: kubelet.Size{Width: 133, Height: 41}}, "cat /proc/self/stat", withTerminal)
+		endsWith(t, e, 0)
+		fields := strings.Fields(e.Stdout.String())
+		equal(t, "scheduling policy, whatever that of the runtime", fields[len(fields)-12], "0") // the 41st of 52
+		e = c.session(t, w.spdy(), "tty", withTerminal)                                          // a client that sends none is not waited for long
 		endsWith(t, e, 0)
 		equal(t, "rows and columns", e.Stdout.String(), "0 0\r\n")
 	})

@@ -100,25 +100,21 @@ func TestCallsOfHangingMonitorsEnd(t *testing.T) {
 	monitor := w.monitors(t, hanging.id)[0]
 	must(t, unix.Kill(monitor, unix.SIGSTOP))
 	t.Cleanup(func() { _ = unix.Kill(monitor, unix.SIGCONT) })
-	ended := make(chan error, 2)
+	reopened := make(chan error, 1)
 	go func() {
 		_, err := w.Runtime().ReopenContainerLog(t.Context(), &cri.ReopenContainerLogRequest{ContainerId: hanging.id})
-		ended <- err
+		reopened <- err
 	}()
-	go func() {
-		request := &cri.AttachRequest{ContainerId: hanging.id, Stdout: true, Stderr: true}
-		resp, err := w.Runtime().Attach(t.Context(), request)
-		if err == nil {
-			<-w.spdy().Open(t.Context(), resp.Url, kubelet.Wants{Stdout: true, Stderr: true}).Done()
-		}
-		ended <- err
-	}()
-	_, err := w.Runtime().ReopenContainerLog(t.Context(), &cri.ReopenContainerLogRequest{ContainerId: well.id})
+	resp, err := w.Runtime().Attach(t.Context(), &cri.AttachRequest{ContainerId: hanging.id, Stdout: true, Stderr: true})
 	must(t, err)
-	for range cap(ended) {
-		if err := <-ended; err != nil {
-			wantCode(t, err, codes.DeadlineExceeded, "process "+strconv.Itoa(monitor))
-		}
+	attached := w.spdy().Open(t.Context(), resp.Url, kubelet.Wants{Stdout: true, Stderr: true})
+	_, err = w.Runtime().ReopenContainerLog(t.Context(), &cri.ReopenContainerLogRequest{ContainerId: well.id})
+	must(t, err)
+	equal(t, "calls that have ended by then", len(reopened), 0)
+	named := "process " + strconv.Itoa(monitor)
+	wantCode(t, <-reopened, codes.DeadlineExceeded, named)
+	if err := attached.Wait(wait.Limit); err == nil || !strings.Contains(err.Error(), named) {
+		t.Errorf("attach to a container whose monitor hangs: %v, want an error that says %q", err, named)
 	}
 	must(t, unix.Kill(monitor, unix.SIGCONT))
 	_, err = w.Runtime().ReopenContainerLog(t.Context(), &cri.ReopenContainerLogRequest{ContainerId: hanging.id})

@@ -28,7 +28,7 @@ func TestPodWithoutANamespaceIsNotReady_crio_1927(t *testing.T) {
 				}
 			}
 			_, err = p.try(t.Context(), steps("sleep"))
-			wantCode(t, err, codes.FailedPrecondition, "no longer pinned")
+			wantCode(t, err, codes.FailedPrecondition, "not ready")
 			equal(t, "state", p.status(t).State, cri.PodSandboxState_SANDBOX_NOTREADY)
 			must(t, w.Crash(t.Context()))
 			equal(t, "state after a crash", p.status(t).State, cri.PodSandboxState_SANDBOX_NOTREADY)
