@@ -21,6 +21,7 @@ import (
 type orphan struct {
 	id       string
 	traces   map[string]bool // what has the id, and where
+	shared   bool            // one of them is in a place that other servers may use as well
 	monitors []conmon.Process
 	cgroups  []string
 	netNS    string
@@ -34,15 +35,14 @@ func (a *Auditor) knows(id string) bool {
 // Orphans reports objects without a record. An object counts as an orphan if it exists, its id
 // is unknown after that, and it still exists then.
 func (a *Auditor) Orphans(ctx context.Context, report *Report) error {
-	first, err := a.everywhere()
+	first, err := a.strays()
 	if err != nil {
 		return fmt.Errorf("search for orphans: %w", err)
 	}
-	maps.DeleteFunc(first, func(id string, _ *orphan) bool { return a.knows(id) })
 	if len(first) == 0 {
 		return nil
 	}
-	second, err := a.everywhere()
+	second, err := a.strays()
 	if err != nil {
 		return fmt.Errorf("search for orphans: %w", err)
 	}

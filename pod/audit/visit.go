@@ -25,18 +25,22 @@ import (
 type visit struct {
 	*Auditor
 	found  map[string]*orphan
-	others map[string]bool // ids of other servers on this node
+	others []conmon.Monitor // of other servers on this node
 }
 
-// everywhere visits all places, and returns by id what is there.
-func (a *Auditor) everywhere() (map[string]*orphan, error) {
-	v := &visit{Auditor: a, found: map[string]*orphan{}, others: map[string]bool{}}
+// strays visits all places, and returns by id what is there without a record.
+func (a *Auditor) strays() (map[string]*orphan, error) {
+	v := &visit{Auditor: a, found: map[string]*orphan{}}
 	for _, look := range []func() error{v.directories, v.files, v.mounts, v.pins, v.monitors, v.cgroups, v.leases} {
 		if err := look(); err != nil {
 			return nil, err
 		}
 	}
-	maps.DeleteFunc(v.found, func(id string, _ *orphan) bool { return v.others[id] })
+	for _, m := range v.others {
+		delete(v.found, m.ID)
+	}
+	maps.DeleteFunc(v.found, func(id string, _ *orphan) bool { return a.knows(id) })
+	v.leavePods()
 	return v.found, nil
 }
 
@@ -49,7 +53,11 @@ func (v *visit) addShared(id, format string, args ...any) *orphan {
 	if ids.Valid(id) && ids.OfOther(id, v.Mark) {
 		return nil
 	}
-	return v.add(id, format, args...)
+	o := v.add(id, format, args...)
+	if o != nil {
+		o.shared = true
+	}
+	return o
 }
 
 // add notes a thing that has the id. It returns nil if the id is not in the form of crius's
@@ -158,7 +166,7 @@ func (v *visit) monitors() error {
 		below, ours := strings.CutPrefix(m.Dir, filepath.Clean(v.RunDir)+"/")
 		parts := strings.Split(below, "/")
 		if !ours || len(parts) < 2 {
-			v.leaveAlone(m)
+			v.others = append(v.others, m)
 			continue
 		}
 		if o := v.add(parts[1], "monitor, process %d,", m.PID); o != nil {
@@ -168,22 +176,36 @@ func (v *visit) monitors() error {
 	return nil
 }
 
-// leaveAlone notes the ids of another server's container and of its pod, which may share a
-// directory of namespaces, or a cgroup, with those of this server.
-func (v *visit) leaveAlone(m conmon.Monitor) {
-	v.others[m.ID] = true
+// leavePods leaves alone the pods of other servers' containers, which may share a directory of
+// namespaces, or a cgroup, with those of this server. Bundles say which they are. These can be
+// large, so they are read only if a stray may be such a pod.
+func (v *visit) leavePods() {
 	type bundle struct {
 		Linux struct{ Namespaces []struct{ Path string } }
 	}
-	config, err := oci.ReadSpec[bundle](m.Dir)
-	if err != nil {
-		return
-	}
-	for _, n := range config.Linux.Namespaces {
-		if id, ok := strings.CutPrefix(filepath.Base(n.Path), v.PinPrefix); ok {
-			v.others[id] = true
+	for _, m := range v.others {
+		if !v.anyShared() {
+			return
+		}
+		config, err := oci.ReadSpec[bundle](m.Dir)
+		if err != nil {
+			continue
+		}
+		for _, n := range config.Linux.Namespaces {
+			if id, ok := strings.CutPrefix(filepath.Base(n.Path), v.PinPrefix); ok {
+				delete(v.found, id)
+			}
 		}
 	}
+}
+
+func (v *visit) anyShared() bool {
+	for _, o := range v.found {
+		if o.shared {
+			return true
+		}
+	}
+	return false
 }
 
 // cgroups visits the parents of the cgroups of pods and containers.
