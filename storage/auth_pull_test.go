@@ -41,27 +41,31 @@ func TestEveryFormOfCredentials(t *testing.T) {
 		auth registry.Auth
 		give *cri.AuthConfig
 		want error
+		says string
 	}{
-		{"nobody asks", registry.Auth{}, good, nil},
-		{"basic: password", basic, good, nil},
-		{"basic: base64", basic, encoded, nil},
-		{"basic: none", basic, nil, fault.Unauthenticated},
-		{"basic: wrong", basic, &cri.AuthConfig{Username: "joe", Password: "wrong"}, fault.Unauthenticated},
-		{"basic: server named", basic, &cri.AuthConfig{Username: "joe", Password: "hunter2", ServerAddress: "http://" + r.Addr()}, nil},
-		{"basic: for another server", basic, &cri.AuthConfig{Username: "joe", Password: "hunter2", ServerAddress: "other.example"}, fault.Unauthenticated},
-		{"bearer: password", bearer, good, nil},
-		{"bearer: base64", bearer, encoded, nil},
-		{"bearer: identity token", bearer, &cri.AuthConfig{IdentityToken: "identity"}, nil},
-		{"bearer: registry token", bearer, &cri.AuthConfig{RegistryToken: "as-it-is"}, nil},
-		{"bearer: none", bearer, nil, fault.Unauthenticated},
-		{"bearer: wrong password", bearer, &cri.AuthConfig{Username: "joe", Password: "wrong"}, fault.Unauthenticated},
-		{"bearer: wrong identity token", bearer, &cri.AuthConfig{IdentityToken: "wrong"}, fault.Unauthenticated},
-		{"bearer: wrong registry token", bearer, &cri.AuthConfig{RegistryToken: "wrong"}, fault.Unauthenticated},
+		{"nobody asks", registry.Auth{}, good, nil, ""},
+		{"basic: password", basic, good, nil, ""},
+		{"basic: base64", basic, encoded, nil, ""},
+		{"basic: none", basic, nil, fault.Unauthenticated, "no credentials were sent to"},
+		{"basic: wrong", basic, &cri.AuthConfig{Username: "joe", Password: "wrong"}, fault.Unauthenticated, "refused user \"joe\" of the pull request"},
+		{"basic: server named", basic, &cri.AuthConfig{Username: "joe", Password: "hunter2", ServerAddress: "http://" + r.Addr()}, nil, ""},
+		{"basic: for another server", basic, &cri.AuthConfig{Username: "joe", Password: "hunter2", ServerAddress: "other.example"}, fault.Unauthenticated, "those of the pull request are for other.example"},
+		{"bearer: password", bearer, good, nil, ""},
+		{"bearer: base64", bearer, encoded, nil, ""},
+		{"bearer: identity token", bearer, &cri.AuthConfig{IdentityToken: "identity"}, nil, ""},
+		{"bearer: registry token", bearer, &cri.AuthConfig{RegistryToken: "as-it-is"}, nil, ""},
+		{"bearer: none", bearer, nil, fault.Unauthenticated, "no credentials were sent to"},
+		{"bearer: wrong password", bearer, &cri.AuthConfig{Username: "joe", Password: "wrong"}, fault.Unauthenticated, "refused user \"joe\""},
+		{"bearer: wrong identity token", bearer, &cri.AuthConfig{IdentityToken: "wrong"}, fault.Unauthenticated, "refused the token of the pull request"},
+		{"bearer: wrong registry token", bearer, &cri.AuthConfig{RegistryToken: "wrong"}, fault.Unauthenticated, "refused the token of the pull request"},
 	} {
 		r.Require(test.auth)
 		_, err := n.Pull(testContext(t), PullRequest{Image: ref, Auth: test.give})
 		if !errors.Is(err, test.want) {
 			t.Errorf("%s: %v, want %v", test.what, err, test.want)
+		}
+		if err != nil && !strings.Contains(err.Error(), test.says) {
+			t.Errorf("%s: %v does not say %q", test.what, err, test.says)
 		}
 		for _, secret := range reach.Secrets(test.give) {
 			if err != nil && len(secret) > 5 && strings.Contains(err.Error(), secret) {
@@ -83,6 +87,11 @@ func TestAuthFileIsTheFallBack(t *testing.T) {
 	wrong := &cri.AuthConfig{Username: "joe", Password: "wrong"}
 	if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1", Auth: wrong}); !errors.Is(err, fault.Unauthenticated) {
 		t.Errorf("the request's credentials come first: %v", err)
+	}
+	n.write("policy.json.auth", `{"auths": {"`+r.Addr()+`": {"auth": "`+encode("jane:wrong")+`"}}}`)
+	_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:2"})
+	if said := `refused user "jane" of ` + n.dir; !errors.Is(err, fault.Unauthenticated) || !strings.Contains(err.Error(), said) {
+		t.Errorf("%v does not say %q", err, said)
 	}
 }
 

@@ -145,7 +145,7 @@ func (p *Puller) pullFor(ctx context.Context, n named) error {
 	}
 	auth, err := registry.TakeNamespaceAuth(dir, n.request.Namespace, n.name)
 	if err != nil {
-		return pullerror.New(n.name.String(), err, nil)
+		return pullerror.New(pullerror.Failed{Name: n.name}, err)
 	}
 	defer func() {
 		if err := auth.Remove(); err != nil {
@@ -154,7 +154,11 @@ func (p *Puller) pullFor(ctx context.Context, n named) error {
 	}()
 	n.authFile, n.secrets = auth.File, append(registry.Secrets(n.request.Auth), auth.Secrets...)
 	if err := p.pullName(ctx, n); err != nil {
-		return pullerror.New(n.name.String(), progress.CauseOf(ctx, err), n.secrets)
+		failed := pullerror.Failed{Name: n.name, Secrets: n.secrets}
+		if pullerror.LoginRefused(err) {
+			failed.Login = p.login(n)
+		}
+		return pullerror.New(failed, progress.CauseOf(ctx, err))
 	}
 	return nil
 }
@@ -224,10 +228,25 @@ func (p *Puller) pullOnce(ctx context.Context, n named) error {
 	return nil
 }
 
-// reach inspects the image in its registry. The caller must call leave.
-func (p *Puller) reach(ctx context.Context, n named) (_ *source.Image, leave func(), err error) {
+// context returns the configuration of registries for a pull, without credentials of its request.
+func (p *Puller) context(n named) *types.SystemContext {
 	sys := p.Registries.Context()
 	sys.AuthFilePath = cmp.Or(n.authFile, sys.AuthFilePath)
+	return sys
+}
+
+// login says what to do about the credentials of a pull that the registry has refused.
+func (p *Puller) login(n named) string {
+	creds, err := registry.CredentialsFor(n.request.Auth, n.name)
+	if err != nil { // and has failed the pull before any registry was asked
+		return ""
+	}
+	return creds.Login(p.context(n), n.request.Auth, n.name)
+}
+
+// reach inspects the image in its registry. The caller must call leave.
+func (p *Puller) reach(ctx context.Context, n named) (_ *source.Image, leave func(), err error) {
+	sys := p.context(n)
 	if err := registry.CheckBlocked(sys, n.name); err != nil {
 		return nil, nil, err
 	}

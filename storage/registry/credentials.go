@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/pkg/docker/config"
 	"go.podman.io/image/v5/types"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -96,6 +97,40 @@ func (c *Credentials) Apply(sys *types.SystemContext) {
 	}
 	sys.DockerAuthConfig = &c.config
 	sys.DockerBearerRegistryToken = c.registry
+}
+
+// Login says with which credentials the library asks the registry of a name, for the case that the
+// registry refuses them, and what to do then. c and sys are those of the pull, auth is what its
+// request has brought.
+func (c *Credentials) Login(sys *types.SystemContext, auth *cri.AuthConfig, name reference.Named) string {
+	host := reference.Domain(name)
+	switch {
+	case c != nil && c.config.Username != "":
+		return fmt.Sprintf("%s refused %s of the pull request: correct the pull secret of the pod", host, user(c.config.Username))
+	case c != nil:
+		return fmt.Sprintf("%s refused the token of the pull request: renew the pull secret of the pod", host)
+	}
+	stored, err := config.GetCredentialsForRef(sys, name)
+	switch {
+	case err != nil:
+		return fmt.Sprintf("the credentials for %s in %s cannot be read: correct that file", host, sys.AuthFilePath)
+	case stored.Username != "":
+		return fmt.Sprintf("%s refused %s of %s: correct that file, or give the pod a pull secret", host, user(stored.Username), sys.AuthFilePath)
+	case stored != (types.DockerAuthConfig{}):
+		return fmt.Sprintf("%s refused the token in %s: renew it, or give the pod a pull secret", host, sys.AuthFilePath)
+	case auth != nil && auth.ServerAddress != "":
+		return fmt.Sprintf("no credentials were sent to %s, since those of the pull request are for %s: check the pull secret of the pod", host, auth.ServerAddress)
+	}
+	return fmt.Sprintf("no credentials were sent to %s: give the pod a pull secret or set image.auth_file, if the name is correct", host)
+}
+
+// user names a user. Some registries take a token for one, which is longer than names of people and
+// is not shown.
+func user(name string) string {
+	if len(name) > 32 {
+		return "the user"
+	}
+	return fmt.Sprintf("user %q", name)
 }
 
 // Secrets returns the texts that no error may show.

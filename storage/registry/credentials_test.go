@@ -150,7 +150,14 @@ func TestPullErrorShowsNoSecret(t *testing.T) {
 	basic := encode("joe:hunter2")
 	inner := fmt.Errorf(`Get "https://joe:hunter2@cdn.example/blob?X-Amz-Signature=deadbeef&token=abc#frag": body %q said "Authorization: Basic %s"; Bearer eyJhbGciOiJSUzI1NiJ9.x.y; refresh_token=identity-token; registry-token`,
 		"\x1b[31mred\x00\xff", basic)
-	err := pullerror.New("registry.example/a:1", inner, Secrets(auth))
+	name, err := reference.ParseNormalizedNamed("registry.example/a:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := func(auth *cri.AuthConfig, err error) error {
+		return pullerror.New(pullerror.Failed{Name: name, Secrets: Secrets(auth)}, err)
+	}
+	err = failed(auth, inner)
 	for _, secret := range []string{"hunter2", "deadbeef", "abc#", "identity-token", "registry-token", basic, "eyJhbGciOiJSUzI1NiJ9", "\x1b", "\x00", "\xff"} {
 		if strings.Contains(err.Error(), secret) {
 			t.Errorf("%q is in %q", secret, err)
@@ -165,15 +172,15 @@ func TestPullErrorShowsNoSecret(t *testing.T) {
 		t.Error("the original error, with its secrets, is still wrapped")
 	}
 	base64Form := &cri.AuthConfig{Auth: encode("joe:correct horse")}
-	err = pullerror.New("a", fmt.Errorf("no: %s: correct horse", base64Form.Auth), Secrets(base64Form))
+	err = failed(base64Form, fmt.Errorf("no: %s: correct horse", base64Form.Auth))
 	if strings.Contains(err.Error(), "horse") || strings.Contains(err.Error(), base64Form.Auth) {
 		t.Errorf("%q", err)
 	}
-	across := pullerror.New("a", errors.New(strings.Repeat("x", maxErrorText-6)+"hunter2"), Secrets(auth))
+	across := failed(auth, errors.New(strings.Repeat("x", maxErrorText-6)+"hunter2"))
 	if strings.Contains(across.Error(), "hunter") {
 		t.Error("what was cut from a text has left a part of a secret")
 	}
-	long := pullerror.New("a", errors.New(strings.Repeat("x", 1<<20)), nil)
+	long := failed(nil, errors.New(strings.Repeat("x", 1<<20)))
 	if len(long.Error()) > 2*maxErrorText {
 		t.Errorf("error text of %d bytes", len(long.Error()))
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/docker/distribution/registry/api/errcode"
 	registryv2 "github.com/docker/distribution/registry/api/v2"
 	"go.podman.io/image/v5/docker"
+	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/signature"
 	"golang.org/x/sys/unix"
 
@@ -44,21 +45,22 @@ type pullError struct {
 func (e *pullError) Error() string   { return e.text }
 func (e *pullError) Unwrap() []error { return e.kinds }
 
-// New returns the failure of a pull of an image by that name, with the kinds of err and without the
+// Failed describes a pull that has failed.
+type Failed struct {
+	Name    reference.Named
+	Secrets []string // what its error must not show
+	Login   string   // which credentials were sent, and what to do if these are refused
+}
+
+// New returns the failure of a pull, with the kinds of err, what to do about it, and without the
 // secrets in its text.
-func New(name string, err error, secrets []string) error {
-	text := Cut(Hide(Redact(err.Error()), secrets)) // in this order: half a secret would not be found
+func New(pull Failed, err error) error {
+	text := Cut(Hide(Redact(err.Error()), pull.Secrets)) // in this order: half a secret would not be found
 	failure := &pullError{kinds: Kinds(err)}
-	hint := ""
-	for _, kind := range failure.kinds {
-		if h, ok := hints[kind]; ok && !errors.Is(err, ErrWorkerDied) {
-			hint = "; " + h
-		}
+	if advice := advice(reference.Domain(pull.Name), err, failure.kinds, pull.Login); advice != "" {
+		text += "; " + Hide(advice, pull.Secrets)
 	}
-	if rateLimited(err) {
-		hint = "; " + rateLimitHint
-	}
-	failure.text = fmt.Sprintf("pull %s: %s%s", name, text, hint)
+	failure.text = fmt.Sprintf("pull %s: %s", pull.Name, text)
 	return failure
 }
 
@@ -70,26 +72,6 @@ func Hide(text string, secrets []string) string {
 		}
 	}
 	return text
-}
-
-// hints tell the operator what to do. Errors of fault.Invalid and fault.Precondition have hints of
-// their own, and so has ErrWorkerDied.
-var hints = map[error]string{
-	fault.NotFound:        "check the name and the tag",
-	fault.Unauthenticated: "check the pull secret of the pod or image.auth_file",
-	fault.Unavailable:     "check that the node reaches the registry and trusts its certificate",
-	fault.Exhausted:       "free space in the image store",
-}
-
-// rateLimitHint replaces the hint of fault.Unavailable: the node has reached the registry.
-const rateLimitHint = "the registry limits pulls: log in by image.auth_file, or use a mirror"
-
-// rateLimited reports whether the registry has refused a request because there were too many.
-func rateLimited(err error) bool {
-	var coded errcode.ErrorCoder
-	return errors.Is(err, docker.ErrTooManyRequests) ||
-		errors.As(err, &coded) && coded.ErrorCode() == errcode.ErrorCodeTooManyRequests ||
-		StatusOf(err) == http.StatusTooManyRequests
 }
 
 // Kinds returns the sentinels of err. The library's own types decide; only errors that already
@@ -184,7 +166,9 @@ func StatusOf(err error) int {
 
 func unreachable(err error) bool {
 	var network net.Error // dial, DNS, TLS and broken connections, which all come in a *url.Error
-	return errors.As(err, &network) ||
+	found := errors.As(err, &network)
+	_, anyCall := network.(unix.Errno) // has the methods of a net.Error whatever has failed: a disk, for instance
+	return found && !anyCall ||
 		errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, unix.ECONNRESET)
 }

@@ -2,10 +2,12 @@ package pullerror
 
 import (
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/url"
 	"os"
 	"slices"
@@ -15,6 +17,7 @@ import (
 	"github.com/docker/distribution/registry/api/errcode"
 	registryv2 "github.com/docker/distribution/registry/api/v2"
 	"go.podman.io/image/v5/docker"
+	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/signature"
 	"golang.org/x/sys/unix"
 
@@ -50,6 +53,8 @@ func TestKinds(t *testing.T) {
 		{&url.Error{Op: "Get", URL: "https://a", Err: x509.UnknownAuthorityError{}}, []error{fault.Unavailable}},
 		{&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", unix.ECONNREFUSED)}, []error{fault.Unavailable}},
 		{&os.PathError{Op: "write", Path: "/x", Err: unix.ENOSPC}, []error{fault.Exhausted}},
+		{&os.PathError{Op: "open", Path: "/x", Err: unix.EROFS}, nil},
+		{fmt.Errorf("read: %w", unix.ECONNRESET), []error{fault.Unavailable}},
 	} {
 		got := Kinds(fmt.Errorf("some step: %w", test.err))
 		if !slices.Equal(got, test.want) {
@@ -58,21 +63,48 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-func TestHintOfRateLimit(t *testing.T) {
-	const limited, unreachable = "log in by image.auth_file, or use a mirror", "check that the node reaches the registry"
+// Each failure is told to those who can do something about it: no disk to the registry's operator,
+// no certificate to the network's.
+func TestAdvice(t *testing.T) {
+	const login = "user x was refused"
+	get := func(err error) error { return &url.Error{Op: "Get", URL: "https://mirror.example:5000/v2/", Err: err} }
+	advices := []string{
+		"log in by image.auth_file, or use a mirror", "the registry itself failed", login, "check the name and the tag",
+		"mirror.example:5000 speaks plain HTTP", "/etc/containers/certs.d/mirror.example:5000/ca.crt", "that its certificate is for",
+		"the node's clock", "the node's name servers", "its route, proxy and firewall", "check the disk of the image store", "free space in the image store",
+	}
 	for _, test := range []struct {
 		err  error
 		want string
 	}{
-		{docker.ErrTooManyRequests, limited},
-		{errcode.ErrorCodeTooManyRequests.WithMessage("toomanyrequests: You have reached your pull rate limit"), limited},
-		{docker.UnexpectedHTTPStatusError{StatusCode: 429}, limited},
-		{docker.UnexpectedHTTPStatusError{StatusCode: 503}, unreachable},
+		{docker.ErrTooManyRequests, advices[0]},
+		{errcode.ErrorCodeTooManyRequests.WithMessage("toomanyrequests: You have reached your pull rate limit"), advices[0]},
+		{docker.UnexpectedHTTPStatusError{StatusCode: 429}, advices[0]},
+		{docker.UnexpectedHTTPStatusError{StatusCode: 503}, advices[1]},
+		{docker.UnexpectedHTTPStatusError{StatusCode: 403}, login},
+		{docker.ErrUnauthorizedForCredentials{Err: errors.New("no")}, login},
+		{errcode.ErrorCodeDenied.WithMessage("requested access to the resource is denied"), login},
+		{registryv2.ErrorCodeManifestUnknown, advices[3]},
+		{get(http.ErrSchemeMismatch), advices[4]},
+		{get(&tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}), advices[5]},
+		{get(&tls.CertificateVerificationError{Err: x509.HostnameError{Certificate: new(x509.Certificate), Host: "a"}}), advices[6]},
+		{get(&tls.CertificateVerificationError{Err: x509.CertificateInvalidError{Reason: x509.Expired}}), advices[7]},
+		{get(&net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", Name: "a", IsNotFound: true}}), advices[8]},
+		{get(&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", unix.EHOSTUNREACH)}), advices[9]},
+		{&os.PathError{Op: "open", Path: "/x", Err: unix.EROFS}, advices[10]},
+		{&os.PathError{Op: "write", Path: "/x", Err: unix.EIO}, advices[10]},
+		{&os.PathError{Op: "write", Path: "/x", Err: unix.ENOSPC}, advices[11]},
+		{fmt.Errorf("%w: %w", ErrWorkerDied, fault.Unavailable), ""},
+		{fmt.Errorf("%w: %w", trust.ErrSignature, fault.Denied), ""},
 	} {
-		err := New("registry.example/app:1", fmt.Errorf("some step: %w", test.err), nil)
-		for _, hint := range []string{limited, unreachable} {
-			if strings.Contains(err.Error(), hint) != (hint == test.want) || !errors.Is(err, fault.Unavailable) {
-				t.Errorf("%T: %v, want %q", test.err, err, test.want)
+		name, err := reference.ParseNormalizedNamed("registry.example/app:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		said := New(Failed{Name: name, Login: login}, fmt.Errorf("some step: %w", test.err)).Error()
+		for _, advice := range advices {
+			if strings.Contains(said, advice) != (advice == test.want) {
+				t.Errorf("%T: %q, want the advice %q", test.err, said, test.want)
 			}
 		}
 	}

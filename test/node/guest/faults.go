@@ -61,12 +61,12 @@ var faults = []struct {
 	},
 	{
 		"registry away", "crictl pull 127.0.0.1:1/app:1",
-		"journalctl -u crius --since @$since", []string{"connection refused", "check that the node reaches the registry and trusts its certificate"},
+		"journalctl -u crius --since @$since", []string{"connection refused", "check that the node reaches the registry"},
 		"",
 	},
 	{
 		"registry with an unknown certificate", "crictl pull " + unknownCA + "/app:1",
-		"journalctl -u crius --since @$since", []string{"certificate signed by unknown authority", "check that the node reaches the registry and trusts its certificate"},
+		"journalctl -u crius --since @$since", []string{"certificate signed by unknown authority", "write its certificate to /etc/containers/certs.d/"},
 		"",
 	},
 	{

@@ -1,0 +1,98 @@
+package pullerror
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+
+	"github.com/docker/distribution/registry/api/errcode"
+	"go.podman.io/image/v5/docker"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// advice tells the operator what to do about the failure of a pull from a registry; empty if the
+// error says so itself, as those of fault.Invalid, fault.Precondition and ErrWorkerDied do.
+func advice(registry string, err error, kinds []error, login string) string {
+	is := func(kind error) bool { return len(kinds) > 0 && kinds[0] == kind }
+	switch {
+	case errors.Is(err, ErrWorkerDied):
+		return ""
+	case rateLimited(err):
+		return "the registry limits pulls: log in by image.auth_file, or use a mirror" // the node has reached it
+	case LoginRefused(err):
+		return login
+	case is(fault.NotFound):
+		return "check the name and the tag"
+	case is(fault.Unavailable):
+		return unavailable(hostOf(err, registry), err)
+	case is(fault.Exhausted):
+		return "free space in the image store"
+	case errors.Is(err, unix.EROFS), errors.Is(err, unix.EIO):
+		return "check the disk of the image store: the kernel log says what is wrong with it"
+	}
+	return ""
+}
+
+// unavailable says what to do about a registry that cannot be used, by the reason that the error
+// has for it. Only a node without a way to the registry is told to look for one.
+func unavailable(host string, err error) string {
+	var authority x509.UnknownAuthorityError
+	var name x509.HostnameError
+	var certificate x509.CertificateInvalidError
+	var dns *net.DNSError
+	switch {
+	case errors.Is(err, http.ErrSchemeMismatch):
+		return fmt.Sprintf("%s speaks plain HTTP: if it is meant to, set insecure = true for it in /etc/containers/registries.conf.d, or begin its URL in hosts.toml with http://", host)
+	case errors.As(err, &authority):
+		return fmt.Sprintf("to trust the authority, write its certificate to /etc/containers/certs.d/%s/ca.crt", host)
+	case errors.As(err, &name):
+		return "use a name of the registry that its certificate is for, or have the certificate extended"
+	case errors.As(err, &certificate):
+		return "correct the registry's certificate; if it should be valid, check the node's clock"
+	case errors.As(err, &dns):
+		return "check the name of the registry, and the node's name servers"
+	case StatusOf(err) >= http.StatusInternalServerError:
+		return "the registry itself failed: see its log; the kubelet tries again"
+	}
+	return "check that the node reaches the registry: its route, proxy and firewall"
+}
+
+// hostOf returns the host that a request has failed at, which may be a mirror.
+func hostOf(err error, registry string) string {
+	var request *url.Error
+	if errors.As(err, &request) {
+		if u, err := url.Parse(request.URL); err == nil && u.Host != "" {
+			return u.Host
+		}
+	}
+	return registry
+}
+
+// LoginRefused reports whether a registry has refused a request for its credentials, or for the
+// lack of any.
+func LoginRefused(err error) bool {
+	var unauthorized docker.ErrUnauthorizedForCredentials
+	var coded errcode.ErrorCoder
+	switch {
+	case errors.As(err, &unauthorized):
+		return true
+	case errors.As(err, &coded):
+		code := coded.ErrorCode()
+		return code == errcode.ErrorCodeUnauthorized || code == errcode.ErrorCodeDenied
+	}
+	status := StatusOf(err)
+	return status == http.StatusUnauthorized || status == http.StatusForbidden
+}
+
+// rateLimited reports whether the registry has refused a request because there were too many.
+func rateLimited(err error) bool {
+	var coded errcode.ErrorCoder
+	return errors.Is(err, docker.ErrTooManyRequests) ||
+		errors.As(err, &coded) && coded.ErrorCode() == errcode.ErrorCodeTooManyRequests ||
+		StatusOf(err) == http.StatusTooManyRequests
+}
