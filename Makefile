@@ -4,7 +4,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
 
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+VERSION ?= $(shell contrib/packaging/version.sh)
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 TAGS := containers_image_openpgp,exclude_graphdriver_btrfs,nri_no_wasm
@@ -94,7 +94,7 @@ node-packages: # the packages of now and of PREVIOUS
 	@$(MAKE) --no-print-directory packages >/dev/null
 	rm -rf .cache/previous && mkdir -p .cache/previous
 	git archive '$(PREVIOUS)' | tar -x -C .cache/previous
-	@$(MAKE) --no-print-directory -C .cache/previous VERSION="$$(git describe --tags --always '$(PREVIOUS)')" packages >/dev/null
+	@$(MAKE) --no-print-directory -C .cache/previous VERSION="$$(contrib/packaging/version.sh '$(PREVIOUS)')" packages >/dev/null
 
 .PHONY: node-upgrade
 node-upgrade: node-packages ## Upgrade the package of such a machine under running pods. PREVIOUS=commit: from that one; DRIVER= HANDLER=

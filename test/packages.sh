@@ -57,6 +57,40 @@ check_tree() { # DIR FURTHER-FILES
 	zcat "$1"/usr/share/*/crius/third-party-licences.gz | grep 'Apache License' >/dev/null || fail "$1: licences of modules are missing"
 }
 
+# ascend: the versions of later commits, tags and changes are newer in both formats.
+ascend() {
+	local of versions=() version=$PWD/contrib/packaging/version.sh
+	eval "$(sed -n '/^package_version()/,/^}/p' contrib/packaging/build.sh)"
+	git init -q "$work/sources"
+	commit() { git -C "$work/sources" -c user.name=n -c user.email=e commit -q --allow-empty -m c; }
+	note() { versions+=("$(cd "$work/sources" && package_version "$("$version")")"); }
+	for of in {1..10}; do
+		commit
+		note
+	done
+	for of in first second; do
+		echo $of >"$work/sources/file"
+		touch -d "2026-01-02 03:04:0$((${#versions[@]} - 9))" "$work/sources/file"
+		note
+	done
+	commit
+	note
+	git -C "$work/sources" -c tag.gpgSign=false tag v0.1.0-rc.1
+	commit
+	rm "$work/sources/file"
+	note
+	git -C "$work/sources" -c tag.gpgSign=false tag v0.1.0
+	note
+	for of in $(seq ${#versions[@]}); do
+		[ "$of" -lt ${#versions[@]} ] || break
+		dpkg --compare-versions "${versions[of - 1]}" lt "${versions[of]}" || fail "${versions[of]} is not newer than ${versions[of - 1]}"
+		[ "$(command rpm --eval "%{lua:print(rpm.vercmp('${versions[of - 1]}', '${versions[of]}'))}")" = -1 ] ||
+			fail "RPM: ${versions[of]} is not newer than ${versions[of - 1]}"
+	done
+	echo "ok    versions ascend"
+}
+ascend
+
 # calls RUNNER...: the systemctl calls of a maintainer script, with a systemd
 # that appears to be running. The script gets its own /run.
 calls() {

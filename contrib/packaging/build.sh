@@ -4,9 +4,9 @@
 #
 #   contrib/packaging/build.sh VERSION GOARCH BINDIR OUTDIR
 #
-# VERSION is the output of `git describe`. The same inputs and SOURCE_DATE_EPOCH give
-# the same packages, byte by byte. Needs dpkg-deb (dpkg), rpmbuild (rpm) and go,
-# which finds the licences of linked modules.
+# VERSION is the output of version.sh. The same inputs and SOURCE_DATE_EPOCH give the same
+# packages, byte by byte. Needs go, which finds the licences of linked modules, dpkg-deb for the
+# DEB and rpmbuild for the RPM; a format without its tool is left out.
 set -euo pipefail
 
 [ $# -eq 4 ] || { sed -n '2,/^$/s/^# \?//p' "$0" >&2; exit 2; }
@@ -20,17 +20,24 @@ umask 022
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-for tool in dpkg-deb rpmbuild go; do
-	command -v $tool >/dev/null || { echo "build.sh: $tool is missing: on Debian, test/setup.sh rpm installs the first two" >&2; exit 1; }
-done
+command -v go >/dev/null || { echo "build.sh: go is missing: it finds the licences of linked modules" >&2; exit 1; }
 
-# package_version turns v0.2.0-rc.1-3-gabc1234-dirty into
-# 0.2.0~rc.1+3.gabc1234.dirty, which sorts as intended in both formats.
+# package_version turns v0.2.0-rc.1-3-gabc1234-dirty.20260102030405 into
+# 0.2.0~rc.1+3.gabc1234.dirty.20260102030405, which sorts as intended in both formats.
 package_version() {
 	case $1 in
 	v[0-9]*) echo "${1#v}" ;;
-	*) echo "0.0.0-0-g$1" ;; # no tag yet
-	esac | sed -E 's/-dirty$/.dirty/; s/-([0-9]+)-g([0-9a-f]+)/+\1.g\2/; s/-/~/g'
+	*) echo "0.0.0-0-g$1" ;; # the sources are not a checkout
+	esac | sed -E 's/-dirty/.dirty/; s/-([0-9]+)-g([0-9a-f]+)/+\1.g\2/; s/-/~/g'
+}
+
+# with TOOL PACKAGE FORMAT calls the function FORMAT, which needs TOOL.
+with() {
+	if command -v "$1" >/dev/null; then
+		"$3"
+	else
+		echo "build.sh: no package of the format $3: $1 is missing (package $2)" >&2
+	fi
 }
 
 # licences prints those of all modules linked into the programs.
@@ -188,6 +195,6 @@ version=$(package_version "$version")
 licences >"$work/licences"
 bom >"$work/bom"
 install -m 644 "$work/bom" "$outdir/crius-$version-linux-$goarch.spdx.json"
-deb
-rpm
+with dpkg-deb dpkg deb
+with rpmbuild 'rpm on Debian, rpm-build elsewhere' rpm
 archive

@@ -39,11 +39,13 @@ func Programs(ctx context.Context, race bool) (string, error) {
 		return "", err
 	}
 	dir := programsDir(repo, race)
-	version, err := exec.CommandContext(ctx, "git", "-C", repo, "describe", "--tags", "--always", "--dirty").Output()
+	version := exec.CommandContext(ctx, "contrib/packaging/version.sh")
+	version.Dir = repo
+	said, err := version.Output()
 	if err != nil {
-		version = []byte("unknown") // the sources are not a checkout
+		return "", fmt.Errorf("version of the sources: %w", err)
 	}
-	flags := "-X main.version=" + strings.TrimSpace(string(version))
+	flags := "-X main.version=" + strings.TrimSpace(string(said))
 	return dir, errors.Join(
 		compile(ctx, repo, race, []string{"go", "build", "-tags", BuildTags, "-ldflags", flags, "-o", dir + "/", "./cmd/crius", "./cmd/crius-unpack"}),
 		compile(ctx, repo, false, []string{"go", "build", "-ldflags", flags, "-o", dir + "/", "./cmd/crius-conmon", "./cmd/crius-conmon-shim"}))
