@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -77,6 +78,9 @@ func full(t *testing.T) *Metrics {
 	_ = tracer.Do(t.Context(), "run pod", "a", func(ctx context.Context) error {
 		return trace.Do(ctx, "attach network", func(context.Context) error { return errors.New("broken") })
 	})
+	for _, verb := range []string{"create container", "start"} {
+		_ = tracer.Do(t.Context(), verb, "a", func(context.Context) error { return nil })
+	}
 	for _, err := range []error{fmt.Errorf("pull: %w", fault.NotFound), errors.Join(fault.Denied, storage.ErrSignature), errors.New("odd"), nil} {
 		_ = tracer.Do(t.Context(), "pull image", "x", func(context.Context) error { return err })
 	}
@@ -200,13 +204,38 @@ func TestDashboardAndAlerts(t *testing.T) {
 				t.Errorf("%s: there is no metric %s", file, name)
 			}
 		}
-		for _, list := range regexp.MustCompile(`(reason|condition)=~?"([^"]+)"`).FindAllStringSubmatch(string(content), -1) {
+		for _, list := range regexp.MustCompile(`(reason|condition|operation|outcome)=~?"([^"]+)"`).FindAllStringSubmatch(string(content), -1) {
 			for _, value := range strings.Split(list[2], "|") {
 				if !strings.Contains(text, list[1]+`="`+value+`"`) {
 					t.Errorf("%s: no metric has the %s %q", file, list[1], value)
 				}
 			}
 		}
+	}
+}
+
+// Each alert links to a section that exists.
+func TestAlertsLinkToThePageOfSymptoms(t *testing.T) {
+	rules, err := os.ReadFile("../../contrib/prometheus/crius.rules.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("../../docs/troubleshoot.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sections := map[string]bool{}
+	for _, title := range regexp.MustCompile(`(?m)^## (.+)$`).FindAllSubmatch(page, -1) {
+		sections[strings.ReplaceAll(strings.ReplaceAll(strings.ToLower(string(title[1])), ",", ""), " ", "-")] = true
+	}
+	links := regexp.MustCompile(`runbook_url: "https://\S+/docs/troubleshoot.md#(\S+)"`).FindAllSubmatch(rules, -1)
+	for _, link := range links {
+		if !sections[string(link[1])] {
+			t.Errorf("docs/troubleshoot.md has no section %s", link[1])
+		}
+	}
+	if alerts := bytes.Count(rules, []byte("- alert:")); len(links) != alerts {
+		t.Errorf("%d of %d alerts link to it", len(links), alerts)
 	}
 }
 
