@@ -98,7 +98,7 @@ func (p *program) checkCommand() *cobra.Command {
 			"The other runtime's configuration files are read, and not the flags of its service. " +
 			"PATH is the directory of CRI-O (default " + crioDir + ") or the file of containerd (default " + containerdFile + "). " +
 			"The exit status is 1 if pods that run now would not run.",
-		Args: cli.Usage(cobra.MaximumNArgs(1)),
+		Args: cli.Operands,
 	}
 	var repair bool
 	var from importFlags
@@ -107,7 +107,7 @@ func (p *program) checkCommand() *cobra.Command {
 	format := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := from.check(args, "--repair", repair); err != nil {
-			return cli.UsageError{Err: err}
+			return cli.UsageError{Err: err, Command: cmd.CommandPath()}
 		}
 		loaded, err := p.load(cmd)
 		if err != nil {

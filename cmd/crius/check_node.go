@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/server/control"
@@ -77,7 +78,7 @@ func nodeFindings(checked control.Checked) []finding {
 		findings = append(findings, ok("IP addresses held by %s are not checked: only that IPAM plugin knows them", strings.Join(checked.OpaqueIPAM, ", ")))
 	}
 	if len(checked.Findings) == 0 && checked.Incomplete == "" {
-		findings = append(findings, ok("the node matches crius's records: %d pods, %d containers", checked.Pods, checked.Containers))
+		findings = append(findings, ok("the node matches crius's records: %s, %s", cli.Count(checked.Pods, "pod"), cli.Count(checked.Containers, "container")))
 	}
 	return findings
 }

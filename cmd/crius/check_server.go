@@ -41,7 +41,7 @@ func (n *node) checkServer(ctx context.Context) []finding {
 		}
 	}
 	if late := report.Server.stuck(); len(late) > 0 {
-		findings = append(findings, warn("crius status --stuck says what they wait for", "%d operations have been running for more than %s", len(late), stuck))
+		findings = append(findings, warn("crius status --stuck says what they wait for", "%s in progress for more than %s", cli.Count(len(late), "operation"), stuck))
 	}
 	for _, what := range report.Server.Inherited {
 		findings = append(findings, warn("change the server's unit, or how it is started", "containers inherit from the server: %s", what))

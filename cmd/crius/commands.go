@@ -13,6 +13,7 @@ import (
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/cmd/crius/exec"
 	"github.com/crius-run/crius/cmd/crius/images"
+	"github.com/crius-run/crius/cmd/crius/lists"
 	"github.com/crius-run/crius/cmd/crius/logs"
 	"github.com/crius-run/crius/cmd/crius/pulls"
 	"github.com/crius-run/crius/cmd/crius/top"
@@ -65,8 +66,9 @@ func (p *program) root() *cobra.Command {
 		cli.Complete(root, name, values)
 	}
 	root.SetUsageFunc(p.printUsage)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return cli.UsageError{Err: err} })
-	root.AddCommand(p.serveCommand(), p.statusCommand(), p.eventsCommand(), pulls.PullCommand(p.loadForClient), pulls.Command(p.loadForClient), logs.Command(p.loadForClient), exec.Command(p.loadForClient), top.Command(p.loadForClient), images.Command(p.loadForClient), p.configCommand(), p.reloadCommand(), p.checkCommand(), p.debugCommand(), p.wipeCommand(), versionCommand(), completionCommand(), generateCommand(), flagsTopic(p.flags))
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return cli.UsageError{Err: err, Command: cmd.CommandPath()} })
+	root.SetHelpCommand(helpCommand())
+	root.AddCommand(p.serveCommand(), p.statusCommand(), p.eventsCommand(), pulls.PullCommand(p.loadForClient), pulls.Command(p.loadForClient), logs.Command(p.loadForClient), exec.Command(p.loadForClient), top.Command(p.loadForClient), images.Command(p.loadForClient), lists.PodsCommand(p.loadForClient), lists.ContainersCommand(p.loadForClient), p.configCommand(), p.reloadCommand(), p.checkCommand(), p.debugCommand(), p.wipeCommand(), versionCommand(), completionCommand(), generateCommand(), flagsTopic(p.flags))
 	return root
 }
 
@@ -119,7 +121,7 @@ func (p *program) serveCommand() *cobra.Command {
 		Long: "Serve CRI until SIGTERM or SIGINT, then finish the requests in progress and exit; containers keep running. " +
 			"A second signal ends the server at once, which does not harm containers either.\n\n" +
 			"SIGHUP reloads the configuration: " + reloaded(),
-		Args: cli.Usage(cobra.NoArgs),
+		Args: cli.Operands,
 		RunE: p.serve,
 	}
 }
@@ -162,7 +164,7 @@ func completionCommand() *cobra.Command {
 		Short:     "Print the completion script for a shell",
 		Long:      "Print the script that completes commands, flags and their values. The packages install it; by hand: source <(crius completion bash).",
 		ValidArgs: names,
-		Args:      cli.Usage(cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs)),
+		Args:      cobra.MatchAll(cli.Operands, cli.Usage(cobra.OnlyValidArgs)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return completions[args[0]](cmd.Root(), cmd.OutOrStdout())
 		},

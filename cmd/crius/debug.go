@@ -51,7 +51,7 @@ func (p *program) debugCommand() *cobra.Command {
 			"and those with the node's network have made on the node. Review the archive before you share it.\n\n" +
 			"FILE is made with mode 0600 and must not exist; - is the standard output. The default is crius-debug-TIME.tar.gz in the current directory. " +
 			"What could not be collected is listed in errors.txt in the archive.",
-		Args: cli.Usage(cobra.MaximumNArgs(1)),
+		Args: cli.Operands,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			loaded, err := p.loadForClient(cmd)
 			if err != nil {

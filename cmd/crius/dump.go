@@ -51,7 +51,7 @@ func (p *program) dumpCommands() []*cobra.Command {
 	command := func(use, short, long string, dump func(*control.Client, context.Context, io.Writer) error) *cobra.Command {
 		return &cobra.Command{
 			Use: use, Short: short, Long: long,
-			Args: cli.Usage(cobra.NoArgs),
+			Args: cli.Operands,
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				loaded, err := p.loadForClient(cmd)
 				if err != nil {

@@ -23,7 +23,7 @@ func (p *program) eventsCommand() *cobra.Command {
 		Short: "Show pods and containers and their events",
 		Long: "List the pods and containers of the running server, ordered by their latest event. With --follow, continue " +
 			"with new events: created, started, stopped, deleted. JSON output is one CRI ContainerEventResponse per line.",
-		Args: cli.Usage(cobra.NoArgs),
+		Args: cli.Operands,
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "show new events until interrupted")
 	format := cli.FormatFlag(cmd)

@@ -32,7 +32,7 @@ func generateCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "generate DIRECTORY",
 		Short:  "Write completions, manual pages and the sample configuration below a directory",
-		Args:   cli.Usage(cobra.ExactArgs(1)),
+		Args:   cli.Operands,
 		Hidden: true, // for `make generate`
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for path, write := range generated(cmd.Root()) {

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
 )
 
@@ -33,7 +34,7 @@ func (p *program) printUsage(cmd *cobra.Command) error {
 			flags.AddFlag(f)
 		}
 	})
-	fmt.Fprintf(&b, "\nFlags:\n%s\n", flags.FlagUsagesWrapped(helpWidth))
+	fmt.Fprintf(&b, "\nFlags:\n%s\n", flagUsages(flags))
 	if cmd.HasParent() {
 		b.WriteString("Every command also takes the flags --config, --config-dir and those of \"crius help flags\".\n")
 	} else {
@@ -46,7 +47,7 @@ func (p *program) printUsage(cmd *cobra.Command) error {
 // flagsTopic returns the page of `crius help flags`.
 func flagsTopic(options *config.Flags) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:    "flags",
+		Use:    flagsPage,
 		Short:  "The flags that set keys of the configuration",
 		Hidden: true, // not a command
 	}
@@ -54,7 +55,45 @@ func flagsTopic(options *config.Flags) *cobra.Command {
 		fmt.Fprintf(cmd.OutOrStdout(), "These flags are taken by every command. Each sets the key of the configuration that has its name,\n"+
 			"with dots and underscores instead of dashes, and overrides all files. The flag of a list takes one item:\n"+
 			"repeat it for several items, pass it empty for none.\n\n%s",
-			options.Set().FlagUsagesWrapped(helpWidth))
+			flagUsages(options.Set()))
 	})
 	return cmd
 }
+
+// flagUsages lists flags. The values of a bool go without saying.
+func flagUsages(flags *pflag.FlagSet) string {
+	const values = "[=true|false]"
+	return strings.ReplaceAll(flags.FlagUsagesWrapped(helpWidth), values, strings.Repeat(" ", len(values)))
+}
+
+// helpCommand is crius help, which fails for what does not exist.
+func helpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Show the help of a command; flags: of the flags that set options",
+		Args:  cli.Operands,
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			var names []string
+			for _, c := range cmd.Root().Commands() {
+				if len(args) == 0 && (c.IsAvailableCommand() || c.Name() == flagsPage) {
+					names = append(names, c.Name())
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, c := range cmd.Root().Commands() {
+				if len(args) > 0 && c.Name() == args[0] {
+					return c.Help()
+				}
+			}
+			if len(args) > 0 {
+				return cli.UsageError{Err: fmt.Errorf("no help for %q: crius help lists the commands, crius help %s the flags that set options", args[0], flagsPage)}
+			}
+			return cmd.Root().Help()
+		},
+	}
+}
+
+// flagsPage is the page on the flags that set options.
+const flagsPage = "flags"

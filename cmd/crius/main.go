@@ -10,6 +10,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -79,8 +80,8 @@ func report(w io.Writer, err error) {
 	if logx.Journal(w) {
 		priority = logx.Prefix(slog.LevelError)
 	}
-	if errors.As(err, new(cli.UsageError)) {
-		hint = " (see crius --help)"
+	if usage := new(cli.UsageError); errors.As(err, usage) {
+		hint = fmt.Sprintf(" (see %s --help)", cmp.Or(usage.Command, "crius"))
 	}
 	for _, text := range lines(err) {
 		fmt.Fprintf(w, "%scrius: %s%s\n", priority, cli.Printable(text), hint)

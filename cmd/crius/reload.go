@@ -131,7 +131,7 @@ func (p *program) reloadCommand() *cobra.Command {
 		Short: "Have the running server read its configuration again",
 		Long: "Have the running server read its configuration again, and say which options have changed. Like SIGHUP, " +
 			"but it fails with the reason if the server rejects the configuration; the server then keeps the current one.\n\n" + reloaded(),
-		Args: cli.Usage(cobra.NoArgs),
+		Args: cli.Operands,
 	}
 	format := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

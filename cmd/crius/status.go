@@ -88,7 +88,7 @@ func (p *program) statusCommand() *cobra.Command {
 		Short: "Show the status of the running server and its operations in progress",
 		Long: "Ask the server that runs with this configuration whether it is ready, what is on the node, " +
 			"and which operations are in progress, with the current step of each and how long it has taken.",
-		Args: cli.Usage(cobra.NoArgs),
+		Args: cli.Operands,
 	}
 	cmd.Flags().BoolVar(&onlyStuck, "stuck", false, fmt.Sprintf("show only operations that take longer than %s", stuck))
 	format := cli.FormatFlag(cmd)
@@ -177,10 +177,10 @@ func (r statusReport) write(w io.Writer, socket string) {
 	writeHandlers(w, r.Handlers)
 	writePlugins(w, r.Plugins)
 	fmt.Fprintf(w, "pods\t%d ready, %d not ready\n", v.Pods["ready"], v.Pods["notready"])
-	fmt.Fprintf(w, "containers\t%d created, %d running, %d exited; %d monitors\n",
-		v.Containers["created"], v.Containers["running"], v.Containers["exited"], v.Monitors)
+	fmt.Fprintf(w, "containers\t%d created, %d running, %d exited; %s\n",
+		v.Containers["created"], v.Containers["running"], v.Containers["exited"], cli.Count(v.Monitors, "monitor"))
 	if v.Unreachable > 0 {
-		fmt.Fprintf(w, "unreachable\t%d monitors have not answered since the server started; crius check lists them\n", v.Unreachable)
+		fmt.Fprintf(w, "unreachable\t%s without an answer since the server started; crius check lists them\n", cli.Count(v.Unreachable, "monitor"))
 	}
 	if v.Cleanups > 0 {
 		fmt.Fprintf(w, "pending cleanups\t%d, retrying; the log says why\n", v.Cleanups)
@@ -225,7 +225,7 @@ func writePlugins(w io.Writer, r nri.Report) {
 		if i == 0 {
 			heading = fmt.Sprintf("plugins, %d connected", r.Connected)
 		}
-		fmt.Fprintf(w, "%s\t%s: %d requests, the slowest took %s", heading, cli.Printable(p.Name), p.Requests, cli.Brief(p.Slowest))
+		fmt.Fprintf(w, "%s\t%s: %s, the slowest took %s", heading, cli.Printable(p.Name), cli.Count(p.Requests, "request"), cli.Brief(p.Slowest))
 		if p.Failures > 0 {
 			fmt.Fprintf(w, "; %d failed, the last %s ago: %s", p.Failures, cli.Brief(time.Since(p.FailedAt)), cli.Printable(p.LastError))
 		}

@@ -70,7 +70,7 @@ func versionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the versions of crius and of the libraries it is built with",
-		Args:  cli.Usage(cobra.NoArgs),
+		Args:  cli.Operands,
 	}
 	format := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

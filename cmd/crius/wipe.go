@@ -26,7 +26,7 @@ func (p *program) wipeCommand() *cobra.Command {
 			"A running server does the work and continues with an empty node; stop the kubelet first, or it creates its pods again. " +
 			"If no server is running, the state directories are removed as well. What cannot be removed is reported, stays on record, and makes the exit status 1.\n\n" +
 			"It asks for confirmation first.",
-		Args: cli.Usage(cobra.NoArgs),
+		Args: cli.Operands,
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	cmd.Flags().BoolVar(&keepImages, "keep-images", false, "keep the images")
@@ -133,7 +133,7 @@ func loss(cfg config.Config, h control.Holdings, keepImages bool) string {
 func question(in io.Reader, out io.Writer) func(string) error {
 	return func(about string) error {
 		if !cli.IsTerminal(in) {
-			return cli.UsageError{Err: errors.New("no terminal to ask for confirmation; use --yes to wipe without asking")}
+			return cli.UsageError{Err: errors.New("no terminal to ask for confirmation; use --yes to wipe without asking"), Command: "crius wipe"}
 		}
 		fmt.Fprintf(out, "%sType yes to continue: ", about)
 		line, err := bufio.NewReader(in).ReadString('\n')

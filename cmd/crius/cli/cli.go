@@ -4,6 +4,8 @@ package cli
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -14,7 +16,10 @@ import (
 type Load func(*cobra.Command) (*config.Loaded, error)
 
 // UsageError is an invalid command line.
-type UsageError struct{ Err error }
+type UsageError struct {
+	Err     error
+	Command string // whose help says what is valid
+}
 
 func (e UsageError) Error() string { return e.Err.Error() }
 func (e UsageError) Unwrap() error { return e.Err }
@@ -29,16 +34,38 @@ func (e Exit) Error() string { return fmt.Sprintf("command ended with exit code 
 func Usage(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
-			return UsageError{err}
+			return UsageError{err, cmd.CommandPath()}
 		}
 		return nil
 	}
 }
 
+// Operands checks the number of arguments by the usage line of the command: NAME is required,
+// [NAME] is optional. The error names what is missing.
+func Operands(cmd *cobra.Command, args []string) error {
+	all := strings.Fields(cmd.Use)[1:]
+	required := slices.DeleteFunc(slices.Clone(all), func(name string) bool { return strings.HasPrefix(name, "[") })
+	usage := strings.Join(append([]string{cmd.CommandPath()}, all...), " ")
+	switch {
+	case len(args) < len(required):
+		return UsageError{fmt.Errorf("%s is missing: %s", required[len(args)], usage), cmd.CommandPath()}
+	case len(all) == 0 && len(args) > 0:
+		return UsageError{fmt.Errorf("unexpected argument %q: %s takes none", args[0], usage), cmd.CommandPath()}
+	case len(args) > len(all):
+		return UsageError{fmt.Errorf("unexpected argument %q: %s", args[len(all)], usage), cmd.CommandPath()}
+	}
+	return nil
+}
+
 // Complete lets shells complete the values of a flag, which must exist.
 func Complete(cmd *cobra.Command, flag string, values []string) {
+	CompleteBy(cmd, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// CompleteBy is Complete for values that a function finds.
+func CompleteBy(cmd *cobra.Command, flag string, values cobra.CompletionFunc) {
 	// The only error is a flag that does not exist or is completed already.
-	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+	if err := cmd.RegisterFlagCompletionFunc(flag, values); err != nil {
 		panic(err)
 	}
 }

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/spf13/cobra"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -50,6 +52,73 @@ func FindContainer(ctx context.Context, server Server, pod, container string) (s
 		return "", choice("container", container, names)
 	}
 	return newest.Id, nil
+}
+
+// completeTime bounds how long a shell waits for names.
+const completeTime = 2 * time.Second
+
+// CompleteContainer lets shells complete the name of a pod, and after it that of one of its
+// containers.
+func CompleteContainer(load Load) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		return complete(cmd, load, func(ctx context.Context, server Server) (names []string, _ error) {
+			pods, err := server.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+			if err != nil || len(args) > 1 {
+				return nil, err
+			}
+			ids := map[string]bool{}
+			for _, p := range pods.Items {
+				full := PodName(p.GetMetadata())
+				ids[p.Id] = len(args) == 1 && (args[0] == full || args[0] == p.GetMetadata().GetName())
+				names = append(names, full)
+			}
+			if len(args) == 0 {
+				return names, nil
+			}
+			all, err := server.ListContainers(ctx, &cri.ListContainersRequest{})
+			names = nil
+			for _, c := range all.GetContainers() {
+				if ids[c.PodSandboxId] {
+					names = append(names, c.GetMetadata().GetName())
+				}
+			}
+			return names, err
+		})
+	}
+}
+
+// CompleteImage lets shells complete the name of an image of the node.
+func CompleteImage(load Load) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		return complete(cmd, load, func(ctx context.Context, server Server) (names []string, _ error) {
+			if len(args) > 0 {
+				return nil, nil
+			}
+			images, err := server.ListImages(ctx, &cri.ListImagesRequest{})
+			for _, i := range images.GetImages() {
+				names = append(names, i.RepoTags...)
+			}
+			return names, err
+		})
+	}
+}
+
+// complete returns what find finds at the server, and nothing if it cannot be asked.
+func complete(cmd *cobra.Command, load Load, find func(context.Context, Server) ([]string, error)) ([]string, cobra.ShellCompDirective) {
+	loaded, err := load(cmd)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), completeTime)
+	defer cancel()
+	var names []string
+	_ = Ask(ctx, loaded.Config.API.Listen, func(ctx context.Context, server Server) error {
+		names, err = find(ctx, server)
+		return err
+	})
+	names = slices.DeleteFunc(names, func(name string) bool { return Printable(name) != name })
+	slices.Sort(names)
+	return slices.Compact(names), cobra.ShellCompDirectiveNoFileComp
 }
 
 // choice is the error for a name that matches no object, or more than one.

@@ -153,3 +153,11 @@ func Brief(d time.Duration) string {
 
 // MiB formats a number of bytes for people.
 func MiB(bytes uint64) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }
+
+// Count is a number with its noun, whose plural is regular.
+func Count[N int | uint64](n N, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}

@@ -31,7 +31,15 @@ func Command(load cli.Load) *cobra.Command {
 			"If crius is interrupted, the command may continue to run.",
 		Args: cli.Usage(checkArgs),
 	}
+	names := cli.CompleteContainer(load)
+	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 { // the command, which is the container's
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return names(cmd, nil, word)
+	}
 	cmd.Flags().StringVarP(&o.container, "container", "c", "", "name of the container")
+	cli.CompleteBy(cmd, "container", names)
 	cmd.Flags().BoolVarP(&o.stdin, "stdin", "i", false, "pass the standard input to the command")
 	cmd.Flags().BoolVarP(&o.tty, "tty", "t", false, "run the command on a terminal; the standard input must be one")
 	cmd.Flags().StringVar(&o.identity.cert, "tls-cert", "", "PEM file with a client certificate, which the server asks for if api.stream_tls_client_ca_file is set")

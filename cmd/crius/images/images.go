@@ -22,7 +22,7 @@ func Command(load cli.Load) *cobra.Command {
 		Long: "List the images of the running server by name: each with its id, its size as unpacked, the number of containers that use it, running or not, " +
 			"and whether it is pinned, that is, kept from the kubelet's garbage collection. Images that share layers count them each. " +
 			"An image without a tag is listed by its digest.",
-		Args: cli.Usage(cobra.NoArgs),
+		Args: cli.Operands,
 	}
 	format := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -34,7 +34,8 @@ func Command(load cli.Load) *cobra.Command {
 			"; CONTAINER may be omitted if the pod has only one. " +
 			"Of containers with the same name the newest is shown. The container's standard error goes to standard error. " +
 			"On a terminal, control characters such as colors are shown escaped; a pipe or a file gets them as they are.",
-		Args: cli.Usage(cobra.RangeArgs(1, 2)),
+		Args:              cli.Operands,
+		ValidArgsFunction: cli.CompleteContainer(load),
 	}
 	cmd.Flags().BoolVarP(&view.follow, "follow", "f", false, "continue until the container exits")
 	cmd.Flags().IntVar(&view.tail, "tail", -1, "begin with the last `n` lines; -1: all")

@@ -29,7 +29,8 @@ func PullCommand(load cli.Load) *cobra.Command {
 			"Credentials given here are for this pull and the image's registry only, and are not stored. " +
 			"Standard error shows how far it has come: on a terminal as a bar, else as a line every ten seconds. " +
 			"If crius is interrupted, the server continues for some minutes.",
-		Args: cli.Usage(cobra.ExactArgs(1)),
+		Args:              cli.Operands,
+		ValidArgsFunction: cli.CompleteImage(load),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			loaded, err := load(cmd)
 			if err != nil {

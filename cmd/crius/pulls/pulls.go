@@ -26,7 +26,7 @@ func Command(load cli.Load) *cobra.Command {
 		Short: "Show the image pulls in progress",
 		Long: "List the image pulls of the running server. Layers are downloaded a few at a time and counted once their download starts, so totals grow. " +
 			"With --watch, a terminal shows bars with the rate of the last seconds and the time that the download of what is counted still takes.",
-		Args: cli.Usage(cobra.NoArgs),
+		Args: cli.Operands,
 	}
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "refresh every second until interrupted")
 	format := cli.FormatFlag(cmd)
@@ -74,6 +74,9 @@ func active(ctx context.Context, server cli.Server) ([]progress.Pull, error) {
 
 // writeLines writes a line for each pull, with its average rate since it began.
 func writeLines(w io.Writer, list []progress.Pull, now time.Time) {
+	if len(list) == 0 {
+		fmt.Fprintln(w, "no image is being pulled")
+	}
 	for _, p := range list {
 		took := now.Sub(p.Since)
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", cli.Printable(p.Image), cli.Brief(took), amount(p), blobs(p), speed(p, float64(p.Bytes-p.Resumed)/took.Seconds()))

@@ -28,7 +28,7 @@ func Command(load cli.Load) *cobra.Command {
 		Short: "Show the pods that use the most CPU and memory",
 		Long: "List the running pods by what they use: CPU, averaged over a second, in CPUs (0.5 is half a CPU); " +
 			"memory without the page cache that can be reclaimed at once (the working set, by which the kubelet evicts); and processes and threads.",
-		Args: cli.Usage(cobra.NoArgs),
+		Args: cli.Operands,
 	}
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "refresh every second until interrupted")
 	cmd.Flags().Var(&order, "sort", "what to sort by: "+strings.Join(order.values(), ", "))
