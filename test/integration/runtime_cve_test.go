@@ -20,6 +20,7 @@ import (
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/node"
 	"github.com/crius-run/crius/test/kit/tools"
+	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -76,18 +77,33 @@ func TestRuntimeIsNotOverwritten_CVE_2019_5736(t *testing.T) {
 		p := w.run(t, handler)
 		p.begin(t, "", func(c *cri.ContainerConfig) { c.Command = []string{"/proc/self/exe"} })
 		p.begin(t, "", fromImage(ref), func(c *cri.ContainerConfig) { c.Command = []string{"/trap"} })
-		c := p.start(t, "", fromImage(ref), func(c *cri.ContainerConfig) { c.Args = []string{"overwrite"} })
+		c := p.start(t, "", fromImage(ref), func(c *cri.ContainerConfig) { c.Args = steps("fifo /tmp/held ; overwrite") })
 		c.says(t, "ready")
-		for tries := 0; tries < 20 || !strings.Contains(c.output(t), "kept"); tries++ {
+		command := func(ctx context.Context, cmd ...string) error {
+			_, err := w.Runtime().ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: c.id, Cmd: cmd, Timeout: scene.LimitSeconds})
+			return err
+		}
+		for range 3 { // which are short, so that the container may miss them
 			for _, cmd := range []string{"/trap", "/proc/self/exe"} {
-				if _, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: []string{cmd}, Timeout: scene.LimitSeconds}); err != nil {
+				if err := command(t.Context(), cmd); err != nil {
 					t.Logf("%s: %v", cmd, err)
 				}
 			}
-			if tries > 1000 { // on a busy machine it takes many
-				t.Fatalf("the container never saw the runtime: %q", c.output(t))
-			}
 		}
+		// One that waits for the other end of a named pipe until it is killed.
+		waits := map[string][]string{"runc": {"--log", "/tmp/held", "list"}, "crun": {"update", "--resources", "/tmp/held", "none"}}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ended := make(chan error, 1)
+		go func() { ended <- command(ctx, append([]string{"/proc/self/exe"}, waits[handler]...)...) }()
+		c.only(t, 2)
+		c.says(t, "sees")
+		cancel()
+		_ = scene.Receive(t, "the command to end", ended)
+		wait.For(t, "the container to write to the runtime", func() bool {
+			said := c.output(t)
+			return strings.Count(said, "sees") == strings.Count(said, "kept")+strings.Count(said, "written")
+		})
 		c.stop(t, 0)
 		if strings.Contains(c.output(t), "written") {
 			t.Errorf("the container wrote to a program of the node: %s", c.output(t))

@@ -47,7 +47,7 @@ func verbs() map[string]verb {
 		"outlive":   {"STEP: run a child with one step and wait for its end, however it ends", outlive},
 		"suicide":   {"SIGNAL: kill this process", suicide},
 		"run":       {"PROGRAM [ARG...]: run a program and wait for it", runProgram},
-		"overwrite": {": keep the programs of other processes open, write to them once they have ended, and print kept or written for each", overwrite},
+		"overwrite": {": keep the programs of other processes open, write to them once they have ended, and print sees, and then kept or written, for each", overwrite},
 		"pose":      {"NAME [ARG...]: print ready and sleep as a process of this name with these arguments, in which {upper} is the host's path of /", pose},
 
 		"write":   {"FILE TEXT: create or overwrite", write},

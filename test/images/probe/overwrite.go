@@ -36,6 +36,7 @@ func overwrite([]string) error {
 				continue
 			}
 			seen[st.Ino] = true
+			fmt.Println("sees", st.Ino)
 			go overwriteLater(f, st.Ino)
 		}
 	}
