@@ -402,25 +402,23 @@ func TestAttachThatIsNotReadDoesNotStopTheLog(t *testing.T) {
 func TestAttachTakesAllOfTheInput(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	const size = 20 << 20
+	const size = wire.MostBehind + 4<<20
 	text := strings.Repeat("0123456789abcde\n", size/16)
-	for _, handler := range handlers {
-		for name, s := range map[string]kubelet.Streams{"SPDY": w.spdy(), "WebSocket": w.websocket()} {
-			t.Run(handler+"/"+name, func(t *testing.T) {
-				c := w.run(t, handler).start(t, "cat", once)
-				e := c.attach(t, s, attachInput)
-				if err := e.Send(strings.NewReader(text)); err != nil {
-					t.Fatalf("%v; the session ended with %v", err, e.Wait(0))
-				}
-				e.EndInput()
-				if err := e.Wait(wait.Limit); err != nil {
-					t.Errorf("the session ended with %v", err)
-				}
-				equal(t, "exit code", c.wait(t).ExitCode, 0)
-				equal(t, "sum of what is shown", sum(e.Stdout.String()), sum(text))
-				equal(t, "sum of the log", sum(c.output(t)), sum(text))
-			})
-		}
+	for handler, s := range map[string]kubelet.Streams{"runc": w.spdy(), "crun": w.websocket()} {
+		t.Run(handler, func(t *testing.T) {
+			c := w.run(t, handler).start(t, "cat", once)
+			e := c.attach(t, s, attachInput)
+			if err := e.Send(strings.NewReader(text)); err != nil {
+				t.Fatalf("%v; the session ended with %v", err, e.Wait(0))
+			}
+			e.EndInput()
+			if err := e.Wait(wait.Limit); err != nil {
+				t.Errorf("the session ended with %v", err)
+			}
+			equal(t, "exit code", c.wait(t).ExitCode, 0)
+			equal(t, "sum of what is shown", sum(e.Stdout.String()), sum(text))
+			equal(t, "sum of the log", sum(c.output(t)), sum(text))
+		})
 	}
 }
 
