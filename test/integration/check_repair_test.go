@@ -32,12 +32,7 @@ type checked []struct{ Check, Status, Text, Do string }
 // agree with them.
 func (w *world) check(t *testing.T, args ...string) checked {
 	t.Helper()
-	argv := w.Argv(append([]string{"check", "-o", "json"}, args...)...)
-	var out []byte
-	err := w.Do(func() (err error) {
-		out, err = exec.CommandContext(t.Context(), argv[0], argv[1:]...).Output()
-		return err
-	})
+	out, err := w.Ask(t, append([]string{"check", "-o", "json"}, args...)...)
 	var all, found checked
 	exit := new(exec.ExitError)
 	said := errors.As(err, &exit)

@@ -17,11 +17,17 @@ import (
 )
 
 // crius runs a subcommand with the node's configuration.
-func (w *world) crius(t *testing.T, args ...string) (string, error) {
+func (w *world) crius(t *testing.T, args ...string) (said string, err error) {
 	t.Helper()
 	argv := w.Argv(args...)
-	out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput()
-	return string(out), err
+	// A check has a time limit of its own, which a busy machine may reach.
+	wait.For(t, "an answer of crius within its own time limit", func() bool {
+		var out []byte
+		out, err = exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput()
+		said = string(out)
+		return !strings.Contains(said, "no result within ")
+	})
+	return said, err
 }
 
 func TestConfigurationLaysDropInsAndFlagsOverTheFile(t *testing.T) {

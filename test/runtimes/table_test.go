@@ -282,13 +282,8 @@ func checkReports(t *testing.T, w *scene.World) {
 // due to something else on this machine.
 func crius(t *testing.T, w *scene.World, command ...string) string {
 	t.Helper()
-	var out []byte
-	err := w.Do(func() error {
-		argv := w.Argv(command...)
-		out, _ = exec.Command(argv[0], argv[1:]...).Output()
-		return nil
-	})
-	if err != nil {
+	out, err := w.Ask(t, command...)
+	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) {
 		t.Fatal(err)
 	}
 	return string(out)

@@ -1,7 +1,9 @@
 package scene
 
 import (
+	"bytes"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -21,6 +23,22 @@ func Each(t *testing.T, test func(t *testing.T, handler string)) {
 			test(t, h)
 		})
 	}
+}
+
+// Ask runs a command of the program crius in the node's network and returns its
+// output. It asks again if the time limit that the command sets itself has ended
+// it: on a busy machine that says nothing about the server.
+func (w *World) Ask(t *testing.T, args ...string) (stdout []byte, err error) {
+	t.Helper()
+	argv := w.Argv(args...)
+	wait.For(t, "an answer of crius within its own time limit", func() bool {
+		err = w.Do(func() (err error) {
+			stdout, err = exec.CommandContext(t.Context(), argv[0], argv[1:]...).Output()
+			return err
+		})
+		return !bytes.Contains(stdout, []byte("no result within "))
+	})
+	return stdout, err
 }
 
 // Receive waits for a value on a channel, or for its end. what names the
