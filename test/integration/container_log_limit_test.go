@@ -18,7 +18,7 @@ import (
 func TestLogOfContainerIsLimited(t *testing.T) {
 	t.Parallel()
 	for limit, config := range map[string]string{
-		"runtime.container_log_rate = 1000":      "container_log_rate = 1000\ncontainer_log_burst = 65536\n",
+		"runtime.container_log_rate = 10":        "container_log_rate = 10\ncontainer_log_burst = 65536\n",
 		"runtime.container_log_max_size = 65536": "container_log_max_size = 65536\n",
 	} {
 		w := private(t, node.Options{Config: "[runtime]\n" + config})

@@ -107,20 +107,35 @@ func TestExecSyncOfLateOutput(t *testing.T) {
 		r := c.execResult(t, "orphan lines 200 1ms ; exit 2")
 		equal(t, "exit code", r.ExitCode, 2)
 		complete := string(r.Stdout) == all.String()
-		if told := strings.Contains(string(r.Stderr), incomplete); told == complete || !strings.HasPrefix(all.String(), string(r.Stdout)) {
+		// It may be complete just before the time is up, and the server not know that.
+		if told := strings.Contains(string(r.Stderr), incomplete); !told && !complete || !strings.HasPrefix(all.String(), string(r.Stdout)) {
 			t.Errorf("%d bytes of %d, and standard error says %q", len(r.Stdout), all.Len(), r.Stderr)
 		}
 		for _, timeout := range []int64{0, 1} {
-			r, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{
-				ContainerId: c.id, Timeout: timeout, Cmd: append([]string{"/probe"}, steps("orphan sleep 1h ; echo done")...),
+			var r *cri.ExecSyncResponse
+			wait.For(t, "a command to start and end within its time", func() (ended bool) {
+				var err error
+				r, err = w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{
+					ContainerId: c.id, Timeout: timeout, Cmd: append([]string{"/probe"}, steps("orphan sleep 1h ; echo done")...),
+				})
+				if status.Code(err) == codes.DeadlineExceeded { // a second is not enough for a busy machine
+					timeout++
+					return false
+				}
+				must(t, err)
+				return true
 			})
-			must(t, err)
 			equal(t, "output", string(r.Stdout), "done\n")
 			if !strings.Contains(string(r.Stderr), incomplete) {
 				t.Errorf("timeout %d: standard error says %q", timeout, r.Stderr)
 			}
 		}
-		equal(t, "standard error without a descendant", string(c.execResult(t, "echo done").Stderr), "")
+		wait.Retry(t, func() error { // if the machine pauses for two seconds, the end of the output comes too late
+			if said := string(c.execResult(t, "echo done").Stderr); said != "" {
+				return fmt.Errorf("standard error without a descendant says %q", said)
+			}
+			return nil
+		})
 	})
 }
 

@@ -91,7 +91,9 @@ path = "{{.Path "slow"}}"
 	defer os.Remove(w.Path("hang"))
 	program(t, w.Path("slow"), fmt.Sprintf("while [ -e %s ]; do sleep 0.02; done; exec crun \"$@\"", w.Path("hang")))
 	w.wantReady(t, "RuntimeReady", "with three bad handlers")
-	equalSet(t, "handlers", w.offered(t), []string{"", "runc", "crun"})
+	wait.For(t, "the handlers that are well", func() bool { // a status waits for a slow one two seconds
+		return slices.Equal(slices.Sorted(slices.Values(w.offered(t))), []string{"", "crun", "runc"})
+	})
 	w.run(t, "crun").finish(t, "echo works")
 
 	if log := w.LogTail(1000); !strings.Contains(log, `msg="runtime handler is ready" handler=runc`) || !strings.Contains(log, `msg="runtime handler cannot be used" handler=absent`) {
