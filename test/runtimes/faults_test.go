@@ -40,6 +40,7 @@ func TestServerRestart(t *testing.T) {
 				t.Fatalf("%s: %v", name, err)
 			}
 			scene.Equal(t, "state after a "+name, talker.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+			answersNewServer(t, talker)
 			scene.Equal(t, "command after a "+name, talker.Exec(t, "echo here"), "here\n")
 		}
 		shortLived.Last(t, "write /tmp/end now")

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/util/exec"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/test/kit/kubelet"
 	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
@@ -150,20 +151,15 @@ func TestExecShowsWhatDescendantsWrite(t *testing.T) {
 func TestExecStartsWithTheSizeOfTheTerminal_kubernetes_47990(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		c := w.Pod(t, handler).Start(t, "sleep")
-		sized := func() error {
-			s := sessionSized(t, w, &cri.ExecRequest{ContainerId: c.ID, Cmd: []string{"/probe", "tty"}, Stdin: true, Stdout: true, Tty: true}, kubelet.Size{Width: 133, Height: 41})
-			endsWith(t, s, 0)
-			if got := s.Stdout.String(); got != "41 133\r\n" {
-				return fmt.Errorf("rows and columns are %q", got)
-			}
-			return nil
-		}
 		for range 5 {
-			if strings.Contains(handler, "crun") { // it sets the size while the command already starts
-				wait.Retry(t, sized)
-			} else if err := sized(); err != nil {
-				t.Error(err)
-			}
+			wait.Retry(t, func() error { // the server waits for half a second, and crun sets the size while the command already starts
+				s := sessionSized(t, w, &cri.ExecRequest{ContainerId: c.ID, Cmd: []string{"/probe", "tty"}, Stdin: true, Stdout: true, Tty: true}, kubelet.Size{Width: 133, Height: 41})
+				endsWith(t, s, 0)
+				if got := s.Stdout.String(); got != "41 133\r\n" {
+					return fmt.Errorf("rows and columns are %q", got)
+				}
+				return nil
+			})
 		}
 	})
 }
@@ -225,7 +221,7 @@ func TestAttach(t *testing.T) {
 // All of a client's input arrives, although the answers come faster than they are shown.
 func TestAttachTakesAllOfTheInput(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
-		const size = 20 << 20
+		const size = wire.MostBehind + 4<<20
 		text := strings.Repeat("0123456789abcde\n", size/16)
 		c := w.Pod(t, handler).Start(t, "cat", func(c *cri.ContainerConfig) { c.Stdin, c.StdinOnce = true, true })
 		s := attach(t, c)
