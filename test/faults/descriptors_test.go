@@ -12,6 +12,7 @@ import (
 
 	"github.com/crius-run/crius/test/kit/inventory"
 	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -50,14 +51,19 @@ func TestPodsCostFewDescriptors_containerd_10468(t *testing.T) {
 		last = w.Pod(t, "crun").Start(t, "sleep")
 	}
 	scene.Equal(t, "output of an exec", last.Exec(t, "echo inside"), "inside\n")
-	full, now := descriptors(t, w.PID())
-	scene.Equal(t, "inotify instances more", now, inotify)
-	scene.Equal(t, "inotify instances of the monitors", inotifyOfMonitors(t, w), 0)
-	perPod := float64(full-empty) / float64(pods)
-	t.Logf("%d descriptors without, %d with %d pods: %.1f for each", empty, full, pods, perPod)
-	if need := float64(empty) + perPod*promised; need > limit*3/4 { // the rest is for execs and streams
-		t.Errorf("%d pods would need %.0f descriptors of %d", promised, need, limit)
+	var full, now int
+	var perPod, need float64
+	measure := func() bool { // a request has some for a moment
+		full, now = descriptors(t, w.PID())
+		perPod = float64(full-empty) / float64(pods)
+		need = float64(empty) + perPod*promised
+		return need <= limit*3/4 && now == inotify // the rest is for execs and streams
 	}
+	if !wait.Until(t.Context(), measure) {
+		t.Errorf("%d pods would need %.0f descriptors of %d, and %d have %d inotify instances more", promised, need, limit, pods, now-inotify)
+	}
+	scene.Equal(t, "inotify instances of the monitors", inotifyOfMonitors(t, w), 0)
+	t.Logf("%d descriptors without, %d with %d pods: %.1f for each", empty, full, pods, perPod)
 	v.unaffected(t)
 }
 

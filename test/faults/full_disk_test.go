@@ -111,6 +111,12 @@ func TestAFullDisk_crio_6981(t *testing.T) {
 	running.Says(t, "ready")
 	doomed := w.Pod(t, "runc")
 	doomed.Start(t, "sleep")
+	// Until a record is on disk its previous version stands beside it, whose
+	// removal would make room.
+	wait.For(t, "the records to reach the disk", func() bool {
+		last, err := filepath.Glob(filepath.Join(w.StateRoot(), "*", "*", "*.last"))
+		return err == nil && len(last) == 0
+	})
 
 	d.fill(t)
 	left := mustInventory(t, w)
