@@ -110,14 +110,15 @@ func TestLookAfterAnotherCallerLeft(t *testing.T) {
 func TestHungPathBlocksNoThread(t *testing.T) {
 	point := hung(t)
 	before := threads(t)
-	for range 10 {
+	const calls = 40
+	for range calls {
 		gone, cancel := context.WithTimeoutCause(t.Context(), 20*time.Millisecond, fault.Precondition)
 		if _, err := hostPaths(monitorPath).Absent(gone, []string{"/", point}); !errors.Is(err, fault.Precondition) {
 			t.Errorf("a caller who leaves: %v", err)
 		}
 		cancel()
 	}
-	if after := threads(t); after > before+2 { // Go makes some at any time
+	if after := threads(t); after > before+calls/2 { // Go makes some at any time, the more the busier the machine is
 		t.Errorf("%d threads, and before %d", after, before)
 	}
 }
