@@ -168,7 +168,7 @@ func createHangs(t *testing.T, p *scene.Pod, path string, change scene.Container
 // the runtime itself.
 func TestARuntimeThatHangsInAVolume(t *testing.T) {
 	t.Parallel()
-	w := spotless(t, node.Options{Config: "[runtime.handlers.brief]\npath = \"runc\"\ncreate_timeout = \"40s\"\n"})
+	w := spotless(t, node.Options{Config: "[runtime.handlers.brief]\npath = \"runc\"\ncreate_timeout = \"30s\"\n"})
 	if err := w.Settle(t.Context(), "brief"); err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func TestARuntimeThatHangsInAVolume(t *testing.T) {
 	_, err := p.Try(t.Context(), "sleep", from(f.Dir), func(c *cri.ContainerConfig) {
 		c.Mounts = append(c.Mounts, &cri.Mount{HostPath: w.Path("tmp"), ContainerPath: "/volume/below"})
 	})
-	scene.WantCode(t, err, codes.DeadlineExceeded, "did not create the container within 40s", f.Dir, "fuse.hangfs")
+	scene.WantCode(t, err, codes.DeadlineExceeded, "did not create the container within 30s", f.Dir, "fuse.hangfs")
 	v.works(t)
 	v.unaffected(t)
 	if err := f.Release(); err != nil {
