@@ -238,6 +238,7 @@ func TestAStuckLogHoldsUpItsContainerAlone(t *testing.T) {
 			// The end comes once the disk works again.
 			stop: func(t *testing.T, disk string, c *logWriter) {
 				thaw := freeze(t, disk)
+				c.standsStill(t) // until then the monitor may have nothing to write
 				_, err := w.Runtime().StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: c.id})
 				wantCode(t, err, codes.DeadlineExceeded, "its monitor", "blocked on a disk", "still trying")
 				w.answers(t, c)
