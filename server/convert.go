@@ -82,7 +82,10 @@ func fillContainer(m *cri.Container, v *view.Container) {
 	m.PodSandboxId = v.SandboxID
 	m.Metadata = v.Config.GetMetadata()
 	m.Image = userImage(v.Config.GetImage())
-	m.ImageRef = v.ImageRef
+	// The id, as in containerd, and not the digested name that ContainerStatus has: the garbage
+	// collection of kubelets before 1.30 knows the images in use by this field, and compares it with
+	// Image.id (cri-o#7143). Later ones use image_id.
+	m.ImageRef = v.ImageID
 	m.State = v.State
 	m.CreatedAt = nanos(v.CreatedAt)
 	m.Labels = v.Config.GetLabels()

@@ -162,7 +162,7 @@ func TestContainerItem(t *testing.T) {
 	wantFilled(t, got, "image.runtime_handler")
 	want := &cri.Container{
 		Id: v.ID, PodSandboxId: v.SandboxID, Metadata: v.Config.Metadata, Image: userImage(v.Config.Image),
-		ImageRef: "registry.example/web@sha256:" + idOf(9), State: v.State, CreatedAt: 1_000_000_001,
+		ImageRef: idOf(9), State: v.State, CreatedAt: 1_000_000_001,
 		Labels: v.Config.Labels, Annotations: v.Config.Annotations, ImageId: idOf(9),
 	}
 	if !proto.Equal(got, want) {

@@ -194,14 +194,14 @@ func TestOneImageIdentifier(t *testing.T) {
 	ids := []string{
 		pull.ImageRef, image.Image.Id, images.Images[0].Id,
 		container.Status.ImageId, containers.Containers[0].ImageId,
+		containers.Containers[0].ImageRef, // by which kubelets before 1.30 know the images in use (cri-o#7143)
 	}
 	if ids[0] != idOf(9) || len(slices.Compact(ids)) != 1 {
 		t.Errorf("identifiers %v", ids)
 	}
 	// Beside it, for humans and scanners, the name with a digest.
-	refs := []string{container.Status.ImageRef, containers.Containers[0].ImageRef}
-	if refs[0] != fullContainerView().ImageRef || len(slices.Compact(refs)) != 1 {
-		t.Errorf("references %v", refs)
+	if ref := container.Status.ImageRef; ref != fullContainerView().ImageRef {
+		t.Errorf("reference %s", ref)
 	}
 }
 

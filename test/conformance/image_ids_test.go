@@ -14,7 +14,7 @@ import (
 )
 
 // TestImageIDsAreTheSameEverywhere tests the rule in api.proto since 1.36:
-// PullImageResponse.image_ref, Image.id, Container.image_id and
+// PullImageResponse.image_ref, Image.id, Container.image_id, Container.image_ref and
 // ContainerStatus.image_id are the same for the same image, by whatever name it
 // was pulled, whether it is a manifest or an index.
 func TestImageIDsAreTheSameEverywhere(t *testing.T) {
@@ -83,8 +83,8 @@ func agrees(t *testing.T, p *scene.Pod, name, want string) {
 		t.Error("ContainerStatus has no image_ref")
 	}
 	listed, err := w.Runtime().ListContainers(t.Context(), &cri.ListContainersRequest{Filter: &cri.ContainerFilter{Id: c.ID}})
-	if err != nil || len(listed.Containers) != 1 || listed.Containers[0].ImageId != want {
-		t.Errorf("ListContainers: %v, %v, want image_id %s", listed, err, want)
+	if err != nil || len(listed.Containers) != 1 || listed.Containers[0].ImageId != want || listed.Containers[0].ImageRef != want {
+		t.Errorf("ListContainers: %v, %v, want image_id and image_ref (cri-o#7143) %s", listed, err, want)
 	}
 	c.Remove(t)
 }
