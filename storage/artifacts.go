@@ -111,7 +111,8 @@ func (a *artifacts) drop(ctx context.Context, r Rootfs) error {
 	if err := a.holds.owned(); err != nil {
 		return err
 	}
-	return a.Drop(ctx, r.ImageID, r.ID)
+	a.Drop(ctx, r.ImageID, r.ID)
+	return nil
 }
 
 func (a *artifacts) removeImage(ctx context.Context, image *Image) error {

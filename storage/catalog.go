@@ -22,7 +22,6 @@ type catalog struct {
 	store  cstorage.Store
 	locks  *durable.Locks
 	pinned func(*Image) bool
-	hidden func(id string) bool
 
 	mu      sync.Mutex
 	entries map[string]entry
@@ -37,8 +36,8 @@ type entry struct {
 	kept   int    // bytes of the image's config
 }
 
-func newCatalog(store cstorage.Store, locks *durable.Locks, pinned func(*Image) bool, hidden func(string) bool) *catalog {
-	return &catalog{store: store, locks: locks, pinned: pinned, hidden: hidden, entries: map[string]entry{}, limit: maxKeptSum}
+func newCatalog(store cstorage.Store, locks *durable.Locks, pinned func(*Image) bool) *catalog {
+	return &catalog{store: store, locks: locks, pinned: pinned, entries: map[string]entry{}, limit: maxKeptSum}
 }
 
 // list returns the images by id, without those that cannot be started because layers are missing or
@@ -48,15 +47,14 @@ func (c *catalog) list(ctx context.Context) ([]*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.visible(entries), nil
+	return startable(entries), nil
 }
 
-// visible returns those images of entries that are listed, by id.
-func (c *catalog) visible(entries map[string]entry) []*Image {
+// startable returns the images of entries that can be started, by id.
+func startable(entries map[string]entry) []*Image {
 	var images []*Image
 	for _, e := range entries {
-		removed := len(e.record.Names) == 0 && c.hidden(e.record.ID)
-		if e.image != nil && !removed {
+		if e.image != nil {
 			images = append(images, e.image)
 		}
 	}
@@ -71,7 +69,7 @@ func (c *catalog) find(ctx context.Context, id string) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return byID(c.visible(entries), id), nil
+	return byID(startable(entries), id), nil
 }
 
 // lost returns the ids of images in the store that have lost layers, without using cached records.

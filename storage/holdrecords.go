@@ -37,12 +37,8 @@ func isHold(c *cstorage.Container) bool {
 
 // makeRecord makes the record for an image, unless it exists.
 func (h *holds) makeRecord(ctx context.Context, image string) error {
-	metadata := ""
-	if h.hides(image) {
-		metadata = removedMark
-	}
 	err := trace.Call(ctx, "create image reference", func() error {
-		_, err := h.store.CreateContainer(holdID(image), []string{holdPrefix + image}, image, holdLayer(image), metadata,
+		_, err := h.store.CreateContainer(holdID(image), []string{holdPrefix + image}, image, holdLayer(image), "",
 			&cstorage.ContainerOptions{
 				IDMappingOptions: types.IDMappingOptions{HostUIDMapping: true, HostGIDMapping: true},
 				LabelOpts:        []string{"disable"},
@@ -107,8 +103,8 @@ func (h *holds) heal(ctx context.Context, image string) error {
 	return h.keep(ctx, one)
 }
 
-// records returns the images with a hold, and the metadata of the records.
-func (h *holds) records() (map[string]string, error) {
+// records returns the images with a hold.
+func (h *holds) records() (map[string]bool, error) {
 	if err := h.locks.Usable(); err != nil {
 		return nil, err
 	}
@@ -116,10 +112,10 @@ func (h *holds) records() (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	found := map[string]string{}
+	found := map[string]bool{}
 	for _, c := range containers {
 		if len(c.Names) == 1 && strings.HasPrefix(c.Names[0], holdPrefix) && c.ID == holdID(c.ImageID) {
-			found[c.ImageID] = c.Metadata
+			found[c.ImageID] = true
 		}
 	}
 	return found, nil

@@ -15,6 +15,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage/artifact"
 	"github.com/crius-run/crius/storage/durable"
 )
 
@@ -33,9 +34,9 @@ type holds struct {
 
 	mu      sync.Mutex
 	images  map[string]*hold
-	removed map[string]bool // images that are deleted with their last user
-	owner   owners          // nil: the store is read-only or closed
-	expiry  sync.WaitGroup  // timers that are set
+	adopted bool           // the users of all images are known
+	owner   owners         // nil: the store is read-only or closed
+	expiry  sync.WaitGroup // timers that are set
 }
 
 // hold is the state of one image. Its lock is held over calls of containers/storage; work on other
@@ -52,10 +53,9 @@ type hold struct {
 }
 
 const (
-	holdPrefix  = "crius-holds-"
-	holdGrace   = time.Minute
-	removedMark = "removed"    // metadata of the record of an image that is deleted with its last user
-	ownerName   = "crius.lock" // in the graph root and the imagestore; see package owner
+	holdPrefix = "crius-holds-"
+	holdGrace  = time.Minute
+	ownerName  = "crius.lock" // in the graph root and the imagestore; see package owner
 )
 
 func newHolds(store cstorage.Store, locks *durable.Locks, leftovers *durable.Leftovers, owner owners) *holds {
@@ -65,7 +65,6 @@ func newHolds(store cstorage.Store, locks *durable.Locks, leftovers *durable.Lef
 		leftovers: leftovers,
 		grace:     holdGrace,
 		images:    map[string]*hold{},
-		removed:   map[string]bool{},
 		owner:     owner,
 	}
 }
@@ -108,8 +107,7 @@ func (h *holds) use(ctx context.Context, image, user string) ([]string, error) {
 	return one.lower, nil
 }
 
-// drop ends a use. After the last one the record stays for the grace period, unless the image is to
-// be deleted: then both are deleted at once.
+// drop ends a use. After the last one the record stays for the grace period.
 func (h *holds) drop(ctx context.Context, image, user string) error {
 	if err := h.owned(); err != nil {
 		return err
@@ -120,7 +118,7 @@ func (h *holds) drop(ctx context.Context, image, user string) error {
 	switch {
 	case len(one.users) > 0:
 		return nil
-	case !one.kept, h.grace == 0, h.hides(image):
+	case !one.kept, h.grace == 0:
 		return h.free(ctx, one)
 	}
 	h.stopTimer(one)
@@ -188,7 +186,7 @@ func (h *holds) keep(ctx context.Context, one *hold) error {
 	return err
 }
 
-// free deletes the record, and the image if it is to be deleted with its last user.
+// free deletes the record.
 func (h *holds) free(ctx context.Context, one *hold) error {
 	h.stopTimer(one)
 	if err := h.locks.Await(ctx, durable.ToWrite); err != nil {
@@ -205,27 +203,10 @@ func (h *holds) free(ctx context.Context, one *hold) error {
 		return fmt.Errorf("delete reference of image %s: %w", one.image, err)
 	}
 	one.kept, one.lower = false, nil
-	if !h.hides(one.image) {
-		return nil
-	}
-	record, err := h.store.Image(one.image)
-	switch {
-	case errors.Is(err, cstorage.ErrImageUnknown):
-	case err != nil:
-		return err
-	case len(record.Names) == 0: // else another tool has pulled it again
-		err := h.delete(ctx, record)
-		if errors.Is(err, fault.Precondition) { // the image is listed again, so that the kubelet retries
-			slog.Warn("cannot delete removed image, listing it again", "image", one.image, "err", err)
-		} else if err != nil {
-			return err
-		}
-	}
-	h.hide(one.image, false)
 	return nil
 }
 
-// remove deletes an image, now or with its last user.
+// remove deletes an image that no root file system uses, and refuses to delete any other.
 func (h *holds) remove(ctx context.Context, image string) error {
 	if err := h.owned(); err != nil {
 		return err
@@ -241,18 +222,11 @@ func (h *holds) remove(ctx context.Context, image string) error {
 	} else if err != nil {
 		return err
 	}
-	_, err = h.store.Container(holdID(image))
-	recorded := err == nil
-	if len(one.users) > 0 || recorded && !one.kept { // the latter: from before a restart, until Adopt is called
-		if !recorded { // another tool has deleted it
-			if err := h.makeRecord(ctx, image); err != nil {
-				return err
-			}
-		}
-		if err := h.mark(ctx, image, true); err != nil {
-			return err
-		}
-		return trace.Call(ctx, "remove names of image", func() error { return h.store.RemoveNames(image, record.Names) })
+	if err := artifact.InUse(image, one.users); err != nil {
+		return err
+	}
+	if !one.kept && h.undecided(image) {
+		return fmt.Errorf("image %s: not known yet whether containers use it, retry: %w", image, fault.Unavailable)
 	}
 	if err := h.free(ctx, one); err != nil {
 		return err
@@ -295,59 +269,17 @@ func (h *holds) ours(image string) bool {
 	return err == nil && !record.ReadOnly
 }
 
-// revive keeps an image that was to be deleted with its last user.
-func (h *holds) revive(ctx context.Context, image string) error {
-	if !h.hides(image) {
-		return nil
-	}
-	if err := h.owned(); err != nil {
-		return err
-	}
-	one := h.acquire(image)
-	defer h.release(one)
-	return h.mark(ctx, image, false)
-}
-
-// mark records whether an image is deleted with its last user.
-func (h *holds) mark(ctx context.Context, image string, removed bool) error {
-	metadata := ""
-	if removed {
-		metadata = removedMark
-	}
-	err := trace.Call(ctx, "update image reference", func() error { return h.store.SetMetadata(holdID(image), metadata) })
-	if err != nil && !(errors.Is(err, cstorage.ErrNotAnID) && !removed) {
-		return fmt.Errorf("reference of image %s: %w", image, err)
-	}
-	h.hide(image, removed)
-	return nil
-}
-
-func (h *holds) hide(image string, removed bool) {
+// undecided reports whether an earlier process has left a record of the image's use, and adopt has
+// not yet been told who uses it now.
+func (h *holds) undecided(image string) bool {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	if removed {
-		h.removed[image] = true
-	} else {
-		delete(h.removed, image)
+	adopted := h.adopted
+	h.mu.Unlock()
+	if adopted {
+		return false
 	}
-}
-
-// hides reports whether an image is to be deleted with its last user.
-func (h *holds) hides(image string) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.removed[image]
-}
-
-// restore reads the holds that an earlier process has left.
-func (h *holds) restore() error {
-	records, err := h.records()
-	for image, metadata := range records {
-		if metadata == removedMark {
-			h.hide(image, true)
-		}
-	}
-	return err
+	_, err := h.store.Container(holdID(image))
+	return err == nil
 }
 
 // adopt sets the users of all holds: the root file systems of each image.
@@ -356,12 +288,12 @@ func (h *holds) adopt(ctx context.Context, users map[string][]string) error {
 		return err
 	}
 	stale, err := h.records()
-	if err != nil {
-		return err
+	if err != nil { // the next start deletes the records that nobody uses
+		stale = map[string]bool{}
 	}
 	h.mu.Lock()
 	for image := range h.images {
-		stale[image] = ""
+		stale[image] = true
 	}
 	h.mu.Unlock()
 	// Wait once for all of them. The records of an earlier server keep the images meanwhile.
@@ -380,6 +312,9 @@ func (h *holds) adopt(ctx context.Context, users map[string][]string) error {
 			err = errors.Join(err, h.match(ctx, image))
 		}
 	}
+	h.mu.Lock()
+	h.adopted = true
+	h.mu.Unlock()
 	return err
 }
 

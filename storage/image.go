@@ -203,8 +203,9 @@ func (s *Store) imageBy(ctx context.Context, ref string, find func([]*Image, str
 }
 
 // Remove removes an image with all its names; ref is any reference for LookUp (CRI RemoveImage). If
-// containers use the image, it is no longer listed, and its layers are deleted with the last root
-// file system. Removing an image that does not exist succeeds.
+// root file systems use the image, or it is in a read-only store, the error is fault.Precondition,
+// and the image stays as it is (docs/decisions/0059-images-in-use.md). Removing an image that does
+// not exist succeeds.
 func (s *Store) Remove(ctx context.Context, ref string) error {
 	image, err := s.LookUp(ctx, ref)
 	if errors.Is(err, fault.NotFound) {

@@ -177,7 +177,7 @@ func (s *Store) furnish(ctx context.Context, options types.StoreOptions, lock ow
 	s.downloads.Connections = cfg.PullConnections
 	s.holds = newHolds(s.store, s.locks, s.leftovers, lock)
 	s.Foreign = &foreign.Containers{Store: s.store, Locks: s.locks, Own: isHold, Owned: s.holds.owned}
-	s.images = newCatalog(s.store, s.locks, pinPatterns(cfg.PinnedImages), s.holds.hides)
+	s.images = newCatalog(s.store, s.locks, pinPatterns(cfg.PinnedImages))
 	err := s.openArtifacts(ctx)
 	s.puller = s.newPuller(options)
 	if err == nil && cfg.Unpacker != "" {
@@ -185,9 +185,6 @@ func (s *Store) furnish(ctx context.Context, options types.StoreOptions, lock ow
 	}
 	if err == nil && !cfg.ReadOnly {
 		err = trace.Do(ctx, "post-crash check", func(ctx context.Context) error { return s.manifest.Check(ctx, s.store) })
-	}
-	if err == nil {
-		err = s.holds.restore()
 	}
 	return err
 }

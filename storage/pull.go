@@ -81,16 +81,12 @@ func (s *Store) Pull(ctx context.Context, req PullRequest) (image *Image, err er
 	return image, nil
 }
 
-// take returns the image or artifact that a pull has brought. An image is wanted from now on, even
-// if it was removed before and lives on only because containers use it.
+// take returns the image or artifact that a pull has brought.
 func (s *Store) take(ctx context.Context, got pull.Result) (*Image, error) {
 	if got.Artifact != nil {
 		return s.artifacts.image(got.Artifact), nil
 	}
 	id := got.Image
-	if err := s.holds.revive(ctx, id); err != nil {
-		return nil, err
-	}
 	image, err := s.images.find(ctx, id)
 	if err != nil || image != nil {
 		return image, err

@@ -24,7 +24,7 @@ import (
 // Rootfs is a container's root file system: the layers of an image below, a writable layer on top.
 // Without the writable layer it is an image volume.
 type Rootfs struct {
-	ID         string // of the container, or of the volume
+	ID         string // of the container; of a volume followed by "-" and more
 	ImageID    string // whole, as in Image.ID; of an artifact only if ReadOnly
 	Dir        string // directory in which the writable layer is made
 	Target     string // mount point; made if it is missing
@@ -176,7 +176,8 @@ func (s *Store) Adopt(ctx context.Context, rs []Rootfs) error {
 		}
 		of[r.ImageID] = append(of[r.ImageID], r.ID)
 	}
-	if err := errors.Join(s.holds.adopt(ctx, users), s.artifacts.Adopt(ctx, artifactUsers)); err != nil {
+	s.artifacts.Adopt(ctx, artifactUsers)
+	if err := s.holds.adopt(ctx, users); err != nil {
 		return fmt.Errorf("restore image references: %w", err)
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -259,64 +260,71 @@ func TestStackedAndBusyMountsAreUnmounted(t *testing.T) {
 	checkMounts(t, filepath.Join(n.dir, "containers"))
 }
 
-// The image is removed from the list at once, and its layers are deleted with the last container.
-func TestRemoveImageInUse(t *testing.T) {
+// keepsInUse checks that an image or artifact is not removed, by whatever reference, since one of a
+// number of containers uses it, and stays listed with its names.
+func (n *node) keepsInUse(id string, number int, container Rootfs) {
+	n.t.Helper()
+	before := byID(n.list(), id)
+	if before == nil {
+		n.t.Fatalf("image %s is not listed", id)
+	}
+	text := "in use by container " + container.ID[:64]
+	if number > 1 {
+		text = fmt.Sprintf(" and %d more", number-1)
+	}
+	for _, ref := range append([]string{id, id[:12]}, before.RepoTags...) {
+		if err := n.Remove(testContext(n.t), ref); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), text) {
+			n.t.Errorf("removing %s: %v", ref, err)
+		}
+	}
+	if after := byID(n.list(), id); after == nil || !slices.Equal(after.RepoTags, before.RepoTags) || !slices.Equal(after.RepoDigests, before.RepoDigests) {
+		n.t.Errorf("after attempts to remove it: %+v", after)
+	}
+}
+
+// An image stays as long as a container or one of its volumes uses it, so that another container of
+// it can be made.
+func TestImageInUseIsNotRemoved(t *testing.T) {
 	t.Parallel()
 	n, img := pulled(t, motd(t, "in use"))
-	a, b := n.rootfs("a", img.ID), n.rootfs("b", img.ID)
+	a, b := n.rootfs("a", img.ID), n.volume("b", img.ID)
+	b.ID += "-volume-2"
 	n.mount(a)
 	n.mount(b)
-	n.remove(img.RepoTags[0])
-	if images := n.list(); len(images) != 0 {
-		t.Errorf("still listed: %+v", images)
-	}
-	if _, err := n.Image(testContext(t), img.ID); !errors.Is(err, fault.NotFound) {
-		t.Errorf("still found: %v", err)
-	}
+	n.keepsInUse(img.ID, 2, a)
 	n.removeRootfs(a)
-	if n.read(b, "etc/motd") != "in use" {
-		t.Error("b lost its image")
+	n.keepsInUse(img.ID, 1, b)
+	n.restart()
+	if err := n.Remove(testContext(t), img.ID); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("removed while its users are not known: %v", err)
 	}
-	n.restart() // the removal is remembered
 	if err := n.Adopt(t.Context(), []Rootfs{b}); err != nil {
 		t.Fatal(err)
 	}
-	if images := n.list(); len(images) != 0 {
-		t.Errorf("listed again after a restart: %+v", images)
+	n.keepsInUse(img.ID, 1, b)
+	if n.read(b, "etc/motd") != "in use" {
+		t.Error("b lost its image")
 	}
 	n.removeRootfs(b)
+	n.remove(img.RepoTags[0])
 	n.empty()
 }
 
-// An image that was removed while in use and then pulled again is an image
-// like any other.
-func TestRemovedImageIsPulledAgain(t *testing.T) {
+// An image of which an earlier version has said that it goes with its last container is listed, and
+// can be removed after that.
+func TestImageThatAnEarlierVersionMarkedAsRemoved(t *testing.T) {
 	t.Parallel()
-	for _, restarted := range []bool{false, true} {
-		n, img := pulled(t, motd(t, "twice"))
-		r := n.rootfs("a", img.ID)
-		n.mount(r)
-		n.remove(img.ID)
-		if restarted {
-			n.restart()
-			if err := n.Adopt(t.Context(), []Rootfs{r}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if again := n.pull(img.RepoTags[0]); again.ID != img.ID || len(again.RepoTags) != 1 {
-			t.Errorf("%+v", again)
-		}
-		if err := n.store.RemoveNames(img.ID, img.RepoTags); err != nil { // as when the tag moves
-			t.Fatal(err)
-		}
-		n.removeRootfs(r)
-		n.restart()
-		if images := n.list(); len(images) != 1 || len(images[0].RepoDigests) != 1 {
-			t.Errorf("after the container went: %+v", images)
-		}
-		n.remove(img.ID)
-		n.empty()
-	}
+	n, img := pulled(t, motd(t, "x"))
+	r := n.rootfs("a", img.ID)
+	n.mount(r)
+	ok(t, n.store.SetMetadata(holdID(img.ID), "removed"))
+	ok(t, n.store.RemoveNames(img.ID, img.RepoTags))
+	n.open() // as after kill -9: nothing was closed
+	ok(t, n.Adopt(testContext(t), []Rootfs{r}))
+	n.keepsInUse(img.ID, 1, r)
+	n.removeRootfs(r)
+	n.remove(img.RepoDigests[0])
+	n.empty()
 }
 
 // The hold outlives its last user by a grace, which Remove and Close end.
@@ -369,7 +377,7 @@ func TestAdopt(t *testing.T) {
 	if err := n.Adopt(t.Context(), []Rootfs{b}); err != nil {
 		t.Fatal(err)
 	}
-	if holds, err := n.holds.records(); err != nil || len(holds) != 1 || holds[two.ID] != "" {
+	if holds, err := n.holds.records(); err != nil || len(holds) != 1 || !holds[two.ID] {
 		t.Errorf("holds %v, %v", holds, err)
 	}
 	if n.read(b, "etc/motd") != "two" {

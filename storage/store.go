@@ -20,8 +20,7 @@
 // below, an upper directory of crius's own on top. See docs/decisions/0001-writable-layer.md. While
 // root file systems use an image, a container record in containers/storage, called
 // crius-holds-<image id>, protects its layers from all programs; it is deleted a minute after the
-// last use. An image that is removed while in use loses its names at once, and its layers with the
-// last root file system.
+// last use. Remove refuses to remove an image in use.
 //
 // # Programs
 //

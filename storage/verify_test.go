@@ -150,7 +150,7 @@ func TestVerify(t *testing.T) {
 }
 
 // The record that protects an image from other tools is made again if one of them has deleted it:
-// at the next use, at a removal, by a repair and by a start.
+// at the next use, by a repair and by a start.
 func TestLostImageReferenceIsRecreated(t *testing.T) {
 	t.Parallel()
 	for name, heal := range map[string]func(n *node, r Rootfs){
@@ -158,12 +158,6 @@ func TestLostImageReferenceIsRecreated(t *testing.T) {
 			other := n.rootfs("other", r.ImageID)
 			n.mount(other)
 			n.removeRootfs(other)
-		},
-		"removal": func(n *node, r Rootfs) {
-			ok(n.t, n.Remove(testContext(n.t), r.ImageID))
-			if images := n.list(); len(images) != 0 {
-				n.t.Errorf("listed are %v", images)
-			}
 		},
 		"repair": func(n *node, r Rootfs) {
 			defects, err := n.Verify(testContext(n.t), []Rootfs{r})

@@ -53,8 +53,8 @@ type Record struct {
 	Former  []string        `json:"former"`  // names that mean other images now
 	Digests []digest.Digest `json:"digests"` // of its manifest and of indexes that led to it
 	Pulled  time.Time       `json:"pulled"`
-	// Removed artifacts are in use, and are deleted with the last root file system that mounts
-	// them.
+	// Removed was set by earlier versions if the artifact was removed while in use. Here it means
+	// nothing; other stores that share the artifact leave it out.
 	Removed bool `json:"removed"`
 }
 

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -164,8 +165,8 @@ func (s *Store) settleOwnNames() {
 	}
 }
 
-// All returns the artifacts, without those that are removed but still in use. Artifacts in
-// additional stores lose names that are taken, or that artifacts in this store have.
+// All returns the artifacts. Those in additional stores lose names that are taken, or that artifacts
+// in this store have.
 func (s *Store) All(ctx context.Context, taken func(name string) bool) []*Artifact {
 	all := s.own()
 	own := map[string]bool{}
@@ -191,15 +192,10 @@ func (s *Store) All(ctx context.Context, taken func(name string) bool) []*Artifa
 }
 
 // own returns the artifacts in this store.
-func (s *Store) own() (all []*Artifact) {
+func (s *Store) own() []*Artifact {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, a := range s.artifacts {
-		if !a.Removed {
-			all = append(all, a)
-		}
-	}
-	return all
+	return slices.Collect(maps.Values(s.artifacts))
 }
 
 // Has reports whether there is an artifact with the id. It may be unusable, or in the former store.
@@ -266,30 +262,19 @@ func (s *Store) Use(id, user string) (dir string, err error) {
 	return filepath.Join(a.dir, filesName), nil
 }
 
-// Drop ends a use. A removed artifact is deleted with its last use.
-func (s *Store) Drop(ctx context.Context, id, user string) error {
+// Drop ends a use.
+func (s *Store) Drop(ctx context.Context, id, user string) {
 	s.mu.Lock()
 	delete(s.users[id], user)
-	a, used := s.artifacts[id], len(s.users[id]) > 0
 	s.mu.Unlock()
 	s.dropFormer(ctx)
-	if a == nil || used || !a.Removed {
-		return nil
-	}
-	return s.remove(ctx, id, true)
 }
 
 // Adopt sets the users of all artifacts: root file systems by artifact. It removes damaged
 // artifacts without users, and the former store if it has none.
-func (s *Store) Adopt(ctx context.Context, users map[string][]string) error {
+func (s *Store) Adopt(ctx context.Context, users map[string][]string) {
 	s.mu.Lock()
 	clear(s.users)
-	var unused []string
-	for id, a := range s.artifacts {
-		if a.Removed && len(users[id]) == 0 {
-			unused = append(unused, id)
-		}
-	}
 	for id, all := range users {
 		s.users[id] = map[string]bool{}
 		for _, user := range all {
@@ -302,43 +287,21 @@ func (s *Store) Adopt(ctx context.Context, users map[string][]string) error {
 	s.mu.Unlock()
 	s.dropFormer(ctx)
 	s.removeDamaged()
-	var errs []error
-	for _, id := range unused {
-		errs = append(errs, s.remove(ctx, id, true))
-	}
-	return errors.Join(errs...)
 }
 
-// Remove removes an artifact, or notes that it is deleted with the last root file system that uses
-// it. Removing an artifact that does not exist succeeds; if it is only in an additional store, the
-// error is fault.Precondition.
-func (s *Store) Remove(ctx context.Context, id string) error { return s.remove(ctx, id, false) }
-
-// remove implements Remove. With again it removes only an artifact that was removed before, and has
-// not been pulled since.
-func (s *Store) remove(ctx context.Context, id string, again bool) error {
+// Remove removes an artifact. Removing one that does not exist succeeds; if root file systems use
+// it, or it is only in an additional store, the error is fault.Precondition.
+func (s *Store) Remove(ctx context.Context, id string) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	known := s.find(id)
-	switch {
-	case again && (known == nil || !known.Removed):
-		return nil
-	case !again && (known == nil || known.Removed):
+	if s.find(id) == nil {
 		return s.refuseAdditional(id)
 	}
-	a, used := s.take(id)
-	if used {
-		record := a.Record
-		record.Names, record.Former = nil, front(record.Former, maxNames, record.Names...)
-		record.Removed = true
-		if err := s.change(ctx, a, record, nil); err != nil {
-			return err
-		}
-		if a, used = s.take(id); used { // else the last Drop came before, and did not see that it was removed
-			return nil
-		}
+	a, err := s.take(id)
+	if err != nil {
+		return err
 	}
-	err := trace.Call(ctx, "delete artifact", func() error { return s.delete(id) })
+	err = trace.Call(ctx, "delete artifact", func() error { return s.delete(id) })
 	if err != nil {
 		s.publish(a)
 	}
@@ -367,16 +330,35 @@ func (s *Store) removeDamaged() {
 	}
 }
 
-// take removes an artifact that nobody uses from the list.
-func (s *Store) take(id string) (a *Artifact, used bool) {
+// take removes an artifact from the list, unless root file systems use it.
+func (s *Store) take(id string) (*Artifact, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	a, used = s.artifacts[id], len(s.users[id]) > 0
-	if !used {
-		delete(s.artifacts, id)
-		delete(s.users, id)
+	if err := InUse(id, s.users[id]); err != nil {
+		return nil, err
 	}
-	return a, used
+	a := s.artifacts[id]
+	delete(s.artifacts, id)
+	delete(s.users, id)
+	return a, nil
+}
+
+// InUse returns fault.Precondition if there are users, which are ids of root file systems, of the
+// image or artifact id. The text names one of their containers.
+func InUse(id string, users map[string]bool) error {
+	if len(users) == 0 {
+		return nil
+	}
+	containers := map[string]bool{}
+	for user := range users {
+		container, _, _ := strings.Cut(user, "-") // volumes have a suffix (storage.Rootfs)
+		containers[container] = true
+	}
+	first, others := slices.Min(slices.Collect(maps.Keys(containers))), ""
+	if n := len(containers) - 1; n > 0 {
+		others = fmt.Sprintf(" and %d more", n)
+	}
+	return fmt.Errorf("image %s is in use by container %s%s, which could not be started again without it: remove the containers first: %w", id, first, others, fault.Precondition)
 }
 
 func (s *Store) publish(a *Artifact) {

@@ -110,5 +110,6 @@ func TestImageIDsOfAMovedTag(t *testing.T) {
 	}
 	scene.Equal(t, "image_id of the container", c.Status(t).ImageId, old)
 	forget(t, w, current)
+	c.Remove(t)
 	forget(t, w, old)
 }

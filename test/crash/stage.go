@@ -207,12 +207,6 @@ func (s *stage) useExtra() {
 	s.container.Image = &cri.ImageSpec{Image: extraImage, UserSpecifiedImage: extraImage}
 }
 
-// usesExtra makes a container of the image that nothing else uses.
-func (s *stage) usesExtra(ctx context.Context) error {
-	s.useExtra()
-	return s.do(ctx, (*stage).pull, (*stage).running)
-}
-
 // strike removes everything except the bystanders.
 func (w *world) strike(ctx context.Context) error {
 	list, err := w.Runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})

@@ -57,13 +57,11 @@ func verbs() []verb {
 		{name: "RemovePodSandbox-pid", change: sharedPID, prepare: (*stage).running, run: (*stage).removePod, settle: (*stage).wantPodRemoved},
 		{name: "PullImage", run: (*stage).pull, settle: (*stage).wantPulled},
 		{name: "RemoveImage", prepare: (*stage).pull, run: (*stage).removeImage, settle: (*stage).wantNoImage},
-		{name: "RemoveImage-used", prepare: (*stage).usesExtra, run: (*stage).removeImage, settle: (*stage).wantNoImage},
 		{name: "PullImage-artifact", run: (*stage).pullArtifact, settle: (*stage).wantArtifact},
 		{name: "RemoveImage-artifact", prepare: (*stage).pullArtifact, run: (*stage).removeArtifact, settle: (*stage).wantNoArtifact},
-		{name: "RemoveImage-artifact-used", prepare: (*stage).mountsArtifact, run: (*stage).removeArtifact, settle: (*stage).wantNoArtifact},
 		{name: "CreateContainer-artifact", prepare: in((*stage).pullArtifact, (*stage).runPod, (*stage).wantsArtifact),
 			run: (*stage).create, settle: (*stage).wantContainer},
-		{name: "RemoveContainer-artifact", prepare: in((*stage).mountsArtifact, (*stage).removeArtifact), run: (*stage).remove, settle: (*stage).wantRemoved},
+		{name: "RemoveContainer-artifact", prepare: (*stage).mountsArtifact, run: (*stage).remove, settle: (*stage).wantRemoved},
 		{name: "Recover", prepare: (*stage).leaveHalfDone, run: (*stage).serve, settle: (*stage).wantOrder},
 	}
 }

@@ -371,13 +371,26 @@ func hasPulled(m *model, c *call) error {
 	return nil
 }
 
-// mayRemoveImage: containers whose configuration is unknown may have the image
-// as a volume.
-func mayRemoveImage(m *model, _ *call) answers {
-	if slices.ContainsFunc(live(m.containers), func(o *object) bool { return !o.plain }) {
-		return fine | untimely
+// mayRemoveImage: an image that a container uses stays. Containers whose configuration is unknown
+// may have any image, also as a volume.
+func mayRemoveImage(m *model, c *call) answers {
+	a := fine
+	if meets(c, "CreateContainer") {
+		a |= untimely
 	}
-	return fine
+	p := m.local(c, c.req.(*cri.RemoveImageRequest).GetImage().GetImage())
+	for _, o := range live(m.containers) {
+		switch {
+		case !o.plain:
+			a |= untimely
+		case p == nil || m.picture(o.container.GetConfig().GetImage().GetImage()) != p:
+		case o.hi < gone && len(c.turn) == 1:
+			return untimely
+		default:
+			a |= untimely
+		}
+	}
+	return a
 }
 
 func hasRemovedImage(m *model, c *call) error {

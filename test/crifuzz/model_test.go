@@ -47,6 +47,9 @@ func TestModelJudgesAnswers(t *testing.T) {
 		return &cri.CreateContainerRequest{PodSandboxId: "aa", Config: &cri.ContainerConfig{
 			Metadata: &cri.ContainerMetadata{Name: name}, Image: &cri.ImageSpec{Image: image}}}
 	}
+	remove := func(image string) proto.Message {
+		return &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: image}}
+	}
 	ctr := func(id string) proto.Message { return &cri.CreateContainerResponse{ContainerId: id} }
 	for name, c := range map[string]struct {
 		rpc        string
@@ -54,6 +57,9 @@ func TestModelJudgesAnswers(t *testing.T) {
 		code       codes.Code
 		wrong      string // empty: it is correct
 	}{
+		"remove image in use":       {"RemoveImage", remove("r/i:1"), &cri.RemoveImageResponse{}, codes.OK, "want FailedPrecondition"},
+		"refuse to remove it":       {"RemoveImage", remove("r/i:1"), nil, codes.FailedPrecondition, ""},
+		"remove missing image":      {"RemoveImage", remove("r/i:2"), &cri.RemoveImageResponse{}, codes.OK, ""},
 		"start created":             {"StartContainer", start("b0"), nil, codes.OK, ""},
 		"start created, refused":    {"StartContainer", start("b0"), nil, codes.FailedPrecondition, "want OK"},
 		"start created, Unknown":    {"StartContainer", start("b0"), nil, codes.Unknown, "want OK"},

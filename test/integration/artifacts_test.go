@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"os"
 	"strings"
 	"testing"
@@ -76,14 +77,17 @@ func TestArtifactAcrossRestarts(t *testing.T) {
 	}
 	c := w.run(t, "crun").start(t, "sleep", withMounts(ofArtifact(ref, "")))
 	w.silent(t, "a container that mounts an artifact")
-	must(t, w.Restart(t.Context()))
+	for _, again := range []func(context.Context) error{w.Restart, w.Crash} {
+		must(t, again(t.Context()))
+		_, err = w.Images().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: spec})
+		wantCode(t, err, codes.FailedPrecondition, "in use by container "+c.id)
+		equal(t, "images", w.counts(t)[2], 2) // one is the probe's
+		equal(t, "file", c.exec(t, "cat /model/config.json"), "{}")
+		w.silent(t, "an artifact in use")
+	}
+	c.remove(t)
 	_, err = w.Images().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: spec})
 	must(t, err)
-	must(t, w.Crash(t.Context()))
-	equal(t, "images", w.counts(t)[2], 1) // the probe's
-	equal(t, "file", c.exec(t, "cat /model/config.json"), "{}")
-	w.silent(t, "a removed artifact in use")
-	c.remove(t)
 	w.artifact(t)
 	equal(t, "images", w.counts(t)[2], 2)
 	if out, code := w.wipe(t, "", "--yes"); code != 0 || !strings.Contains(out, "images 2") {

@@ -66,21 +66,70 @@ func TestImageFsInfo(t *testing.T) {
 	}
 }
 
-func TestAnImageInUseMayBeRemoved(t *testing.T) {
+// Images that containers use, also as volumes, are not removed, neither by crictl rmi --all nor by
+// the garbage collection of a kubelet before 1.30, so that a restart needs no registry. All others are.
+func TestImagesInUseAreNotRemoved_crio_7143(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	ref := w.unusual(t, "used")
-	id := w.pull(t, ref)
-	c := w.run(t, "crun").start(t, "sleep", func(c *cri.ContainerConfig) { c.Image.Image = ref })
-	if _, err := w.Images().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}}); err != nil {
-		t.Fatalf("RemoveImage: %v", err)
+	refs := map[string]string{}
+	for _, use := range []string{"created", "running", "exited", "volume", "unused"} {
+		refs[use] = w.unusual(t, "in-use/"+use, image.Text("use", use))
 	}
-	if img := w.imageStatus(t, ref); img != nil {
-		t.Errorf("the image is still listed: %v", img)
+	refs["artifact"], _ = w.artifact(t)
+	ids := map[string]string{}
+	for use, ref := range refs {
+		ids[w.pull(t, ref)] = use
 	}
-	equal(t, "file of the image in the running container", c.exec(t, "cat /note"), t.Name())
-	equal(t, "image id of the container", c.status(t).ImageId, id)
-	equal(t, "image id after the same pull", w.pull(t, ref), id)
+	p := w.run(t, "crun")
+	all := map[string]*container{
+		"created": p.create(t, "sleep", ofImage(refs["created"]), withMounts(ofArtifact(refs["artifact"], ""))),
+		"running": p.start(t, "sleep", ofImage(refs["running"]), withMounts(&cri.Mount{ContainerPath: "/volume", Readonly: true, Image: &cri.ImageSpec{Image: refs["volume"]}})),
+		"exited":  p.start(t, "exit 0", ofImage(refs["exited"])),
+	}
+	all["exited"].wait(t)
+	inUse := map[string]bool{}
+	listed, err := w.Runtime().ListContainers(t.Context(), &cri.ListContainersRequest{Filter: &cri.ContainerFilter{PodSandboxId: p.id}})
+	must(t, err)
+	for _, c := range listed.Containers {
+		inUse[c.ImageRef] = true // so do kubelets before 1.30
+	}
+	for _, i := range w.listImages(t, nil) {
+		use, mine := ids[i.Id]
+		if !mine {
+			continue
+		}
+		if wanted := use == "created" || use == "running" || use == "exited"; inUse[i.Id] != wanted {
+			t.Errorf("a kubelet takes the image for %s for used: %t", use, inUse[i.Id])
+		}
+		for _, ref := range []string{i.Id, refs[use]} {
+			_, err := w.Images().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}})
+			if use != "unused" {
+				wantCode(t, err, codes.FailedPrecondition, "in use by container")
+			} else if err != nil {
+				t.Errorf("RemoveImage of an unused image: %v", err)
+			}
+		}
+	}
+	for id, use := range ids {
+		if img := w.imageStatus(t, refs[use]); (img.GetId() == id) != (use != "unused") {
+			t.Errorf("by the name of the image for %s: %v", use, img)
+		}
+	}
+	for use, c := range all { // as the kubelet does after a crash of each
+		c.stop(t, 0)
+		again := p.finish(t, "cat /use", func(next *cri.ContainerConfig) {
+			next.Metadata.Name, next.Metadata.Attempt = c.config.Metadata.Name, 1
+			next.Image = &cri.ImageSpec{Image: c.status(t).ImageId, UserSpecifiedImage: refs[use]}
+		})
+		equal(t, "file of the image for "+use, again, use)
+	}
+	p.stop(t)
+	p.remove(t)
+	for id, use := range ids {
+		if _, err := w.Images().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: id}}); err != nil {
+			t.Errorf("RemoveImage of the image for %s without its container: %v", use, err)
+		}
+	}
 }
 
 func TestMalformedImageNames(t *testing.T) {
