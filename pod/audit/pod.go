@@ -68,7 +68,7 @@ func (a *Auditor) podProblems(ctx context.Context, p *Pod, networks map[string][
 		return append(found, a.stoppedProblems(p, &now)...)
 	}
 	if now.Ended {
-		return found // the kubelet will stop it
+		return append(found, a.endedProblems(p, &now)...)
 	}
 	return append(found, a.readyProblems(ctx, p, &now, networks[p.ID])...)
 }
@@ -86,6 +86,20 @@ func (a *Auditor) stoppedProblems(p *Pod, now *PodNow) []Problem {
 		if _, err := ns.Inode(path); err == nil {
 			found = append(found, Problem{Wrong: "it is stopped, but a namespace is still pinned at " + path, Remedy: Remedy{Text: "remove the namespace", Do: p.Release}})
 		}
+	}
+	return found
+}
+
+// endedProblems returns the problems of a pod that is not ready and has not been stopped. The
+// kubelet will stop it; if its namespaces are gone although the node was not rebooted, the reason
+// may end more pods.
+func (a *Auditor) endedProblems(p *Pod, now *PodNow) (found []Problem) {
+	if p.Plan.BootID != a.Boot {
+		return nil
+	}
+	lost, _ := Lost(records.Pod{PodPlan: *p.Plan, PodState: now.PodState}, nil, a.Boot)
+	for _, err := range lost {
+		found = append(found, Problem{Wrong: fmt.Sprintf("it is not ready, because %v", err), Remedy: Remedy{Text: "stop it, so that the kubelet recreates it", Do: p.Stop}})
 	}
 	return found
 }

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"os"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -30,6 +31,12 @@ func TestPodWithoutANamespaceIsNotReady_crio_1927(t *testing.T) {
 			_, err = p.try(t.Context(), steps("sleep"))
 			wantCode(t, err, codes.FailedPrecondition, "not ready")
 			equal(t, "state", p.status(t).State, cri.PodSandboxState_SANDBOX_NOTREADY)
+			if kind == "network" { // also known to check once the server has noticed it
+				found := w.check(t)
+				if len(found) != 1 || !strings.Contains(found[0].Text, "pod "+p.id+": it is not ready, because") || !strings.Contains(found[0].Do, "the kubelet recreates it") {
+					t.Errorf("check: %+v", found)
+				}
+			}
 			must(t, w.Crash(t.Context()))
 			equal(t, "state after a crash", p.status(t).State, cri.PodSandboxState_SANDBOX_NOTREADY)
 			p.stop(t)
