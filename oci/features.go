@@ -52,6 +52,9 @@ type prober struct {
 	last   atomic.Pointer[probed] // nil: none, or the binary has failed since
 }
 
+// question runs the program at path to find out what it can do.
+type question func(ctx context.Context, path string) (*Abilities, error)
+
 type probed struct {
 	identity fileIdentity
 	answer   *Abilities
@@ -65,7 +68,7 @@ type fileIdentity struct {
 }
 
 // probe returns what the binary can do; asked runs it to find out.
-func (p *prober) probe(ctx context.Context, binary string, asked func(ctx context.Context, path string) (*Abilities, error)) (*Abilities, error) {
+func (p *prober) probe(ctx context.Context, binary string, asked question) (*Abilities, error) {
 	path, err := exec.LookPath(binary)
 	if errors.Is(err, exec.ErrNotFound) {
 		return nil, fmt.Errorf("no %q in PATH: %w: install it or give its path in runtime.handlers: %w", binary, ErrNotInstalled, fault.Unavailable)

@@ -43,6 +43,11 @@ type entry struct {
 	log           logs
 	output        *capture.Budget
 	prober        prober
+
+	// Of a runtime that pods keep, see Table.Bind.
+	origin    *Origin       // nil: it is one of the configuration
+	successor func() driver // the handler of the same name in the configuration; nil: there is none
+	stead     prober        // of its program
 }
 
 // logs holds the log settings of conmon.Spec.
@@ -64,7 +69,10 @@ func (h *entry) sameAs(other *entry) bool {
 // lastProbe returns what Probe found last; nil if it has found nothing yet.
 func (h *entry) lastProbe() *Abilities { return h.prober.answer() }
 
-func (h *entry) probe(ctx context.Context, ask func(ctx context.Context, path string) (*Abilities, error)) (*Abilities, error) {
+func (h *entry) probe(ctx context.Context, ask question) (*Abilities, error) {
+	if h.origin != nil {
+		return h.probeOrigin(ctx, ask)
+	}
 	a, err := h.prober.probe(ctx, h.handler.Path, ask)
 	if err != nil {
 		return nil, fmt.Errorf("handler %s: %w", h.name, err)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/opencontainers/runtime-spec/specs-go/features"
@@ -35,6 +36,20 @@ type handlers struct {
 	defaultName string
 	byName      map[string]driver
 	backported  []string // CVEs
+	cfg         Config
+
+	mu    sync.Mutex
+	bound map[binding]driver // what pods keep
+}
+
+// binding is a handler's name and an origin in JSON.
+type binding struct{ name, origin string }
+
+// kept returns what pods keep.
+func (h *handlers) kept() map[binding]driver {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return maps.Clone(h.bound)
 }
 
 // NewTable makes the handlers of cfg. Runtimes keep their own state below
@@ -54,7 +69,10 @@ func NewTable(cfg Config, runDir string) (*Table, error) {
 // none. Pods keep the handler that they were made with.
 func (t *Table) Reload(cfg Config) error {
 	before := t.now.Load()
-	next := &handlers{defaultName: cfg.DefaultHandler, byName: make(map[string]driver), backported: cfg.BackportedCVEs}
+	next := &handlers{
+		defaultName: cfg.DefaultHandler, byName: make(map[string]driver), backported: cfg.BackportedCVEs,
+		cfg: cfg, bound: make(map[binding]driver),
+	}
 	for name, handler := range cfg.Handlers {
 		runtime, err := t.runtime(cfg, name, handler)
 		if err != nil {
@@ -69,6 +87,13 @@ func (t *Table) Reload(cfg Config) error {
 	if _, ok := next.byName[next.defaultName]; !ok {
 		return fmt.Errorf("runtime.default_handler %q is not in runtime.handlers (%s): %w",
 			next.defaultName, strings.Join(next.names(), ", "), fault.Invalid)
+	}
+	for one, old := range before.kept() { // for new pods; others keep the old one
+		runtime, err := t.bind(next, one.name, *old.configured().origin)
+		if err != nil {
+			return err
+		}
+		next.bound[one] = runtime
 	}
 	t.now.Store(next)
 	t.version.Add(1)
@@ -87,8 +112,14 @@ func (t *Table) runtime(cfg Config, name string, handler Handler) (driver, error
 	if err != nil {
 		return nil, fmt.Errorf("runtime.handlers.%s.features: %w", name, err)
 	}
+	return t.driver(cfg, name, handler, known)
+}
+
+// driver makes a handler. known is the content of its features file, nil for none.
+func (t *Table) driver(cfg Config, name string, handler Handler, known *features.Features) (driver, error) {
 	monitorCgroup := handler.MonitorCgroup
 	if monitorCgroup == "" {
+		var err error
 		if monitorCgroup, err = resolveMonitorCgroup(cfg.MonitorCgroup); err != nil {
 			return nil, err
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"os"
 	"path/filepath"
@@ -317,6 +318,12 @@ func (f fakeRuntimes) Get(name string) (oci.Runtime, error) {
 		return nil, fmt.Errorf("handler %q: %w", name, fault.NotFound)
 	}
 	return fakeRuntime(f), nil
+}
+
+func (f fakeRuntimes) Bind(name string, _ oci.Origin) (oci.Runtime, error) { return f.Get(name) }
+
+func (f fakeRuntimes) All() iter.Seq2[string, oci.Runtime] {
+	return maps.All(map[string]oci.Runtime{"fake": fakeRuntime(f)})
 }
 
 func (fakeRuntimes) Names() []string { return []string{"fake"} }

@@ -97,9 +97,10 @@ func (r *recovery) run(ctx context.Context) error {
 // recovery is one run of Recover.
 type recovery struct {
 	engine    *Engine
-	sandboxes map[string]*Sandbox // those whose handlers are configured
-	answers   waiting             // of monitors, and for the teardown of unfinished containers
-	ends      waiting             // of pods and of orphans
+	sandboxes map[string]*Sandbox    // those whose runtimes are known
+	origins   map[string]*oci.Origin // of the handlers as they are configured; nil: not known
+	answers   waiting                // of monitors, and for the teardown of unfinished containers
+	ends      waiting                // of pods and of orphans
 }
 
 func reportDamaged(ctx context.Context, noun string, damaged []record.Damaged) {
@@ -109,17 +110,39 @@ func reportDamaged(ctx context.Context, noun string, damaged []record.Damaged) {
 }
 
 func (r *recovery) loadSandboxes(ctx context.Context, pods map[string]*records.Pod) {
-	r.sandboxes = make(map[string]*Sandbox, len(pods))
+	r.sandboxes, r.origins = make(map[string]*Sandbox, len(pods)), make(map[string]*oci.Origin)
 	for id, rec := range pods {
 		r.engine.labels.Levels.Note(id, rec.SELinuxLevel)
 		s, err := r.engine.newSandbox(id, *rec)
 		if err != nil {
-			// The handler is no longer configured. Its pods cannot be managed until it is back,
-			// and stay as they are, with their records.
+			// Its runtime is not on record and no longer configured. It cannot be managed until
+			// the handler is back, and stays as it is, with its records.
 			slog.ErrorContext(ctx, "pod has an unknown runtime handler and is not managed: add the handler to runtime.handlers again", "pod", id, "handler", rec.Handler, "err", err)
 			continue
 		}
+		if rec.Origin == nil {
+			r.noteOrigin(ctx, s)
+		}
 		r.sandboxes[id] = s
+	}
+}
+
+// noteOrigin records how the handler is configured now for a pod of a crius that did not record
+// it, so that later changes do not concern the pod.
+func (r *recovery) noteOrigin(ctx context.Context, s *Sandbox) {
+	origin, known := r.origins[s.plan.Handler]
+	if !known {
+		if abilities, err := s.runtime.Probe(ctx); err == nil {
+			origin = oci.OriginOf(s.runtime.Handler(), abilities)
+		}
+		r.origins[s.plan.Handler] = origin
+	}
+	if origin == nil || s.Now().Phase == records.Creating || s.Now().Phase == records.Removing {
+		return
+	}
+	s.plan.Origin = origin
+	if err := s.Put(ctx); err != nil {
+		slog.WarnContext(ctx, "cannot record how a pod's handler is configured", "pod", s.ID, "err", err)
 	}
 }
 
@@ -219,7 +242,7 @@ func (r *recovery) recoverSandbox(ctx context.Context, s *Sandbox) {
 func (r *recovery) recoverContainer(ctx context.Context, id string, rec records.Container) {
 	e, s := r.engine, r.sandboxes[rec.SandboxID]
 	if s == nil {
-		runtime, err := e.deps.Runtimes.Get(rec.Handler)
+		runtime, err := e.runtimeOf(rec.Handler, rec.Origin)
 		if err != nil {
 			return // like its pod, it waits for the handler
 		}

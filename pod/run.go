@@ -17,6 +17,7 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/blueprint"
 	"github.com/crius-run/crius/pod/files"
@@ -30,6 +31,10 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 	byDefault := handler == ""
 	if byDefault {
 		handler = e.deps.Runtimes.Default()
+	}
+	runtime, err := e.deps.Runtimes.Get(handler)
+	if err != nil {
+		return "", err
 	}
 	abilities, err := e.status.Probe(ctx, handler)
 	if err != nil {
@@ -61,7 +66,8 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 		started := time.Now()
 		err := e.deps.Trace.Do(ctx, "run pod", name.String(), func(ctx context.Context) error {
 			return e.runSandbox(ctx, id, e.planner.Pod(id, blueprint.PodRequest{
-				Handler: handler, ByDefault: byDefault, Config: cfg, Sandboxed: abilities.Sandboxed, At: time.Now(),
+				Handler: handler, ByDefault: byDefault, Config: cfg, Sandboxed: abilities.Sandboxed,
+				Origin: oci.OriginOf(runtime.Handler(), abilities), At: time.Now(),
 			}))
 		})
 		if err != nil {

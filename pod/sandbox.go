@@ -44,8 +44,17 @@ type Sandbox struct {
 	creating sync.WaitGroup // of containers
 }
 
+// runtimeOf returns the runtime of a pod that was made with the handler of that name; origin is
+// what is on record of it.
+func (e *Engine) runtimeOf(handler string, origin *oci.Origin) (oci.Runtime, error) {
+	if origin == nil {
+		return e.deps.Runtimes.Get(handler)
+	}
+	return e.deps.Runtimes.Bind(handler, *origin)
+}
+
 func (e *Engine) newSandbox(id string, rec records.Pod) (*Sandbox, error) {
-	runtime, err := e.deps.Runtimes.Get(rec.Handler)
+	runtime, err := e.runtimeOf(rec.Handler, rec.Origin)
 	if err != nil {
 		return nil, err
 	}

@@ -19,15 +19,11 @@ func (e *Engine) sweep(ctx context.Context, id string) error {
 }
 
 // deleteFromAny deletes a container whose handler is unknown, since it has no record: it asks
-// all handlers.
+// all runtimes.
 func (e *Engine) deleteFromAny(ctx context.Context, ref oci.Ref) error {
 	var errs []error
-	for _, name := range e.deps.Runtimes.Names() {
-		runtime, err := e.deps.Runtimes.Get(name)
-		if err == nil {
-			err = trace.Do(ctx, "delete container", func(ctx context.Context) error { return runtime.Delete(ctx, ref) })
-		}
-		errs = append(errs, err)
+	for _, runtime := range e.deps.Runtimes.All() {
+		errs = append(errs, trace.Do(ctx, "delete container", func(ctx context.Context) error { return runtime.Delete(ctx, ref) }))
 	}
 	return errors.Join(errs...)
 }

@@ -38,7 +38,7 @@ func (e *Engine) Wipe(ctx context.Context) ([]audit.Finding, error) {
 	}
 	pods, _, _, readErr := e.records.Pods.Read()
 	for id, rec := range pods {
-		if _, err := e.deps.Runtimes.Get(rec.Handler); err != nil {
+		if _, err := e.runtimeOf(rec.Handler, rec.Origin); err != nil {
 			left = append(left, audit.Finding{Object: "pod " + id, Wrong: err.Error(), Advice: "add the handler to runtime.handlers again; without it crius cannot stop the pod"})
 		}
 	}

@@ -160,9 +160,9 @@ func (a *Auditor) remove(ctx context.Context, o *orphan) error {
 // server lost have no record then.
 func (a *Auditor) CollectNetwork(ctx context.Context) error {
 	var dirs []string // of handlers that have networks of their own
-	for _, name := range a.Runtimes.Names() {
-		if runtime, err := a.Runtimes.Get(name); err == nil && runtime.Handler().CNIConfDir != "" {
-			dirs = append(dirs, runtime.Handler().CNIConfDir)
+	for _, runtime := range a.Runtimes.All() {
+		if dir := runtime.Handler().CNIConfDir; dir != "" && !slices.Contains(dirs, dir) {
+			dirs = append(dirs, dir)
 		}
 	}
 	ours := func(id string) bool { return ids.Valid(id) && ids.HasMark(id, a.Mark) }

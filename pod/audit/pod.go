@@ -159,6 +159,11 @@ func (a *Auditor) readyProblems(ctx context.Context, p *Pod, now *PodNow, damage
 		}
 		found = append(found, problem)
 	}
+	if p.Plan.Origin != nil {
+		if _, err := p.Runtime.Probe(ctx); errors.Is(err, fault.Unavailable) {
+			found = append(found, Problem{Wrong: fault.Text(err), Advice: "its containers run on and can be stopped; commands and new containers fail until the runtime is back"})
+		}
+	}
 	for _, text := range p.Files.Missing() {
 		found = append(found, Problem{Wrong: text, Advice: "delete the pod: its running containers are not affected, but no new one can start"})
 	}

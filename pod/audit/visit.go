@@ -95,10 +95,9 @@ func (v *visit) directories() error {
 
 // files visits the state files of the runtimes.
 func (v *visit) files() error {
-	for _, name := range v.Runtimes.Names() {
-		runtime, err := v.Runtimes.Get(name)
+	for name, runtime := range v.Runtimes.All() {
 		// Other programs may use a root elsewhere as well.
-		if err != nil || !strings.HasPrefix(runtime.Handler().Root, filepath.Clean(v.RunDir)+"/") {
+		if !strings.HasPrefix(runtime.Handler().Root, filepath.Clean(v.RunDir)+"/") {
 			continue
 		}
 		files, err := runtime.StateFiles()

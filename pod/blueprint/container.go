@@ -75,6 +75,7 @@ func (p *Planner) Container(r ContainerRequest) (records.ContainerPlan, error) {
 		Workload:    records.Message[*cri.LinuxContainerResources]{M: asked.Workload(r.Config.GetMetadata().GetName(), r.Config.GetLinux().GetResources())},
 		StopSignal:  signal,
 		StopNumber:  int(number),
+		Origin:      r.Pod.Origin,
 	}
 	if err := r.tune(&plan, asked); err != nil {
 		return records.ContainerPlan{}, err

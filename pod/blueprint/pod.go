@@ -6,6 +6,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/records"
 )
@@ -18,7 +19,8 @@ type PodRequest struct {
 	Handler   string
 	ByDefault bool // the request named no handler
 	Config    *cri.PodSandboxConfig
-	Sandboxed bool // the handler runs all containers of a pod in one runtime sandbox
+	Sandboxed bool        // the handler runs all containers of a pod in one runtime sandbox
+	Origin    *oci.Origin // of the handler
 	At        time.Time
 }
 
@@ -35,6 +37,7 @@ func (p *Planner) Pod(id string, r PodRequest) records.PodPlan {
 		Sandboxed:    r.Sandboxed,
 		OwnFiles:     true,
 		CgroupPrefix: p.CgroupPrefix,
+		Origin:       r.Origin,
 	}
 }
 

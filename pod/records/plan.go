@@ -41,6 +41,9 @@ type PodPlan struct {
 	ByDefault bool `json:"ByDefault,omitempty"`
 	// SELinuxLevel is the pod's own; empty: the node had no SELinux.
 	SELinuxLevel string `json:"SELinuxLevel,omitempty"`
+	// Origin is Handler as it was when the pod was made: its runtime serves the pod until the
+	// pod is gone. nil: the pod is from before that was recorded.
+	Origin *oci.Origin `json:"Origin,omitempty"`
 }
 
 // PodState is the part of a pod's record that verbs change.
@@ -172,6 +175,8 @@ type ContainerPlan struct {
 	Tuning     *tuning.Plan `json:"Tuning,omitempty"`
 	StopSignal cri.Signal   `json:"StopSignal"` // as reported
 	StopNumber int          `json:"StopNumber"` // as sent
+	// Origin is the pod's, for a container whose pod has lost its record.
+	Origin *oci.Origin `json:"Origin,omitempty"`
 }
 
 // ContainerState is the part of a container's record that verbs change.

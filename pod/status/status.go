@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"sync"
 	"time"
@@ -38,6 +39,8 @@ const (
 // Runtimes is the table of handlers.
 type Runtimes interface {
 	Get(name string) (oci.Runtime, error)
+	Bind(name string, origin oci.Origin) (oci.Runtime, error)
+	All() iter.Seq2[string, oci.Runtime]
 	Names() []string
 	Default() string
 	Version() uint64

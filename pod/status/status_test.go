@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"iter"
 	"slices"
 	"sync"
 	"testing"
@@ -61,6 +62,10 @@ type fakeRuntimes struct{ *node }
 func (f fakeRuntimes) Get(name string) (oci.Runtime, error) {
 	return fakeRuntime{node: f.node, name: cmp.Or(name, "fake")}, nil
 }
+
+func (f fakeRuntimes) Bind(name string, _ oci.Origin) (oci.Runtime, error) { return f.Get(name) }
+
+func (f fakeRuntimes) All() iter.Seq2[string, oci.Runtime] { return nil }
 
 func (f fakeRuntimes) Names() (names []string) {
 	f.set(func() { names = append(names, f.more...) })
