@@ -38,13 +38,15 @@ type Client struct {
 	exit      Exit
 	undead    string // processes of the container that could not be killed
 	exitErr   error
-	logged    count        // bytes in the log
-	discarded count        // bytes that exceeded the log's limit
-	met       bool         // the monitor has said hello
-	rests     bool         // the monitor rests: nothing is logged until it reports that it wakes
-	lost      count        // bytes that did not reach the journal
-	failure   error        // why there is no container
-	waiting   []chan error // for answers, in the order of the requests
+	logged    count         // bytes in the log
+	discarded count         // bytes that exceeded the log's limit
+	met       bool          // the monitor has said hello
+	rests     bool          // the monitor rests: nothing is logged until it reports that it wakes
+	lost      count         // bytes that did not reach the journal
+	trouble   LogTrouble    // of the log
+	changed   chan struct{} // closed when trouble changes; nil: nobody waits for that
+	failure   error         // why there is no container
+	waiting   []chan error  // for answers, in the order of the requests
 
 	dormant *dormancy // nil: the client was made with a connection
 
@@ -244,6 +246,8 @@ func (c *Client) handle(m wire.Message) {
 		c.discarded.note(m.Num[0])
 	case wire.JournalLost:
 		c.lost.note(m.Num[0])
+	case wire.LogTrouble:
+		c.noteTrouble(m)
 	case wire.Rests:
 		c.rests = true
 		c.logged.note(m.Num[0])

@@ -46,7 +46,28 @@ func openDormant(dir, exitFile string) *Client {
 	close(c.greeted)
 	close(c.settled)
 	go c.read()
+	time.AfterFunc(lookPeriod, c.look)
 	return c
+}
+
+// lookPeriod is how often to look whether a monitor still rests.
+const lookPeriod = time.Minute
+
+// look connects the client if its monitor no longer rests: it may have troubles of the log
+// to report.
+func (c *Client) look() {
+	select {
+	case <-c.dormant.ended:
+		return
+	default:
+	}
+	switch {
+	case c.isClosed():
+	case c.dormant.still(c.dir):
+		time.AfterFunc(lookPeriod, c.look)
+	default:
+		c.dormant.end()
+	}
 }
 
 // still reports whether the monitor has rested ever since. A client without a

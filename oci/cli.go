@@ -195,11 +195,12 @@ func (t *watched) PID() int { return t.client.PID() }
 func (t *watched) PIDNamespace() (*os.File, error) {
 	return conmon.OpenPIDNamespace(t.client.Process())
 }
-func (t *watched) Exited() <-chan struct{}                    { return t.client.Exited() }
-func (t *watched) Exit() (conmon.Exit, error)                 { return t.client.Exit() }
-func (t *watched) Logged(ctx context.Context) conmon.LogCount { return t.client.Logged(ctx) }
-func (t *watched) ReopenLog(ctx context.Context) error        { return t.client.ReopenLog(ctx) }
-func (t *watched) Close()                                     { t.closing.Do(func() { _ = t.client.Close() }) }
+func (t *watched) Exited() <-chan struct{}                          { return t.client.Exited() }
+func (t *watched) Exit() (conmon.Exit, error)                       { return t.client.Exit() }
+func (t *watched) Logged(ctx context.Context) conmon.LogCount       { return t.client.Logged(ctx) }
+func (t *watched) ReopenLog(ctx context.Context) error              { return t.client.ReopenLog(ctx) }
+func (t *watched) LogTrouble() (conmon.LogTrouble, <-chan struct{}) { return t.client.LogTrouble() }
+func (t *watched) Close()                                           { t.closing.Do(func() { _ = t.client.Close() }) }
 
 // attach joins the container's streams at its monitor. The monitor of a shim
 // has no terminal, so resize sets the size of the terminal that the container's

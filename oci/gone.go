@@ -106,6 +106,8 @@ func (g *gone) Exit() (conmon.Exit, error)           { return g.exit, g.err }
 func (*gone) Close()                                 {}
 func (*gone) Logged(context.Context) conmon.LogCount { return conmon.LogCount{} }
 
+func (*gone) LogTrouble() (conmon.LogTrouble, <-chan struct{}) { return conmon.LogTrouble{}, nil }
+
 // EndAbandoned does nothing: the commands end when the container is killed.
 func (*gone) EndAbandoned(context.Context) func(context.Context) error { return nil }
 

@@ -109,6 +109,9 @@ type Task interface {
 	// Logged returns by how many bytes the container's log has grown since Create
 	// or Load made this Task, and how many were discarded.
 	Logged(ctx context.Context) conmon.LogCount
+	// LogTrouble returns why the container's log lacks what the container writes, as
+	// far as the monitor has said, and a channel that is closed when there is news.
+	LogTrouble() (now conmon.LogTrouble, changed <-chan struct{})
 	// Exited is closed when the container is dead or its monitor is lost.
 	Exited() <-chan struct{}
 	// Exit returns how the container ended, once Exited is closed; conmon.ErrLost

@@ -35,6 +35,7 @@ type Container struct {
 	cpus    cpus
 	meter   *usage.Meter
 	logged  guarded.Value[conmon.LogCount] // as last counted
+	warned  logWarning                     // used by watch alone
 
 	stop *stop.Stopper
 	nri  nri.ContainerEvents
@@ -101,6 +102,7 @@ type liveContainer struct {
 	// unreachable: the monitor, which an earlier server started, has not answered yet, and task
 	// stands in for it.
 	unreachable bool
+	log         conmon.LogTrouble // as the task reported it last
 	exit        *conmon.Exit
 	gone        bool // removed
 }
@@ -164,6 +166,7 @@ func (c *Container) show(now *liveContainer) *view.Container {
 	case now.Phase == records.Started:
 		v.State = cri.ContainerState_CONTAINER_RUNNING
 		v.PID = now.task.PID()
+		v.LogReason, v.LogMessage = now.log.Reason, logMessage(now.log)
 	default:
 		v.PID = now.task.PID()
 		if now.Phase == records.Starting { // by an earlier server; it may not have happened yet

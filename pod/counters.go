@@ -26,6 +26,7 @@ type Summary struct {
 	Containers  map[cri.ContainerState]int
 	Monitors    int          // of containers and of pods
 	Unreachable int          // monitors that have not answered since the server was started
+	Logs        int          // running containers whose logs lack what they write
 	Cleanups    int          // objects whose cleanup did not finish and is retried
 	Work        []trace.Work // under way, the longest first
 
@@ -65,7 +66,11 @@ func (e *Engine) Summary() Summary {
 	for _, c := range e.containers.All() {
 		v := c.View()
 		s.Containers[v.State]++
-		count(v.PID, c.Now().unreachable)
+		now := c.Now()
+		count(v.PID, now.unreachable)
+		if now.exit == nil && now.log != (conmon.LogTrouble{}) {
+			s.Logs++
+		}
 	}
 	return s
 }

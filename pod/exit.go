@@ -24,9 +24,7 @@ func (c *Container) awaitExit() {
 		return
 	default:
 	}
-	select {
-	case <-c.Now().task.Exited():
-	case <-c.engine.background.Closing().Done():
+	if !c.awaitEnd(c.Now().task) {
 		return
 	}
 	exit, err := c.Now().task.Exit()
@@ -49,6 +47,22 @@ func (c *Container) awaitExit() {
 	defer c.shorten() // last, because plugins are shown the whole spec
 	defer c.nri.Stopped(c.engine.background.Closing())
 	slog.Info("container exited", "container", c.ID, "pod", c.sandbox.ID, "code", exit.Code, "oomkills", exit.OOMKills)
+}
+
+// awaitEnd returns when the container has exited, or false when the server ends. Meanwhile it
+// notes the troubles of the log.
+func (c *Container) awaitEnd(task oci.Task) bool {
+	for {
+		trouble, changed := task.LogTrouble()
+		c.noteLog(trouble)
+		select {
+		case <-task.Exited():
+			return true
+		case <-c.engine.background.Closing().Done():
+			return false
+		case <-changed:
+		}
+	}
 }
 
 // noteOOMKills puts on record how many processes the OOM killer has killed before crius kills the

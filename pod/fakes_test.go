@@ -424,6 +424,8 @@ type fakeTask struct {
 	stubborn,
 	immortal bool
 	logged atomic.Uint64
+	log    conmon.LogTrouble
+	news   chan struct{} // closed when log changes
 
 	dead chan struct{}
 	lost chan struct{}
@@ -537,6 +539,26 @@ func (t *fakeTask) Close() {}
 func (t *fakeTask) Logged(context.Context) conmon.LogCount {
 	n := t.logged.Add(1)
 	return conmon.LogCount{Written: n, Discarded: 2 * n, JournalLost: 3 * n}
+}
+
+func (t *fakeTask) LogTrouble() (conmon.LogTrouble, <-chan struct{}) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.news == nil {
+		t.news = make(chan struct{})
+	}
+	return t.log, t.news
+}
+
+// report changes what LogTrouble returns.
+func (t *fakeTask) report(now conmon.LogTrouble) {
+	t.set(func() {
+		t.log = now
+		if t.news != nil {
+			close(t.news)
+			t.news = nil
+		}
+	})
 }
 
 func (t *fakeTask) EndAbandoned(context.Context) func(context.Context) error { return nil }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -44,6 +45,61 @@ func (e *Engine) ReopenContainerLog(ctx context.Context, id string) error {
 		}
 		return err
 	})
+}
+
+// noteLog logs and publishes a trouble of the container's log, or that it has ended.
+func (c *Container) noteLog(trouble conmon.LogTrouble) {
+	before := c.Now().log
+	if trouble == before {
+		return
+	}
+	c.Change(func(now *liveContainer) { now.log = trouble })
+	c.Publish()
+	if c.warned.recently(trouble.Reason) {
+		return
+	}
+	switch trouble.Reason {
+	case conmon.LogBlocked:
+		slog.Warn("container log cannot be written, output waits", "container", c.ID, "pod", c.sandbox.ID, "err", logMessage(trouble))
+	case conmon.LogDetached:
+		slog.Warn("container log is not at its path, output goes to a file that readers do not find", "container", c.ID, "pod", c.sandbox.ID, "err", logMessage(trouble))
+	default:
+		slog.Info("container log is written again", "container", c.ID, "pod", c.sandbox.ID)
+	}
+}
+
+// logWarning is the last warning about a container's log.
+type logWarning struct {
+	reason string
+	at     time.Time
+}
+
+// warnPeriod is how often the server's log tells of the same trouble of one container. On a
+// nearly full disk it comes and goes several times a second.
+const warnPeriod = time.Minute
+
+// recently reports whether the log has told of this trouble within the last warnPeriod, or of one
+// that ends now: then nothing is logged, so that the last line about it is the warning.
+func (w *logWarning) recently(reason string) bool {
+	if (reason == "" || reason == w.reason) && time.Since(w.at) < warnPeriod {
+		return true
+	}
+	w.reason, w.at = reason, time.Now()
+	if reason == "" {
+		w.at = time.Time{}
+	}
+	return false
+}
+
+// logMessage says what is wrong with a log and what to do; empty for a log that is well.
+func logMessage(trouble conmon.LogTrouble) string {
+	switch trouble.Reason {
+	case conmon.LogBlocked:
+		return trouble.Message + ": the container's output waits, and nothing is lost: make the file system of the log writable or free space on it"
+	case conmon.LogDetached:
+		return trouble.Message + ": later output is not there: have the kubelet reopen the log, which it does for a missing one, or restart the container"
+	}
+	return ""
 }
 
 // Logged returns how many bytes the logs of all containers have grown by since the server

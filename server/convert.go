@@ -118,11 +118,15 @@ func containerStatus(v *view.Container) *cri.ContainerStatus {
 		User:        v.User,
 		StopSignal:  v.StopSignal,
 	}
-	if v.State == cri.ContainerState_CONTAINER_EXITED {
+	switch v.State {
+	case cri.ContainerState_CONTAINER_EXITED:
 		s.FinishedAt = nanos(v.FinishedAt)
 		s.ExitCode = v.ExitCode
 		s.Reason = valid(v.Reason)
 		s.Message = clip(v.Message)
+	case cri.ContainerState_CONTAINER_RUNNING:
+		s.Reason = v.LogReason
+		s.Message = clip(v.LogMessage)
 	}
 	return s
 }

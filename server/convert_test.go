@@ -154,6 +154,20 @@ func TestContainerStatusBeforeExit(t *testing.T) {
 	}
 }
 
+// A running container says what is wrong with its log, and no other one does.
+func TestLogTroubleInTheStatus(t *testing.T) {
+	t.Parallel()
+	for state, want := range map[cri.ContainerState]string{
+		cri.ContainerState_CONTAINER_CREATED: "", cri.ContainerState_CONTAINER_RUNNING: "LogBlocked", cri.ContainerState_CONTAINER_EXITED: "OOMKilled",
+	} {
+		v := fullContainerView()
+		v.State, v.LogReason, v.LogMessage = state, "LogBlocked", "no space"
+		if got := containerStatus(v); got.Reason != want || (got.Message == "no space") != (want == v.LogReason) {
+			t.Errorf("%v: got %v", state, got)
+		}
+	}
+}
+
 func TestContainerItem(t *testing.T) {
 	t.Parallel()
 	v := fullContainerView()

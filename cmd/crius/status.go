@@ -30,6 +30,7 @@ type vitals struct {
 	Containers  states    `json:"containers"`
 	Monitors    int       `json:"monitors"`
 	Unreachable int       `json:"unreachableMonitors"` // that have not answered since the server started
+	Logs        int       `json:"logTroubles"`         // running containers whose logs lack what they write
 	Cleanups    int       `json:"pending_cleanups"`
 	Goroutines  int       `json:"goroutines"`
 	Heap        uint64    `json:"heapBytes"`
@@ -56,7 +57,7 @@ func newVitals(since time.Time, inherited []string, s pod.Summary, pulls *progre
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
 	v := vitals{
-		PID: os.Getpid(), Since: since, Inherited: inherited, Monitors: s.Monitors, Unreachable: s.Unreachable, Cleanups: s.Cleanups,
+		PID: os.Getpid(), Since: since, Inherited: inherited, Monitors: s.Monitors, Unreachable: s.Unreachable, Logs: s.Logs, Cleanups: s.Cleanups,
 		Goroutines: runtime.NumGoroutine(), Heap: memory.HeapAlloc, Work: []work{}, Pulls: pulls.Active(),
 		Pods: states{
 			"ready":    s.Pods[cri.PodSandboxState_SANDBOX_READY],
@@ -181,6 +182,9 @@ func (r statusReport) write(w io.Writer, socket string) {
 		v.Containers["created"], v.Containers["running"], v.Containers["exited"], cli.Count(v.Monitors, "monitor"))
 	if v.Unreachable > 0 {
 		fmt.Fprintf(w, "unreachable\t%s without an answer since the server started; crius check lists them\n", cli.Count(v.Unreachable, "monitor"))
+	}
+	if v.Logs > 0 {
+		fmt.Fprintf(w, "logs\t%d running containers write what does not reach their logs; crius check lists them\n", v.Logs)
 	}
 	if v.Cleanups > 0 {
 		fmt.Fprintf(w, "pending cleanups\t%d, retrying; the log says why\n", v.Cleanups)

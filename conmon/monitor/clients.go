@@ -68,6 +68,9 @@ func (m *monitor) greet(i int) {
 	if m.state != creating {
 		m.send(i, createdMessage(m.container))
 		m.log.count(func(msg wire.Message) { m.send(i, msg) })
+		if m.trouble != wire.LogWell {
+			m.send(i, m.log.trouble())
+		}
 	}
 	if m.told {
 		m.tellExit(func(msg wire.Message) { m.send(i, msg) })

@@ -17,6 +17,7 @@ type logFile struct {
 	done    int
 	written uint64 // bytes, over all files
 	err     error  // why the last write was refused; nil: all is well
+	where   whereabouts
 	limit   logLimit
 	journal journal // which gets all records, whatever the limit
 }
@@ -119,6 +120,7 @@ func (l *logFile) flush() {
 		}
 		l.done += n
 		l.written += uint64(n)
+		l.where.unseen = true
 	}
 	l.records, l.done = l.records[:0], 0
 }
@@ -139,6 +141,7 @@ func (l *logFile) reopen() error {
 	}
 	syscall.Close(l.fd)
 	l.fd = fd
+	l.where = whereabouts{}
 	l.limit.nextFile(len(l.records) - l.done)
 	l.flush()
 	return nil

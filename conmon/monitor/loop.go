@@ -78,8 +78,8 @@ type monitor struct {
 	questions int   // of clients in this turn of the loop, which do not count as that
 	patience  int64 // for how many milliseconds nothing must have happened before the monitor rests
 
-	stuck      bool // it has been complained that the log is blocked
-	losing     bool // and that journald does not take what the container writes
+	trouble    int  // of the log, as told: of wire.LogWell and the following
+	losing     bool // it has been complained that journald does not take what the container writes
 	complaints complaints
 }
 
@@ -157,7 +157,7 @@ func (m *monitor) pollTimeout() int {
 		return helpers
 	case m.log.journal.owes():
 		return m.log.journal.pause
-	case m.stdout.touched, m.stderr.touched, m.log.limit.owes():
+	case m.stdout.touched, m.stderr.touched, m.log.limit.owes(), m.log.where.unseen && m.state == running:
 		return silence
 	case m.orphans:
 		return undead
@@ -185,6 +185,7 @@ func (m *monitor) proceed(quiet bool) {
 	}
 	silent := quiet && !m.stdout.ready && !m.stderr.ready // and not only polled in passing
 	m.pump()
+	m.watchLog(quiet)
 	if silent || m.stdout.ended() && m.stderr.ended() {
 		m.log.conclude()
 	}
@@ -215,14 +216,6 @@ func (m *monitor) pump() {
 	}
 	m.stdout.pump(&m.log, turn)
 	m.stderr.pump(&m.log, turn)
-	if m.log.blocked() != m.stuck {
-		m.stuck = !m.stuck
-		if m.stuck {
-			m.complaints.add(wire.Fail("container output blocked", m.log.err))
-		} else {
-			m.complaints.add(wire.Text("container output no longer blocked"))
-		}
-	}
 	if losing := m.log.journal.losing; losing && !m.losing {
 		m.complaints.add(wire.Fail("container output does not reach the journal "+m.opt.Journal, m.log.journal.refused))
 	}

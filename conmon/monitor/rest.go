@@ -35,7 +35,7 @@ func init() { runtime.LockOSThread() } //nolint:gochecknoinits // see above
 func (m *monitor) mayRest() bool {
 	return m.state == running && m.patience < never && !m.released &&
 		!m.opt.Remote() && !m.opt.Fifos && !m.orphans &&
-		m.stdout.quiet() && m.stderr.quiet() && m.log.empty() && !m.log.limit.owes() && !m.log.journal.owes() &&
+		m.stdout.quiet() && m.stderr.quiet() && m.log.empty() && !m.log.where.unseen && !m.log.limit.owes() && !m.log.journal.owes() &&
 		m.clients.attached() == 0
 }
 
@@ -98,6 +98,8 @@ func (m *monitor) noted(do func(variable any)) {
 	do(&m.stderr.fd)
 	do(&m.log.fd)
 	do(&m.log.written)
+	do((*int)(&m.log.where.place))
+	do(&m.trouble)
 	m.log.limit.noted(do)
 	m.log.journal.noted(do)
 	for _, c := range []*counter{&m.oom.own, &m.oom.pod} {

@@ -22,8 +22,8 @@ const MostBehind = 4 << 20
 // Verb is the first word of a packet.
 type Verb uint8
 
-// From the monitor: events, in this order except for logged, log-discarded and
-// journal-lost; every client gets all of them from the start, however late it
+// From the monitor: events, in this order except for logged, log-discarded,
+// journal-lost and log-trouble; every client gets all of them from the start, however late it
 // connects.
 const (
 	Hello        Verb = iota + 1 // hello VERSION STATE
@@ -44,6 +44,8 @@ const (
 
 	Undead // undead TEXT: processes that could not be killed of the container whose exited follows
 
+	LogTrouble // log-trouble KIND TEXT: what the container writes does not reach its log, or does again; see LogWell
+
 	// From the client: requests, each answered once, in order.
 	ReopenLog  // reopen-log
 	Resize     // resize WIDTH HEIGHT: of the terminal, in characters
@@ -60,6 +62,13 @@ const (
 	StateCreating = "creating"
 	StateRunning  = "running" // created, at least
 	StateExited   = "exited"
+)
+
+// Kinds of log-trouble.
+const (
+	LogWell     = iota // none, or no longer
+	LogBlocked         // the file system refuses it; the container waits
+	LogDetached        // the file is no longer at the log's path
 )
 
 // A form is a name, a fixed count of decimal numbers and, for some, free text
@@ -84,6 +93,7 @@ var forms = [...]form{
 	Rests:        {"rests", 3, false},
 	Wakes:        {"wakes", 0, false},
 	Undead:       {"undead", 0, true},
+	LogTrouble:   {"log-trouble", 1, true},
 	ReopenLog:    {"reopen-log", 0, false},
 	Resize:       {"resize", 2, false},
 	CloseStdin:   {"close-stdin", 0, false},

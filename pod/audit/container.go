@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path"
 	"time"
 
@@ -140,7 +142,7 @@ func (a *Auditor) containerProblems(ctx context.Context, c *Container, roots map
 	if oci.Exited(task) {
 		return append(found, c.exitProblems(task)...)
 	}
-	return append(found, c.livingProblems(task, roots)...)
+	return append(found, c.livingProblems(ctx, task, roots)...)
 }
 
 func (c *Container) recordExit(context.Context) error {
@@ -162,7 +164,7 @@ func (c *Container) exitProblems(task oci.Task) []Problem {
 }
 
 // livingProblems returns the problems of a container that has a process.
-func (c *Container) livingProblems(task oci.Task, roots map[string][]string) []Problem {
+func (c *Container) livingProblems(ctx context.Context, task oci.Task, roots map[string][]string) []Problem {
 	const advice = "delete the pod or restart the container"
 	var found []Problem
 	for _, root := range c.Roots {
@@ -170,6 +172,7 @@ func (c *Container) livingProblems(task oci.Task, roots map[string][]string) []P
 			found = append(found, Problem{Wrong: text, Advice: advice})
 		}
 	}
+	found = append(found, c.logProblems(ctx, task)...)
 	// The limits of a sandboxed container are those of the runtime sandbox.
 	if !c.Sandboxed && lacksCgroup(c.Plan.Cgroup) {
 		select {
@@ -182,6 +185,24 @@ func (c *Container) livingProblems(task oci.Task, roots map[string][]string) []P
 		return nil
 	}
 	return found
+}
+
+// logProblems returns why the container's log lacks what the container writes.
+func (c *Container) logProblems(ctx context.Context, task oci.Task) []Problem {
+	task.Logged(ctx) // all that the monitor has said before its answer is known then
+	trouble, _ := task.LogTrouble()
+	switch {
+	case trouble.Reason == conmon.LogBlocked:
+		return []Problem{{Wrong: "its output waits: " + trouble.Message, Advice: "make the file system of the log writable or free space on it; nothing is lost"}}
+	case trouble.Reason == conmon.LogDetached:
+		return []Problem{{Wrong: trouble.Message + ", and its output goes to a file that readers do not find", Advice: "have the kubelet reopen the log, which it does for a missing one, or restart the container"}}
+	case c.Plan.LogPath == "":
+		return nil
+	}
+	if _, err := os.Lstat(c.Plan.LogPath); errors.Is(err, fs.ErrNotExist) { // and nothing has been written since
+		return []Problem{{Wrong: "its log " + c.Plan.LogPath + " is gone", Advice: "have the kubelet reopen the log, which it does for a missing one, or restart the container"}}
+	}
+	return nil
 }
 
 // lacksCgroup reports whether a cgroup is gone although its parent is there.

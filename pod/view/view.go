@@ -40,6 +40,8 @@ type Container struct {
 	ExitCode   int32
 	Reason     string // Completed, Error, OOMKilled, ...: empty until exited
 	Message    string
+	LogReason  string // LogBlocked or LogDetached while it runs and its log lacks what it writes
+	LogMessage string
 	PID        int    // init as the host sees it, 0 unless created or running
 	LogPath    string // absolute; empty: output is discarded
 	Mounts     []*cri.Mount
