@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"errors"
 	"syscall"
 
 	"github.com/crius-run/crius/conmon/wire"
@@ -61,7 +62,7 @@ func (l *logFile) find() place {
 		return replaced
 	case own.Nlink == 0:
 		return deleted
-	case err == syscall.ENOENT:
+	case errors.Is(err, syscall.ENOENT):
 		return moved
 	}
 	return inPlace
