@@ -125,7 +125,7 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 // admit ties the creation of a container to its pod: the end of the pod cancels it. The caller
 // calls done when the container belongs to the pod or is gone.
 func (s *Sandbox) admit(ctx context.Context) (_ context.Context, done func(), _ error) {
-	if err := s.checkAlive(ctx); err != nil {
+	if _, err := s.checkAlive(); err != nil {
 		return nil, nil, err
 	}
 	admitted := false

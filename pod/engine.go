@@ -58,6 +58,7 @@ type Engine struct {
 	cleanups    *retry.Queue
 	events      view.Hub
 	counters    counters
+	pins        pins
 	userLookups chan struct{}     // semaphore: concurrent lookups of users in images
 	background  *background.Group // watchers, stops
 	recoverTime time.Duration     // the constant, unless a test sets it
@@ -180,6 +181,7 @@ func (e *Engine) Close(ctx context.Context) error {
 	e.endPulls(errClosing)
 	err := errors.Join(e.pulls.Wait(ctx), e.creates.Wait(ctx), e.verbs.Wait(ctx))
 	e.background.End(errClosing)
+	e.pins.close()
 	for _, c := range e.containers.All() {
 		if task := c.Now().task; task != nil { // there is none after Inspect
 			task.Close()

@@ -3,19 +3,15 @@ package pod
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 
 	"github.com/crius-run/crius/internal/cgroup"
-	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
-	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/pod/label"
-	"github.com/crius-run/crius/pod/records"
 )
 
 // infraRef returns how the runtime knows the infra container, the pod's own, which has the id
@@ -101,21 +97,4 @@ func (s *Sandbox) watchInfra(task oci.Task) {
 		s.Publish()
 		s.Tell()
 	})
-}
-
-// checkAlive ends the pod if it is dead, as a server that starts would find: a namespace is no
-// longer pinned, for instance. No container can be created in it, and the kubelet makes a new pod
-// once this one is not ready (cri-o#1927). What cannot be looked at now counts as there.
-func (s *Sandbox) checkAlive(ctx context.Context) error {
-	now := s.Now()
-	lost, _ := audit.Lost(records.Pod{PodPlan: s.plan, PodState: now.PodState}, now.infra, s.engine.planner.Boot)
-	if now.Phase != records.Ready || len(lost) == 0 {
-		return nil
-	}
-	err := errors.Join(lost...)
-	slog.WarnContext(ctx, "pod is dead, pod not ready", "pod", s.ID, "err", err)
-	s.end()
-	s.Publish()
-	s.Tell()
-	return fmt.Errorf("pod %s is not ready: %s: %w", s.ID, err.Error(), fault.Precondition)
 }

@@ -11,18 +11,22 @@ import (
 	"github.com/crius-run/crius/pod/view"
 )
 
-// Sandbox returns the view of a pod.
+// Sandbox returns the view of a pod. A pod that has lost a namespace is not ready in it.
 func (e *Engine) Sandbox(id string) (*view.Sandbox, error) {
 	s, err := e.sandboxes.Find(id)
 	if err != nil {
 		return nil, err
 	}
+	_, _ = s.checkAlive() // the view shows it
 	return s.View(), nil
 }
 
-// Sandboxes returns the views of all pods, in no order.
+// Sandboxes returns the views of all pods, in no order. A pod that has lost a namespace is not
+// ready in them.
 func (e *Engine) Sandboxes() []*view.Sandbox {
-	return mapped(e.sandboxes.All(), func(s *Sandbox) *view.Sandbox { return s.View() })
+	all := e.sandboxes.All()
+	e.pins.check(all)
+	return mapped(all, func(s *Sandbox) *view.Sandbox { return s.View() })
 }
 
 // SandboxContainers returns the views of a pod's containers, newest first.
