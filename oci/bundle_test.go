@@ -237,16 +237,26 @@ func TestFinalSpecIsOneThatTheKernelTakes(t *testing.T) {
 	t.Parallel()
 	long := "/" + strings.Repeat("x", unix.PathMax)
 	for words, s := range map[string]*specs.Spec{
-		`"BIG" has`:         {Process: &specs.Process{Env: []string{"BIG=" + strings.Repeat("x", 1<<20)}}},
-		`"LATIN" is not`:    {Process: &specs.Process{Env: []string{"LATIN=\xe9"}}},
-		"argument 1":        {Process: &specs.Process{Args: []string{"a", strings.Repeat("x", 1<<20)}}},
-		"working directory": {Process: &specs.Process{Cwd: long}},
-		"mount path":        {Mounts: []specs.Mount{{Destination: "/ok", Source: long}}},
-		"masked path":       {Linux: &specs.Linux{MaskedPaths: []string{long}}},
-		"read-only path":    {Linux: &specs.Linux{ReadonlyPaths: []string{long}}},
-		"device path":       {Linux: &specs.Linux{Devices: []specs.LinuxDevice{{Path: long}}}},
+		`"BIG" has`:                       {Process: &specs.Process{Env: []string{"BIG=" + strings.Repeat("x", 1<<20)}}},
+		`"LATIN" is not`:                  {Process: &specs.Process{Env: []string{"LATIN=\xe9"}}},
+		"argument 1":                      {Process: &specs.Process{Args: []string{"a", strings.Repeat("x", 1<<20)}}},
+		"working directory":               {Process: &specs.Process{Cwd: long}},
+		"mount path":                      {Mounts: []specs.Mount{{Destination: "/ok", Source: long}}},
+		"masked path":                     {Linux: &specs.Linux{MaskedPaths: []string{long}}},
+		"read-only path":                  {Linux: &specs.Linux{ReadonlyPaths: []string{long}}},
+		"device path":                     {Linux: &specs.Linux{Devices: []specs.LinuxDevice{{Path: long}}}},
+		"process.args[1] ":                {Process: &specs.Process{Args: []string{"cat", "/\xe9"}}},
+		"process.cwd ":                    {Process: &specs.Process{Cwd: "/\xe9"}},
+		"root.path ":                      {Root: &specs.Root{Path: "/\xe9"}},
+		"hostname ":                       {Hostname: "\xe9"},
+		"mounts[1].source ":               {Mounts: []specs.Mount{{Source: "/\u00e9\ufffd\\ufffd"}, {Source: "/\xe9"}}},
+		`annotations["a"] `:               {Annotations: map[string]string{"a": "\xe9"}},
+		`annotations["\xe9"] `:            {Annotations: map[string]string{"\xe9": "a"}},
+		"linux.devices[0].path ":          {Linux: &specs.Linux{Devices: []specs.LinuxDevice{{Path: "/dev/\xe9"}}}},
+		"hooks.createRuntime[0].args[0] ": {Hooks: &specs.Hooks{CreateRuntime: []specs.Hook{{Args: []string{"\xe9"}}}}},
+		"linux.resources.unified[\"memory.high\"]": {Linux: &specs.Linux{Resources: &specs.LinuxResources{Unified: map[string]string{"memory.high": "\xe9"}}}},
 	} {
-		err := errors.Join(checkProcess(s.Process), checkPaths(s))
+		err := errors.Join(checkProcess(s.Process), checkPaths(s), checkText(s))
 		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), words) || len(err.Error()) > 300 {
 			t.Errorf("%s: %.400v", words, err)
 		}

@@ -83,7 +83,7 @@ func (h *entry) probe(ctx context.Context, ask question) (*Abilities, error) {
 // create makes what every runtime needs, its root and the bundle, and has the
 // monitor of s create the container. who is the name of the runtime in errors.
 func (h *entry) create(ctx context.Context, who string, a *Abilities, ref Ref, spec *specs.Spec, s conmon.Spec) (*conmon.Client, error) {
-	if err := cmp.Or(a.CanServe(h.name, h.handler), checkProcess(spec.Process), checkPaths(spec)); err != nil {
+	if err := cmp.Or(a.CanServe(h.name, h.handler), checkProcess(spec.Process), checkPaths(spec), checkText(spec)); err != nil {
 		return nil, err
 	}
 	if err := trace.Call(ctx, "make runtime root", func() error { return os.MkdirAll(h.handler.Root, 0o700) }); err != nil {

@@ -4,9 +4,13 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"unicode/utf8"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/crius-run/crius/internal/fault"
 )
@@ -29,9 +33,52 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 		return c.CodecV2.Unmarshal(data, v)
 	}
 	if err := c.CodecV2.Unmarshal(data, e.message); err != nil {
+		if m, ok := e.message.(proto.Message); ok {
+			if path := notText(m.ProtoReflect().Descriptor(), data.Materialize()); path != "" {
+				err = fmt.Errorf("%s is not valid UTF-8", path)
+			}
+		}
 		e.err = fmt.Errorf("request cannot be decoded: %w: %w", err, fault.Invalid)
 	}
 	return nil
+}
+
+// notText returns the path of the first field that is not the text in UTF-8 that it has to be, in
+// an encoded message; empty: there is none. The library does not name it.
+func notText(of protoreflect.MessageDescriptor, data []byte) string {
+	seen := map[protowire.Number]int{}
+	for len(data) > 0 {
+		number, kind, n := protowire.ConsumeTag(data)
+		if n < 0 {
+			return ""
+		}
+		size := protowire.ConsumeFieldValue(number, kind, data[n:])
+		if size < 0 {
+			return ""
+		}
+		value, field := data[n:n+size], of.Fields().ByNumber(number)
+		data = data[n+size:]
+		if field == nil || kind != protowire.BytesType {
+			continue
+		}
+		path := string(field.Name())
+		if field.IsList() {
+			path += fmt.Sprintf("[%d]", seen[number])
+			seen[number]++
+		}
+		text, _ := protowire.ConsumeBytes(value)
+		switch field.Kind() {
+		case protoreflect.StringKind:
+			if !utf8.Valid(text) {
+				return path
+			}
+		case protoreflect.MessageKind:
+			if inner := notText(field.Message(), text); inner != "" {
+				return path + "." + inner
+			}
+		}
+	}
+	return ""
 }
 
 // open decodes a request with a function of gRPC.

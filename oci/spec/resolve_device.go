@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -56,7 +57,7 @@ func HostDevices() ([]Device, error) { return hostDevices("/dev") }
 func hostDevices(dev string) ([]Device, error) {
 	own := []string{"console", "fd", "lxc", "mqueue", "ptmx", "pts", "shm"}
 	found, err := nodesAt(dev, "/dev", func(name string) bool {
-		return slices.Contains(own, name) || strings.HasPrefix(name, ".")
+		return slices.Contains(own, name) || strings.HasPrefix(name, ".") || !utf8.ValidString(name) // a spec cannot name that
 	})
 	for i := range found {
 		found[i].Access = "rwm"

@@ -199,7 +199,7 @@ func TestResolveDevices(t *testing.T) {
 
 func TestHostDevices(t *testing.T) {
 	dev := t.TempDir()
-	for _, name := range []string{"null", "pts/0", "shm/x", ".hidden/y", "console", "ptmx", "dri/card0", "vfio/pts/z"} {
+	for _, name := range []string{"null", "pts/0", "shm/x", ".hidden/y", "console", "ptmx", "dri/card0", "vfio/pts/z", "mapper/\xe9"} {
 		path := filepath.Join(dev, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
