@@ -57,14 +57,28 @@ func find(plugin string, dirs []string) (string, error) {
 // and ExecPlugin does not wait for it even if it keeps the plugin's output
 // open.
 func (*runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
-	const longest = time.Second
-	for pauses := backoff.New(10*time.Millisecond, 2*longest); ; {
-		out, err := run(ctx, path, stdin, env)
-		pause := pauses.Next()
-		if !errors.Is(err, unix.ETXTBSY) || pause > longest {
+	return whileBusy(ctx, path, func() ([]byte, error) { return run(ctx, path, stdin, env) })
+}
+
+// busyTime is how long the file of a plugin may be open for writing, because it is just being
+// installed: as long as libcni waits.
+const busyTime = 5 * time.Second
+
+// whileBusy calls run until the plugin at path is no longer busy, for busyTime. A plugin that is
+// absent or incomplete fails at once, as with libcni: the kubelet tries again.
+func whileBusy(ctx context.Context, path string, run func() ([]byte, error)) ([]byte, error) {
+	end := time.Now().Add(busyTime)
+	for pauses := backoff.New(10*time.Millisecond, time.Second); ; {
+		out, err := run()
+		left := time.Until(end)
+		switch {
+		case !errors.Is(err, unix.ETXTBSY):
 			return out, err
+		case left <= 0:
+			return nil, fmt.Errorf("CNI plugin %q: %s has been open for writing for %s: is it still being installed?: %w: %w", filepath.Base(path), path, busyTime, err, fault.Unavailable)
+		case !poll.Pause(ctx, min(pauses.Next(), left)):
+			return nil, fmt.Errorf("CNI plugin %q: %w: %w", filepath.Base(path), err, context.Cause(ctx))
 		}
-		poll.Pause(ctx, pause) // the plugin is just being installed
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -282,6 +283,48 @@ func TestTextFileBusy(t *testing.T) {
 	_, err = n.tryAttach(p, n.plan(p))
 	if err == nil || errors.Is(err, unix.ETXTBSY) || !strings.Contains(err.Error(), "exit status 1") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// It is tried for as long as libcni waits, and then named with its path.
+func TestBusyPluginIsTriedForAsLongAsWithLibcni(t *testing.T) {
+	t.Parallel()
+	const path = "/opt/cni/bin/bridge"
+	busy := &os.PathError{Op: "fork/exec", Path: path, Err: unix.ETXTBSY}
+	for name, c := range map[string]struct {
+		installed, leaves time.Duration // after the first try
+		took              time.Duration
+		words             string
+		is                error
+	}{
+		"installed soon":      {installed: 30 * time.Millisecond, took: 30 * time.Millisecond},
+		"installed late":      {installed: 4900 * time.Millisecond, took: 5 * time.Second},
+		"never":               {installed: time.Hour, took: 5 * time.Second, words: `"bridge": ` + path + " has been open for writing for 5s", is: fault.Unavailable},
+		"the caller has left": {installed: time.Hour, leaves: time.Second, took: time.Second, words: `"bridge"`, is: context.Canceled},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if c.leaves > 0 {
+				time.AfterFunc(c.leaves, cancel)
+			}
+			begin := time.Now()
+			out, err := whileBusy(ctx, path, func() ([]byte, error) {
+				if time.Since(begin) < c.installed {
+					return nil, busy
+				}
+				return []byte("{}"), nil
+			})
+			if took := time.Since(begin); took < min(c.installed, c.took) || took > c.took {
+				t.Errorf("%s: took %s", name, took)
+			}
+			if c.is == nil && (err != nil || string(out) != "{}") {
+				t.Errorf("%s: %s, %v", name, out, err)
+			}
+			if c.is != nil && (!errors.Is(err, c.is) || !errors.Is(err, unix.ETXTBSY) || !strings.Contains(err.Error(), c.words)) {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
 	}
 }
 
