@@ -17,9 +17,9 @@ import (
 )
 
 // Kill ends every process in the cgroup path and below it, in any hierarchy,
-// with SIGKILL, and returns when none is left. No process escapes by forking:
-// v2 kills the whole tree at once; v1, and v2 before Linux 5.14, freeze it
-// while it is killed. A single process is first killed without freezing: if it
+// with SIGKILL, and returns when none is left, frozen or not. No process escapes
+// by forking: v2 kills the whole tree at once; v1, and v2 before Linux 5.14,
+// freeze it while it is killed. A single process is first killed without freezing: if it
 // forks before it dies, the child is in the cgroup before its parent leaves it,
 // and the next round, which freezes, finds it.
 //
@@ -103,6 +103,40 @@ func freeze(ctx context.Context, all []hierarchy, cgroup string) (told bool) {
 	return told
 }
 
+// Thaw thaws the cgroup of a container, whoever has frozen it, and reports
+// whether it was frozen: a frozen process does not see a signal. Cgroups above
+// it, and those that the container has made below, stay as they are.
+func Thaw(cgroup string) (thawed bool) {
+	cgroup, err := clean(cgroup)
+	if err != nil || cgroup == "/" {
+		return false
+	}
+	all, _, err := find()
+	if err != nil {
+		return false
+	}
+	groups := []string{cgroup}
+	if strings.HasSuffix(cgroup, ".scope") { // crun has its containers one below their scopes
+		groups = append(groups, cgroup+"/container")
+	}
+	for _, h := range all {
+		for _, group := range groups {
+			thawed = h.thawOne(group) || thawed
+		}
+	}
+	return thawed
+}
+
+// thawOne thaws a cgroup that has been frozen itself, and reports whether it did.
+func (h hierarchy) thawOne(group string) bool {
+	asked, file, thawed := "/cgroup.freeze", "/cgroup.freeze", "0"
+	if h.has("freezer") {
+		asked, file, thawed = "/freezer.self_freezing", "/freezer.state", "THAWED"
+	}
+	frozen, err := os.ReadFile(h.dir(group) + asked)
+	return err == nil && string(frozen) == "1\n" && write(h.dir(group)+file, thawed) == nil
+}
+
 // thaw lets killed processes die, including those that were frozen earlier in a
 // cgroup below.
 func thaw(all []hierarchy, cgroup string) {
@@ -151,6 +185,22 @@ func signal(all []hierarchy, cgroup string, pid int) {
 		_ = unix.PidfdSendSignal(process, unix.SIGKILL, nil, 0)
 	case unix.ENOSYS: // Linux before 5.3
 		_ = unix.Kill(pid, unix.SIGKILL)
+	}
+	release(all, cgroup, pid)
+}
+
+// release lets a killed process die although a cgroup above cgroup is frozen,
+// which on v1 keeps SIGKILL from it: it moves the process to the root of the
+// freezer, where the kernel thaws it. The cgroup above is not thawed: it may
+// hold more, and somebody may want it frozen.
+func release(all []hierarchy, cgroup string, pid int) {
+	for _, h := range all {
+		if !h.has("freezer") {
+			continue
+		}
+		if above, err := os.ReadFile(h.dir(cgroup) + "/freezer.parent_freezing"); err == nil && string(above) == "1\n" {
+			_ = write(h.dir("/")+"/cgroup.procs", strconv.Itoa(pid))
+		}
 	}
 }
 
@@ -232,12 +282,7 @@ func await(ctx context.Context, pids []int, idle time.Duration) bool {
 			idle = 0
 		}
 	}
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(idle):
-		return true
-	}
+	return poll.Pause(ctx, idle)
 }
 
 func list(pids []int) string {

@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/test/kit/wait"
@@ -163,35 +166,93 @@ func TestFreezeWhereTheCgroupCannotBeKilledAsAWhole(t *testing.T) {
 	}
 }
 
-// Kill gives up on unkillable processes when the context ends.
+// Kill gives up when the context ends, and says what still runs.
 func TestKillGivesUp(t *testing.T) {
 	t.Parallel()
 	if Detect() == V2 {
-		return // where frozen processes can be killed there are no unkillable ones
+		return // it kills the cgroup as a whole before it lists the processes
 	}
 	cgroup := scratch(t)
-	child := start(t, cgroup+"/c", "exec sleep 1000")
-	var freezer hierarchy
-	for _, h := range hierarchies(t) {
-		if h.has("freezer") {
-			freezer = h
-		}
-	}
-	state := freezer.dir(cgroup) + "/freezer.state" // above what is killed
-	if err := write(state, "FROZEN"); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
-	defer cancel()
-	err := Kill(ctx, cgroup+"/c")
+	child := start(t, cgroup, "exec sleep 1000")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err := Kill(ctx, cgroup)
 	if !errors.Is(err, fault.Timeout) || !strings.Contains(fmt.Sprint(err), strconv.Itoa(child.Process.Pid)) {
 		t.Errorf("%v, want fault.Timeout and the pid %d", err, child.Process.Pid)
 	}
-	if err := write(state, "THAWED"); err != nil {
-		t.Fatal(err)
-	}
 	kill(t, cgroup)
 	remove(t, cgroup)
+}
+
+// The processes of a cgroup die although somebody has frozen the one above it, as those of a pod do
+// on v2. The one above stays frozen, with what else is in it.
+func TestKillBelowAFrozenCgroup(t *testing.T) {
+	t.Parallel()
+	cgroup := scratch(t)
+	start(t, cgroup+"/c", "sleep 1000 & exec sleep 1000")
+	other := start(t, cgroup+"/other", "exec sleep 1000")
+	var state, frozen, thawed string
+	for _, h := range hierarchies(t) {
+		if h.has("freezer") {
+			state, frozen, thawed = h.dir(cgroup)+"/freezer.state", "FROZEN", "THAWED"
+		} else if h.v2() && state == "" {
+			state, frozen, thawed = h.dir(cgroup)+"/cgroup.freeze", "1", "0"
+		}
+	}
+	if err := write(state, frozen); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = write(state, thawed) })
+	if filepath.Base(state) == "freezer.state" {
+		wait.For(t, "a frozen cgroup", func() bool { file, _ := Frozen(cgroup + "/c"); return file == state })
+	}
+	kill(t, cgroup+"/c")
+	if text, err := os.ReadFile(state); err != nil || strings.TrimSpace(string(text)) != frozen {
+		t.Errorf("the cgroup above is %q, %v", text, err)
+	}
+	if err := unix.Kill(other.Process.Pid, 0); err != nil {
+		t.Errorf("the process beside: %v", err)
+	}
+	kill(t, cgroup+"/other")
+	remove(t, cgroup)
+}
+
+// A container that is stopped is thawed, and nothing but the container: neither what is above it nor
+// what it has frozen itself. Both versions, on files.
+func TestThaw(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		names string
+		files [2]string // which says that it was frozen itself, and by which it is thawed
+		was   [2]string
+		want  string
+	}{
+		"v1":          {"freezer", [2]string{"freezer.self_freezing", "freezer.state"}, [2]string{"1\n", "FROZEN\n"}, "THAWED"},
+		"v1, thawed":  {"freezer", [2]string{"freezer.self_freezing", "freezer.state"}, [2]string{"0\n", "FROZEN\n"}, "FROZEN\n"}, // by one above
+		"v2":          {"", [2]string{"cgroup.freeze", "cgroup.freeze"}, [2]string{"1\n", "1\n"}, "0"},
+		"v2, thawed":  {"", [2]string{"cgroup.freeze", "cgroup.freeze"}, [2]string{"0\n", "0\n"}, "0\n"},
+		"other of v1": {"memory", [2]string{"cgroup.freeze", "cgroup.freeze"}, [2]string{"", ""}, ""},
+	} {
+		h := hierarchy{membership: membership{names: c.names}, point: t.TempDir()}
+		for _, dir := range []string{"/pod", "/pod/c", "/pod/c/below"} {
+			if err := os.MkdirAll(h.point+dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			for i, was := range c.was {
+				if err := os.WriteFile(h.point+dir+"/"+c.files[i], []byte(was), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if thawed := h.thawOne("/pod/c"); thawed != (c.want == "THAWED" || c.want == "0") {
+			t.Errorf("%s: thawed: %t", name, thawed)
+		}
+		for dir, want := range map[string]string{"/pod": c.was[1], "/pod/c": c.want, "/pod/c/below": c.was[1]} {
+			if text, err := os.ReadFile(h.point + dir + "/" + c.files[1]); err != nil || strings.TrimSpace(string(text)) != strings.TrimSpace(want) {
+				t.Errorf("%s: %s is %q, %v; want %q", name, dir, text, err, want)
+			}
+		}
+	}
 }
 
 func TestKillRefusesOwn(t *testing.T) {

@@ -188,6 +188,9 @@ func (s *Stopper) signal(ctx context.Context) (ignored string, missed bool) {
 		slog.WarnContext(ctx, "cannot send stop signal, SIGKILL follows after the grace period", "container", s.ID, "err", err)
 		return "", false
 	}
+	if cgroup.Thaw(s.Ref.Cgroup) { // or it would see the signal only when somebody else thaws it
+		slog.InfoContext(ctx, "container was frozen, thawed it for its stop signal", "container", s.ID)
+	}
 	// Meanwhile the process may have executed another program, which has no handler yet; or the
 	// handler has run and is gone.
 	after := discarded(s.firstProcess(), s.Signal)

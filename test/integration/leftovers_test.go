@@ -13,6 +13,7 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/inventory"
 	"github.com/crius-run/crius/test/kit/node"
 	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
@@ -157,24 +158,50 @@ func TestServerEndsWhatTheMonitorLeft(t *testing.T) {
 	})
 }
 
-// A stop that hangs because the pod's cgroup has been frozen reports that.
-// Cgroup v2 kills frozen processes.
-func TestStopNamesAFrozenCgroup(t *testing.T) {
+// Somebody has frozen a container, or its pod. The container is thawed for its stop signal; its pod
+// belongs to the kubelet and stays frozen, but the container dies.
+func TestStopOfFrozenContainers(t *testing.T) {
 	t.Parallel()
-	w := private(t, node.Options{})
-	c := w.run(t, "crun").start(t, "sleep")
-	state, frozen, thawed := "/sys/fs/cgroup/freezer"+w.CgroupParent()+"/freezer.state", "FROZEN", "THAWED"
-	hangs := cgroup.Detect() != cgroup.V2
-	if !hangs {
-		state, frozen, thawed = "/sys/fs/cgroup"+w.CgroupParent()+"/cgroup.freeze", "1", "0"
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		parent := w.CgroupParent() + "/frozen" + handler
+		t.Cleanup(func() { // the kubelet removes it
+			for _, dir := range inventory.Cgroups(parent) {
+				os.Remove(dir)
+			}
+		})
+		p := w.run(t, handler, func(c *cri.PodSandboxConfig) { c.Linux.CgroupParent = parent })
+		alone, amid := p.start(t, "trap TERM ; exit 9"), p.start(t, "sleep")
+		alone.says(t, "ready")
+
+		freezeCgroup(t, parent+"/crius-"+alone.id)
+		alone.stop(t, scene.LimitSeconds)
+		equal(t, "exit code of a container that was frozen", alone.status(t).ExitCode, 9)
+
+		thaw := freezeCgroup(t, parent)
+		amid.stop(t, 0)
+		equal(t, "exit code of a container in a frozen pod", amid.status(t).ExitCode, 137)
+		equal(t, "the pod is still frozen", thaw(), true)
+	})
+}
+
+// freezeCgroup freezes a cgroup. Thaw thaws it, and reports whether it was still frozen.
+func freezeCgroup(t *testing.T, group string) (thaw func() bool) {
+	t.Helper()
+	state, frozen, thawed := "/sys/fs/cgroup/freezer"+group+"/freezer.state", "FROZEN", "THAWED"
+	if cgroup.Detect() == cgroup.V2 {
+		state, frozen, thawed = "/sys/fs/cgroup"+group+"/cgroup.freeze", "1", "0"
+	}
+	is := func() bool {
+		text, err := os.ReadFile(state)
+		return err == nil && strings.TrimSpace(string(text)) == frozen
 	}
 	must(t, os.WriteFile(state, []byte(frozen), 0))
-	thaw := func() { must(t, os.WriteFile(state, []byte(thawed), 0)) }
-	t.Cleanup(thaw)
-	_, err := w.Runtime().StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: c.id})
-	if hangs && (err == nil || !strings.Contains(err.Error(), "frozen") || !strings.Contains(err.Error(), state)) {
-		t.Errorf("stop of a frozen container: %v", err)
+	t.Cleanup(func() { os.WriteFile(state, []byte(thawed), 0) }) // if it is still there
+	wait.For(t, "a frozen cgroup", is)
+	return func() bool {
+		was := is()
+		must(t, os.WriteFile(state, []byte(thawed), 0))
+		return was
 	}
-	thaw()
-	c.wait(t)
 }
