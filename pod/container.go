@@ -67,7 +67,7 @@ func (e *Engine) newContainer(id string, s *Sandbox, rec records.Container) *Con
 				MountLabel: rec.MountLabel, UserNS: s.plan.Namespaces.Paths().User,
 			},
 		},
-		cpus:   cpus{tuner: e.tuner, plan: rec.Tuning, id: id, cgroup: rec.Cgroup},
+		cpus:   cpus{tuner: e.tuner, plan: rec.Tuning, id: id, cgroup: rec.Cgroup, parent: s.plan.Config.M.GetLinux().GetCgroupParent()},
 		meter:  usage.NewMeter(s.meters, rec.Cgroup),
 		exited: make(chan struct{}),
 	}

@@ -45,7 +45,7 @@ func (c *Container) start(ctx context.Context) error {
 	if err := c.nri.Plugins.StartContainer(ctx, c.describe); err != nil {
 		return c.failStart(ctx, err)
 	}
-	if err := c.cpus.tune(ctx); err != nil {
+	if err := c.cpus.tune(ctx, now.Resources.M); err != nil {
 		return c.failStart(ctx, err)
 	}
 	// If the server is killed between here and the last Put, the next one cannot tell from the

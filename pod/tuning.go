@@ -3,6 +3,9 @@ package pod
 import (
 	"context"
 	"log/slog"
+	"slices"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci/tuning"
@@ -22,19 +25,54 @@ type cpus struct {
 	tuner      *tuning.Tuner
 	plan       *tuning.Plan
 	id, cgroup string // of the container
+	parent     string // cgroup_parent of its pod
 }
 
-// tune carries out the plan for the CPUs, before the container runs on them.
-func (c *cpus) tune(ctx context.Context) error {
-	if !c.plan.Changes() {
-		return nil
+// tune does what is planned for the CPUs that the container has with these limits, before it runs on
+// them.
+func (c *cpus) tune(ctx context.Context, limits *cri.LinuxContainerResources) error {
+	plan, err := c.follow(limits)
+	if plan == nil || err != nil {
+		return err
 	}
-	tune := func(ctx context.Context) error { return c.tuner.Apply(ctx, c.id, c.cgroup, c.plan) }
+	tune := func(ctx context.Context) error { return c.tuner.Apply(ctx, c.id, c.cgroup, plan) }
 	if err := trace.Do(ctx, "tune CPUs", tune); err != nil {
 		return err
 	}
-	slog.InfoContext(ctx, "CPUs tuned for container", "container", c.id, "cpus", c.plan.CPUs.String())
+	slog.InfoContext(ctx, "CPUs tuned for container", "container", c.id, "cpus", plan.CPUs.String())
 	return nil
+}
+
+// follow returns the plan for the CPUs that the container has with these limits; nil: there is
+// nothing to do for it.
+func (c *cpus) follow(limits *cri.LinuxContainerResources) (*tuning.Plan, error) {
+	if !c.plan.Changes() {
+		return nil, nil
+	}
+	plan, err := c.tuner.Follow(*c.plan, tuning.Container{CgroupParent: c.parent, Limits: limits})
+	return &plan, err
+}
+
+// share adds the node's shared CPUs, which the container has as well, to the CPUs of a request; asked
+// is what it was created with. If that does not name its CPUs, its workload has set them for good.
+func (c *cpus) share(r, asked *cri.LinuxContainerResources) string {
+	own, err := tuning.ParseSet(r.GetCpusetCpus())
+	first, _ := tuning.ParseSet(asked.GetCpusetCpus())
+	if c.plan == nil || len(c.plan.Shared) == 0 || err != nil || len(own) == 0 || !slices.Equal(first, c.plan.CPUs) {
+		return ""
+	}
+	return own.With(c.plan.Shared).String()
+}
+
+// move makes what is done for the CPUs follow an update, which has been carried out.
+func (c *cpus) move(ctx context.Context, plan *tuning.Plan) {
+	if plan == nil {
+		return
+	}
+	move := func(ctx context.Context) error { return c.tuner.Move(ctx, c.id, plan) }
+	if err := trace.Do(ctx, "move CPU settings", move); err != nil {
+		slog.ErrorContext(ctx, "CPU settings do not follow the container to other CPUs", "container", c.id, "cpus", plan.CPUs.String(), "err", err)
+	}
 }
 
 // restore undoes tune. It is idempotent.

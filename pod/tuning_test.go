@@ -138,6 +138,63 @@ func TestTunedContainer(t *testing.T) {
 	b.nothingLeft()
 }
 
+// An update of the CPUs takes the tuning along, before the start and while the container runs, with a
+// server that dies in between. One that leaves no CPU for interrupts is refused.
+func TestTuningFollowsUpdates(t *testing.T) {
+	b := newBench(t)
+	b.tunes()
+	e := b.engine()
+	pod, err := e.RunSandbox(t.Context(), "", tunedPod("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctr, err := e.CreateContainer(t.Context(), pod, tunedContainer("c"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	update := func(cpus string, shares int64) error {
+		return e.UpdateContainerResources(t.Context(), ctr, &cri.LinuxContainerResources{CpusetCpus: cpus, CpuShares: shares})
+	}
+	mask := func(when, want string) {
+		t.Helper()
+		if got := b.cpuFile(interrupts); got != want {
+			t.Errorf("%s interrupts go to %s, want %s", when, got, want)
+		}
+	}
+	if err := update("0-1", 0); err != nil {
+		t.Fatal(err)
+	}
+	mask("before the start", "f")
+	if err := e.StartContainer(t.Context(), ctr); err != nil {
+		t.Fatal(err)
+	}
+	mask("after the start", "c")
+	if err := update("1-2", 0); err != nil {
+		t.Fatal(err)
+	}
+	b.wantTuned(true)
+	b.close(e)
+	e = b.engine()
+	b.wantTuned(true)
+	if err := update("3", 1024); err != nil {
+		t.Fatal(err)
+	}
+	mask("with one CPU", "7")
+	if us := b.cpuFile(latency); us != "0" {
+		t.Errorf("latency of a CPU that was given back is %s", us)
+	}
+	if err := update("0-3", 4096); !errors.Is(err, fault.Invalid) || len(b.task(ctr).updates) != 3 {
+		t.Errorf("all CPUs: %v, after %d updates of the runtime", err, len(b.task(ctr).updates))
+	}
+	mask("after a refusal", "7")
+	task := b.task(ctr)
+	b.node.set(func() { task.die(1) })
+	b.waitState(e, ctr, cri.ContainerState_CONTAINER_EXITED)
+	b.wantTuned(false)
+	b.remove(e, pod)
+	b.nothingLeft()
+}
+
 // Only containers with CPUs of their own are tuned, where the handler allows that.
 func TestContainersThatAreNotTuned(t *testing.T) {
 	for what, change := range map[string]func(b *bench, pod *cri.PodSandboxConfig, ctr *cri.ContainerConfig){

@@ -49,7 +49,11 @@ func (c *Container) changeResources(ctx context.Context, r *cri.LinuxContainerRe
 }
 
 func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, change nri.Change) (err error) {
-	merged := blueprint.MergeLimits(c.Now().Resources.M, annotation.Yield(r, c.plan.Workload.M))
+	yielded := annotation.Yield(r, c.plan.Workload.M)
+	if cpus := c.cpus.share(r, c.plan.Config.M.GetLinux().GetResources()); cpus != "" {
+		yielded.CpusetCpus = cpus // a copy: there is a limit to which it yields
+	}
+	merged := blueprint.MergeLimits(c.Now().Resources.M, yielded)
 	var update limits.Update
 	if update.Resources, err = spec.Resources(merged, c.engine.planner.Host); err != nil {
 		return err
@@ -73,10 +77,18 @@ func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, 
 	if score := r.GetOomScoreAdj(); score != 0 {
 		update.OOMScoreAdj = new(spec.OOMScoreAdj(score, c.engine.planner.Host))
 	}
+	plan, err := c.cpus.follow(merged)
+	if err == nil && plan != nil {
+		err = c.cpus.tuner.MayMove(c.ID, plan)
+	}
+	if err != nil {
+		return err
+	}
 	task := c.Now().task
 	if err := task.Update(ctx, update); err != nil {
 		return overtaken(ctx, task, err)
 	}
+	c.cpus.move(ctx, plan)
 	c.Change(func(now *liveContainer) { now.Resources.M = merged })
 	c.Publish()
 	updated = c.nri.Plugins.ContainerUpdated

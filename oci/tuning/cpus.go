@@ -103,6 +103,9 @@ func (s Set) has(cpu int) bool {
 	return found
 }
 
+// With returns the CPUs in either set.
+func (s Set) With(other Set) Set { return s.plus(other) }
+
 func (s Set) plus(other Set) Set {
 	all := slices.Concat(s, other)
 	slices.Sort(all)

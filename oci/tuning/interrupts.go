@@ -50,7 +50,7 @@ func (t *Tuner) noteInterrupts(next *changes, c claim) error {
 	if err != nil {
 		return err
 	}
-	if len(mask.minus(c.Quiet)) == 0 {
+	if len(mask.plus(next.back()).minus(c.Quiet)) == 0 {
 		return invalid("no CPU would be left for interrupts: they go to %s, and the container wants none on %s", mask, c.Quiet)
 	}
 	next.Interrupts = next.Interrupts.plus(mask.and(c.Quiet))
@@ -77,13 +77,20 @@ func (t *Tuner) silence(c claim) error {
 	return t.ban(t.now)
 }
 
+// quiet returns the CPUs that get no interrupts.
+func (c *changes) quiet() (quiet Set) {
+	for _, one := range c.Containers {
+		quiet = quiet.plus(one.Quiet)
+	}
+	return quiet
+}
+
+// back returns the CPUs that got no interrupts, and whose containers no longer mind.
+func (c *changes) back() Set { return c.Interrupts.minus(c.quiet()) }
+
 // settleInterrupts gives CPUs that no container needs quiet back to interrupts.
 func (t *Tuner) settleInterrupts(next *changes) error {
-	var quiet Set
-	for _, c := range next.Containers {
-		quiet = quiet.plus(c.Quiet)
-	}
-	back := next.Interrupts.minus(quiet)
+	quiet, back := next.quiet(), next.back()
 	next.Interrupts = next.Interrupts.and(quiet)
 	if len(back) > 0 {
 		mask, err := t.readMask()

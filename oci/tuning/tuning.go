@@ -94,6 +94,8 @@ type changes struct {
 type claim struct {
 	Plan
 	Cgroup string `json:"Cgroup"`
+	// Moving: the settings may still be those of an earlier plan, for other CPUs.
+	Moving bool `json:"Moving,omitempty"`
 }
 
 const (
@@ -144,13 +146,16 @@ func (t *Tuner) Recover(ctx context.Context) (containers []string, err error) {
 	if t.now.Rebalance {
 		t.askRebalance()
 	}
+	for id := range t.now.Containers {
+		t.finishMove(ctx, id)
+	}
 	return slices.Sorted(maps.Keys(t.now.Containers)), nil
 }
 
 // Apply carries out the plan of a container that is about to start. If it
 // fails, Release undoes what it has done.
 func (t *Tuner) Apply(ctx context.Context, id, cgroup string, p *Plan) error {
-	c := claim{*p, cgroup}
+	c := claim{Plan: *p, Cgroup: cgroup}
 	if err := t.apply(ctx, id, c); err != nil {
 		return err
 	}
@@ -164,17 +169,31 @@ func (t *Tuner) apply(ctx context.Context, id string, c claim) error {
 	if err := t.known(); err != nil {
 		return err
 	}
+	next, err := t.with(id, c)
+	if err != nil {
+		return err
+	}
+	if err := t.put(ctx, next); err != nil {
+		return err
+	}
+	return t.carryOut(c)
+}
+
+// with returns the record with the claim of a container, and with how the node was before what
+// that claim changes.
+func (t *Tuner) with(id string, c claim) (*changes, error) {
 	next := t.now.clone()
 	next.Boot = t.Boot
 	next.Containers[id] = c
 	for _, note := range []func(*changes, claim) error{t.noteInterrupts, t.noteFiles, t.noteExclusive} {
 		if err := note(next, c); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	if err := t.put(ctx, next); err != nil {
-		return err
-	}
+	return next, nil
+}
+
+func (t *Tuner) carryOut(c claim) error {
 	if err := t.silence(c); err != nil {
 		return err
 	}
