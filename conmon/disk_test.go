@@ -23,7 +23,7 @@ func TestNamesOnDisk(t *testing.T) {
 // Files of a monitor that set every field are read, and are what a monitor writes.
 func TestFilesOfMonitorsWithEveryField(t *testing.T) {
 	doc := disk.Full[exitDocument](t, "exit-full.json")
-	exit := wire.Exit{Code: int(doc.Code), Signal: int(doc.Signal), Sec: doc.FinishedAt.Unix(), Nsec: doc.FinishedAt.Nanosecond(), OOMKills: doc.OOMKills, Message: doc.Message}
+	exit := wire.Exit{Code: int(doc.Code), Signal: int(doc.Signal), Sec: doc.FinishedAt.Unix(), Nsec: doc.FinishedAt.Nanosecond(), OOMKills: doc.OOMKills, OOMSeen: doc.OOMSeen.Kills, OOMSeenAt: doc.OOMSeen.At, Message: doc.Message}
 	same(t, "exit-full.json", exit.AppendDocument(nil, doc.ID))
 	if read, err := ReadExit("testdata/exit-full.json"); err != nil || read != doc.Exit {
 		t.Errorf("exit: %+v, %v", read, err)

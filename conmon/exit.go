@@ -19,7 +19,15 @@ type Exit struct {
 	Signal     int32     `json:"signal"`
 	FinishedAt time.Time `json:"finished_at"`
 	OOMKills   uint64    `json:"oom_kills"`         // processes of the container killed because memory ran out
+	OOMSeen    OOMSeen   `json:"oom_seen,omitzero"` // only in the exit file
 	Message    string    `json:"message,omitempty"` // why the exit is unknown, if the monitor did not see it, or what could not be killed
+}
+
+// OOMSeen is what the monitor has noticed of OOM kills before the end: so many until then. The kernel
+// announces them on cgroup v2 alone.
+type OOMSeen struct {
+	Kills uint64 `json:"kills"`
+	At    int64  `json:"at"` // Unix time in seconds
 }
 
 // exitDocument is the exit file.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/crius-run/crius/conmon"
@@ -33,6 +34,9 @@ func (c *Container) awaitExit() {
 		exit = c.lost(err)
 	case oci.NeverStarted(c.Now().task):
 		c.recordExit(context.WithoutCancel(c.engine.background.Closing()), exit)
+	}
+	if known, err := conmon.ReadExit(c.ref.ExitFile); exit.OOMKills > 0 && err == nil {
+		exit.OOMSeen = known.OOMSeen // which the monitor writes down, and does not report
 	}
 	c.endLeftovers(&exit)
 	if !c.stop.Asked() {
@@ -80,6 +84,32 @@ func (c *Container) noteOOMKills(ctx context.Context) {
 	if err := c.Put(ctx); err != nil {
 		slog.WarnContext(ctx, "earlier OOM kills not recorded, continuing", "container", c.ID, "err", err)
 	}
+}
+
+// noteOOMOfExec puts on record that a command of an exec has ended with this code, if it is that of a
+// process which the OOM killer has ended, and the killer's count has risen: the message of the
+// container's end tells of it. Errors are logged and otherwise ignored.
+func (c *Container) noteOOMOfExec(ctx context.Context, args []string, code int32) {
+	if code != codeKilled || c.Now().exit != nil {
+		return
+	}
+	kills, at, command := cgroup.OOMKills(c.plan.Cgroup), time.Now(), fmt.Sprintf("%.60s", strings.ToValidUTF8(strings.Join(args, " "), "?"))
+	risen := false
+	c.Change(func(now *liveContainer) {
+		if risen = kills > 0 && (now.OOMExec == nil || now.OOMExec.Kills < kills); risen {
+			now.OOMExec = &records.OOMExec{Kills: kills, At: at, Command: command}
+		}
+	})
+	if !risen {
+		return
+	}
+	c.engine.background.Go("record OOM kill of an exec", func() { // a verb may keep the container for long
+		ctx, cancel := undoContext(ctx)
+		defer cancel()
+		if err := c.Finish(ctx, c.Put); err != nil {
+			slog.WarnContext(ctx, "OOM kill during an exec not recorded, continuing", "container", c.ID, "err", err)
+		}
+	})
 }
 
 // keep syncs the records to the disk before an exit that nobody asked for is reported: after a

@@ -36,6 +36,7 @@ func (e *Engine) ExecSync(ctx context.Context, id string, cmd []string, timeout 
 	if err != nil {
 		return nil, fmt.Errorf("exec in container %s: %w", c.ID, overtaken(ctx, c.Now().task, err))
 	}
+	c.noteOOMOfExec(ctx, cmd, result.ExitCode)
 	return result, nil
 }
 
@@ -64,7 +65,11 @@ func (e *Engine) Exec(ctx context.Context, id string, cmd oci.Command, client Cl
 	if err := session.Exec(ctx, s, client, c.exited); err != nil {
 		return 0, fmt.Errorf("exec in container %s: %w", c.ID, err)
 	}
-	return s.ExitCode()
+	exitCode, err = s.ExitCode()
+	if err == nil {
+		c.noteOOMOfExec(ctx, cmd.Args, exitCode)
+	}
+	return exitCode, err
 }
 
 // Attach connects a client with the standard streams of a running container until the container

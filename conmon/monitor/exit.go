@@ -23,6 +23,7 @@ func (m *monitor) conclude(exit wire.Exit) {
 	// processes.
 	if !m.opt.Remote() || m.remote.gone || exit.Code == killed.Code {
 		m.exit.OOMKills = max(exit.OOMKills, m.oom.kills(exit.Code))
+		m.exit.OOMSeen, m.exit.OOMSeenAt = m.oom.seen, m.oom.at
 	}
 	m.remote.close()
 	m.dropStdin()
@@ -64,7 +65,7 @@ func (m *monitor) drain() {
 func (m *monitor) record() {
 	const bearable = 25 // attempts: five seconds
 	if !m.recorded {
-		var buf [256]byte
+		var buf [320]byte
 		err := wire.WriteFile(m.opt.ExitFile, m.exit.AppendDocument(buf[:0], m.opt.ID), true)
 		m.recorded = err == nil
 		if m.attempts++; err != nil && m.attempts == 1 {

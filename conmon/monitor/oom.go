@@ -18,6 +18,10 @@ import (
 type oomCounter struct {
 	own counter
 	pod counter // on cgroup v2; no others count what is below
+
+	// seen is how many kills were noticed before the end, the last of them at the Unix time at.
+	seen uint64
+	at   int64
 }
 
 // watch opens the counters of the cgroup in which a process with this /proc/PID/cgroup is. It
@@ -79,7 +83,16 @@ func (o *oomCounter) kills(code int) uint64 {
 	return kills
 }
 
-func (m *monitor) countKills(int) { m.oom.read() }
+// countKills also notes when the count has risen: people want to know. On cgroup v1 it is called by
+// chance only.
+func (m *monitor) countKills(int) {
+	o := &m.oom
+	o.read()
+	if kills := o.own.last - min(o.own.first, o.own.last); kills > o.seen {
+		o.seen = kills
+		o.at, _ = now()
+	}
+}
 
 // oomKills is the key of a counter among others in its file.
 const oomKills = "oom_kill"

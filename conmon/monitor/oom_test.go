@@ -93,6 +93,38 @@ func TestCountSinceCreate(t *testing.T) {
 	}
 }
 
+// What is noticed before the end has a time; the end itself is none.
+func TestTimeOfOOMKills(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "memory.events")
+	write := func(n int) {
+		if err := os.WriteFile(file, fmt.Appendf(nil, "oom_kill %d\n", n), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(1)
+	m := &monitor{oom: oomCounter{own: counter{fd: -1}, pod: counter{fd: -1}}}
+	m.countKills(0) // nothing is counted
+	if !m.oom.own.open(oomKills, file) {
+		t.Fatal("not opened")
+	}
+	defer syscall.Close(m.oom.own.fd)
+	m.countKills(0)
+	if m.oom.seen != 0 || m.oom.at != 0 {
+		t.Errorf("before any: %+v", m.oom)
+	}
+	write(3)
+	m.countKills(0)
+	at := m.oom.at
+	if sec, _ := now(); m.oom.seen != 2 || at == 0 || at > sec {
+		t.Errorf("after two: %+v", m.oom)
+	}
+	write(4)
+	if m.oom.kills(0) != 3 || m.oom.seen != 2 || m.oom.at != at {
+		t.Errorf("at the end: %+v", m.oom)
+	}
+}
+
 // A systemd scope goes away with its last process: what its counter said last is
 // known all the same, and a dead counter does not keep the loop busy. Here a
 // cgroup's events file stands for memory.events, which changes and dies alike.

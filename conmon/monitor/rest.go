@@ -108,6 +108,8 @@ func (m *monitor) noted(do func(variable any)) {
 		do(&c.first)
 		do(&c.last)
 	}
+	do(&m.oom.seen)
+	do(&m.oom.at)
 	for i := range m.clients { // of whom none is attached
 		do(&m.clients[i].fd)
 	}

@@ -129,8 +129,8 @@ func TestStatField(t *testing.T) {
 func TestDocuments(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 2, 28, 23, 59, 59, 7, time.UTC)
-	e := Exit{Code: 137, Signal: 9, Sec: at.Unix(), Nsec: at.Nanosecond(), OOMKills: 3}
-	want := `{"version":1,"id":"abc","exit_code":137,"signal":9,"finished_at":"2026-02-28T23:59:59.000000007Z","oom_kills":3}` + "\n"
+	e := Exit{Code: 137, Signal: 9, Sec: at.Unix(), Nsec: at.Nanosecond(), OOMKills: 3, OOMSeen: 2, OOMSeenAt: 1_700_000_000}
+	want := `{"version":1,"id":"abc","exit_code":137,"signal":9,"finished_at":"2026-02-28T23:59:59.000000007Z","oom_kills":3,"oom_seen":{"kills":2,"at":1700000000}}` + "\n"
 	if got := string(e.AppendDocument(nil, "abc")); got != want || !json.Valid([]byte(got)) {
 		t.Errorf("%s, want %s", got, want)
 	}

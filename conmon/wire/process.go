@@ -82,7 +82,11 @@ type Exit struct {
 	Sec      int64 // Unix time
 	Nsec     int
 	OOMKills uint64 // processes of the container killed because memory ran out
-	Message  string // about processes that could not be killed; it needs no quoting
+	// OOMSeen of them were noticed before the end, the last one at the Unix time OOMSeenAt.
+	OOMSeen   uint64
+	OOMSeenAt int64
+
+	Message string // about processes that could not be killed; it needs no quoting
 }
 
 // ExitOf converts a wait status.
@@ -108,6 +112,10 @@ func (e Exit) AppendDocument(b []byte, id string) []byte {
 	b = strconv.AppendInt(append(b, `,"signal":`...), int64(e.Signal), 10)
 	b = append(AppendStamp(append(b, `,"finished_at":"`...), e.Sec, e.Nsec), '"')
 	b = strconv.AppendUint(append(b, `,"oom_kills":`...), e.OOMKills, 10)
+	if e.OOMSeen > 0 {
+		b = strconv.AppendUint(append(b, `,"oom_seen":{"kills":`...), e.OOMSeen, 10)
+		b = append(strconv.AppendInt(append(b, `,"at":`...), e.OOMSeenAt, 10), '}')
+	}
 	if e.Message != "" {
 		b = append(append(append(b, `,"message":"`...), e.Message...), '"')
 	}

@@ -191,10 +191,20 @@ type ContainerState struct {
 	// OOMKills is how many of the container's processes the OOM killer had killed when crius
 	// sent SIGKILL. These kills did not end the container.
 	OOMKills uint64 `json:"OOMKills,omitempty"`
+	// OOMExec is the last command of an exec that ended as the OOM killer ends processes, while the
+	// count of its kills rose; nil: there was none.
+	OOMExec *OOMExec `json:"OOMExec,omitempty"`
 	// Incomplete: it is being removed, and was never created.
 	Incomplete bool `json:"Incomplete,omitempty"`
 	// Annotations are the container's as NRI plugins have adjusted them; nil: they have not.
 	Annotations map[string]string `json:"Annotations,omitempty"`
+}
+
+// OOMExec is what the server has seen of OOM kills when a command of an exec ended.
+type OOMExec struct {
+	Kills   uint64    `json:"Kills"` // in the container until then
+	At      time.Time `json:"At"`
+	Command string    `json:"Command"` // its beginning
 }
 
 // Reached returns Phase.
@@ -244,9 +254,23 @@ func (state *ContainerState) Ending(exit conmon.Exit) (code int32, reason, messa
 	}
 	message = exit.Message
 	if exit.OOMKills > 0 {
-		message = strings.TrimPrefix(message+"; "+otherKills(exit.OOMKills), "; ")
+		message = strings.TrimPrefix(message+"; "+otherKills(exit.OOMKills)+state.whenKilled(exit), "; ")
 	}
 	return exit.Code, reason, message
+}
+
+// whenKilled says by when the last kill had happened that was noticed. The kernel counts only: it
+// reports neither the time nor the process.
+func (state *ContainerState) whenKilled(exit conmon.Exit) string {
+	kills, at, which := exit.OOMSeen.Kills, time.Unix(exit.OOMSeen.At, 0), ""
+	if e := state.OOMExec; e != nil && e.Kills >= kills {
+		kills, at = e.Kills, e.At
+		which = fmt.Sprintf(", when the command %q of an exec ended with code %d", e.Command, codeKilled)
+	}
+	if kills == 0 {
+		return ""
+	}
+	return fmt.Sprintf(": %d by %s%s", kills, at.UTC().Format(time.RFC3339), which)
 }
 
 func otherKills(n uint64) string {

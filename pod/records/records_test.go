@@ -12,6 +12,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/storage"
 )
@@ -116,5 +117,32 @@ func TestImagesInUse(t *testing.T) {
 	want := []storage.Rootfs{{ID: "c", ImageID: "image"}, {ID: "c-volume-2", ImageID: "artifact", ReadOnly: true}}
 	if got := plan.ImagesInUse("c"); !slices.Equal(got, want) {
 		t.Errorf("in use: %+v", got)
+	}
+}
+
+// The message of an end tells by when kills were noticed: with the command, if that of an exec ended
+// then.
+func TestEndingSaysWhenTheOOMKillerWasNoticed(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 11, 22, 16, 30, 0, 0, time.UTC)
+	seen := conmon.OOMSeen{Kills: 1, At: at.Unix()}
+	exec := &OOMExec{Kills: 2, At: at.Add(time.Minute), Command: "sh -c sort"}
+	for want, c := range map[string]struct {
+		exit conmon.Exit
+		exec *OOMExec
+	}{
+		"": {conmon.Exit{}, nil},
+		"1 process of the container before it ended, not its first one":                                                                                            {conmon.Exit{OOMKills: 1}, nil},
+		"1 process of the container before it ended, not its first one: 1 by 2026-11-22T16:30:00Z":                                                                 {conmon.Exit{OOMKills: 1, OOMSeen: seen}, nil},
+		`2 processes of the container before it ended, not its first one: 2 by 2026-11-22T16:31:00Z, when the command "sh -c sort" of an exec ended with code 137`: {conmon.Exit{OOMKills: 2, OOMSeen: seen}, exec},
+		"3 processes of the container before it ended, not its first one: 3 by 2026-11-22T16:30:00Z":                                                               {conmon.Exit{OOMKills: 3, OOMSeen: conmon.OOMSeen{Kills: 3, At: at.Unix()}}, exec},
+	} {
+		if want != "" {
+			want = "the OOM killer killed " + want
+		}
+		state := ContainerState{OOMExec: c.exec}
+		if _, _, message := state.Ending(c.exit); message != want {
+			t.Errorf("%q, want %q", message, want)
+		}
 	}
 }
