@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/pod/records"
 )
@@ -38,6 +40,33 @@ func (s *Sandbox) checkAlive() (unseen []error, dead error) {
 		s.Tell()
 	}
 	return nil, dead
+}
+
+// remakeFiles makes again what is gone of the pod's files and its /dev/shm. Otherwise each creation in
+// the pod would fail, or give a directory of the node to the container as its /dev/shm. Containers
+// that run keep what they have.
+func (s *Sandbox) remakeFiles(ctx context.Context) error {
+	s.remaking.Lock()
+	defer s.remaking.Unlock()
+	gone := s.files.Missing()
+	if len(gone) == 0 || !s.plan.OwnFiles {
+		return nil
+	}
+	slog.WarnContext(ctx, "files of the pod are gone, making them again", "pod", s.ID, "gone", gone)
+	return trace.Do(ctx, "remake pod files", func(ctx context.Context) error {
+		if err := s.labelled(s.files.Mount)(ctx); err != nil {
+			return err
+		}
+		if s.plan.Namespaces.IPC {
+			if err := s.labelled(s.mountShm)(ctx); err != nil {
+				return err
+			}
+		}
+		if len(s.files.Missing()) == 0 { // it was a mount; containers may have changed the files
+			return nil
+		}
+		return s.files.Write(&s.plan)
+	})
 }
 
 // pins notices pods whose pinned namespaces are gone, for lists: a list of all pods costs one

@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/pod/view"
 )
 
@@ -49,6 +51,38 @@ func TestReadersSeeADeadPodAtOnce(t *testing.T) {
 			}
 			if err := <-created; !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "nothing is pinned") {
 				t.Errorf("creation ended with %v", err)
+			}
+			b.remove(e, pod)
+			b.nothingLeft()
+		})
+	}
+}
+
+// Files and mounts of a pod that somebody has removed are back when a container is created, and what
+// is still there stays as it is.
+func TestFilesOfAPodComeBack(t *testing.T) {
+	for name, damage := range map[string]func(s *Sandbox) error{
+		"shm":         func(s *Sandbox) error { return mount.Unmount(s.files.Shm()) },
+		"files":       func(s *Sandbox) error { return mount.Unmount(s.files.Root()) },
+		"resolv.conf": func(s *Sandbox) error { return os.Remove(s.files.ResolvConf()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			e := b.engine()
+			pod := b.run(e, "a")
+			s, err := e.sandboxes.Find(pod)
+			if err == nil {
+				err = os.WriteFile(s.files.Hostname(), []byte("changed"), 0o644)
+			}
+			if err = errors.Join(err, damage(s)); err != nil || len(s.files.Missing()) == 0 {
+				t.Fatal(err, s.files.Missing())
+			}
+			b.create(e, pod, "c")
+			if missing := s.files.Missing(); len(missing) > 0 {
+				t.Errorf("missing: %q", missing)
+			}
+			if text, err := os.ReadFile(s.files.Hostname()); err != nil || (string(text) == "changed") != (name == "shm") {
+				t.Errorf("hostname %q, %v", text, err)
 			}
 			b.remove(e, pod)
 			b.nothingLeft()

@@ -156,6 +156,9 @@ func (c *Container) build(ctx context.Context, src sources) error {
 	mounts := c.plan.Config.M.GetMounts()
 	ensureSources, endLook := c.engine.paths.Prepare(ctx, mounts)
 	defer endLook()
+	if err := c.sandbox.remakeFiles(ctx); err != nil {
+		return err
+	}
 	if err := trace.Call(ctx, "make container directories", c.makeDirs); err != nil {
 		return err
 	}

@@ -34,8 +34,9 @@ type Sandbox struct {
 	// clamped: the runtime sandbox may have less than an update has given to the pod.
 	clamped atomic.Bool
 
-	room rundir.Room
-	nri  nri.PodEvents // guarded by Life
+	room     rundir.Room
+	remaking sync.Mutex    // held while files that are gone are made again
+	nri      nri.PodEvents // guarded by Life
 
 	// ending ends, within a Change, when the pod does: from then on no container is created,
 	// and creations under way are cancelled.

@@ -165,7 +165,7 @@ func (a *Auditor) readyProblems(ctx context.Context, p *Pod, now *PodNow, damage
 		}
 	}
 	for _, text := range p.Files.Missing() {
-		found = append(found, Problem{Wrong: text, Advice: "delete the pod: its running containers are not affected, but no new one can start"})
+		found = append(found, Problem{Wrong: text, Advice: "its running containers are not affected, and the next one that is created brings it back"})
 	}
 	return found
 }

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -59,6 +60,22 @@ func TestPodWithoutANamespaceIsNotReady_crio_1927(t *testing.T) {
 		p.stop(t)
 		p.remove(t)
 	}
+}
+
+// Files and mounts of a pod that are gone are back for the next container.
+func TestFilesOfAPodComeBack(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		for _, name := range []string{"shm", "files"} {
+			must(t, unix.Unmount(filepath.Join(w.RunRoot(), "pods", p.id, name), unix.MNT_DETACH))
+		}
+		c := p.start(t, "sleep")
+		equal(t, "file system of /dev/shm", p.facts(t).Mount("/dev/shm").Type, "tmpfs")
+		equal(t, "of /dev/shm there is", c.exec(t, "write /dev/shm/file x ; fill /dev/shm/file 64"), "64\n")
+		c.exec(t, "cat /etc/resolv.conf")
+	})
 }
 
 // listed returns the pod's state in a list of all pods.
