@@ -17,7 +17,7 @@ func (p *Puller) pullArtifact(ctx context.Context, src *source.Image, take func(
 	}
 	pulled, err := p.Artifacts.Pull(ctx, src)
 	if err != nil {
-		return err
+		return src.Failed(err)
 	}
 	taken, err := artifact.TakeName(p.Library, src.Name.String())
 	if err == nil && taken {

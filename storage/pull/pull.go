@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -24,6 +25,7 @@ import (
 	storagetypes "go.podman.io/storage/types"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/artifact"
 	"github.com/crius-run/crius/storage/durable"
@@ -134,6 +136,7 @@ type named struct {
 	take     func(context.Context, Result) error
 	authFile string // empty: the configured one
 	secrets  []string
+	direct   bool // from the registry itself, not from its mirrors
 }
 
 // pullFor pulls one full name with the credentials that the pod's namespace has for it, unless
@@ -153,7 +156,7 @@ func (p *Puller) pullFor(ctx context.Context, n named) error {
 		}
 	}()
 	n.authFile, n.secrets = auth.File, append(registry.Secrets(n.request.Auth), auth.Secrets...)
-	if err := p.pullName(ctx, n); err != nil {
+	if err := p.pullFromAny(ctx, n); err != nil {
 		failed := pullerror.Failed{Name: n.name, Secrets: n.secrets}
 		if pullerror.LoginRefused(err) {
 			failed.Login = p.login(n)
@@ -161,6 +164,29 @@ func (p *Puller) pullFor(ctx context.Context, n named) error {
 		return pullerror.New(failed, progress.CauseOf(ctx, err))
 	}
 	return nil
+}
+
+// pullFromAny pulls one full name from a mirror or its registry. If what a mirror sends cannot be
+// used, it pulls from the registry itself.
+func (p *Puller) pullFromAny(ctx context.Context, n named) error {
+	err := p.pullName(ctx, n)
+	if err == nil || ctx.Err() != nil || !registryMayHelp(err) {
+		return err
+	}
+	slog.WarnContext(ctx, "pull from a mirror failed, pulling from the registry itself",
+		"image", n.name.String(), "err", pullerror.New(pullerror.Failed{Name: n.name, Secrets: n.secrets}, err))
+	n.direct = true
+	if again := p.pullName(ctx, n); again != nil {
+		return fmt.Errorf("%w (the registry itself failed, too: %v)", err, again) //nolint:errorlint // a pull has one kind of failure, the first
+	}
+	return nil
+}
+
+// registryMayHelp reports whether a pull may have failed because of what a mirror has sent. A
+// refusal of the signature policy stands.
+func registryMayHelp(err error) bool {
+	return source.FromMirror(err) && !errors.Is(err, trust.ErrSignature) && !removedMeanwhile(err) &&
+		!slices.Contains(pullerror.Kinds(err), fault.Exhausted)
 }
 
 // pullName pulls one full name. If the image, or one with the same layers, is removed meanwhile,
@@ -262,6 +288,11 @@ func (p *Puller) reach(ctx context.Context, n named) (_ *source.Image, leave fun
 	if err := hosts.Follow(p.HostsDirs, dir, sys, n.name); err != nil {
 		return nil, nil, err
 	}
+	if n.direct {
+		if err := source.Direct(sys, n.name, dir); err != nil {
+			return nil, nil, err
+		}
+	}
 	creds, err := registry.CredentialsFor(n.request.Auth, n.name)
 	if err != nil {
 		return nil, nil, err
@@ -312,7 +343,7 @@ func (p *Puller) pullImage(ctx context.Context, n named, src *source.Image) (id 
 	id, err = trace.Get(ctx, "copy image", func(ctx context.Context) (string, error) { return p.copy(ctx, src, job, task) })
 	job.End(ctx, err == nil)
 	if err != nil {
-		return "", err
+		return "", src.Failed(err)
 	}
 	if err := p.settle(ctx, n.name, id); err != nil {
 		return "", err

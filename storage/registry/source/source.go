@@ -62,7 +62,7 @@ func Open(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, n
 	image.mirrored = err != nil || len(sources) > 1
 	if err := image.inspect(ctx, sys, policy); err != nil {
 		_ = opened.Close()
-		return nil, err
+		return nil, image.Failed(err)
 	}
 	return image, nil
 }

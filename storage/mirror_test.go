@@ -1,0 +1,87 @@
+package storage
+
+import (
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/test/kit/registry"
+	"github.com/crius-run/crius/test/kit/registry/registrytest"
+)
+
+// A mirror that has the image, and cannot give all of it, does not keep the image from coming from
+// its registry.
+func TestRegistryGivesWhatAMirrorCannot_container_libs_845_containerd_4531(t *testing.T) {
+	t.Parallel()
+	a := motd(t, "home")
+	lastLayer := "/blobs/" + layerDigest(a, 1)
+	for name, f := range map[string]registry.Fault{
+		"config refused":             {Path: "/blobs/" + a.Config.String(), Do: registry.Status(http.StatusForbidden)},
+		"layer refused":              {Path: lastLayer, Do: registry.Status(http.StatusForbidden)},
+		"layer missing, with a page": {Path: lastLayer, Do: registry.Page(http.StatusNotFound)},
+		"layer missing":              {Path: lastLayer, Do: registry.Status(http.StatusNotFound)},
+		"layer of a broken server":   {Path: lastLayer, Do: registry.Status(http.StatusInternalServerError)},
+		"layer broken off":           {Path: lastLayer, Do: registry.Reset(10)},
+		"layer cut":                  {Path: lastLayer, Do: registry.Replace(registry.Truncate)},
+		"other bytes":                {Path: lastLayer, Do: registry.Replace(registry.Corrupt)},
+		"manifest is a page":         {Path: "/manifests/", Do: registry.Page(http.StatusOK)},
+		"everything is a page":       {Path: "/v2/", Do: registry.Page(http.StatusOK)},
+		"manifest missing":           {Path: "/manifests/", Do: registry.Page(http.StatusNotFound)},
+		"manifest refused":           {Path: "/manifests/", Do: registry.Status(http.StatusForbidden)},
+		"broken server":              {Path: "/v2/", Do: registry.Status(http.StatusServiceUnavailable)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			home, mirror := registrytest.Start(t), registrytest.StartAt(t, "127.0.0.2:0")
+			home.Push("app", "1", a)
+			mirror.Push("app", "1", a)
+			mirror.Inject(f)
+			n.write("registries.conf", registryEntry(home.Addr(), home.Addr())+"[[registry.mirror]]\nlocation = \""+mirror.Addr()+"\"\ninsecure = true\n")
+			for _, ref := range []string{home.Addr() + "/app:1", home.Addr() + "/app@" + a.Digest().String()} {
+				mirror.Forget()
+				if img := n.pull(ref); img.ID != a.ID() || len(mirror.Requests()) == 0 {
+					t.Errorf("%s: image %s, %d requests at the mirror", ref, img.ID, len(mirror.Requests()))
+				}
+				n.remove(ref)
+			}
+			n.empty()
+		})
+	}
+}
+
+// The same with a mirror of containerd's files. Without the registry, the error says what failed at
+// the mirror, and that the registry failed, too. A refusal of the signature policy asks nobody else.
+func TestMirrorAndRegistryThatFail(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(c *Options) { c.HostsDirs = []string{filepath.Join(filepath.Dir(c.Root), "certs.d")} })
+	a := motd(t, "home")
+	home, mirror := registrytest.Start(t), registrytest.StartAt(t, "127.0.0.2:0")
+	home.Push("app", "1", a)
+	mirror.Push("app", "1", a)
+	mirror.Inject(registry.Fault{Path: "/blobs/", Do: registry.Status(http.StatusForbidden)})
+	ok(t, os.MkdirAll(filepath.Join(n.dir, "certs.d/r.test"), 0o755))
+	server := func(address string) {
+		n.write("certs.d/r.test/hosts.toml", "server = \"http://"+address+"\"\n[host.\"http://"+mirror.Addr()+"\"]\n")
+	}
+	const ref = "r.test/app:1"
+	server("127.0.0.1:1")
+	_, err := n.Pull(testContext(t), PullRequest{Image: ref})
+	if !errors.Is(err, fault.Denied) || !strings.Contains(err.Error(), "the registry itself failed, too") {
+		t.Errorf("without the registry: %v", err)
+	}
+	server(home.Addr())
+	n.write("policy.json", `{"default": [{"type": "reject"}]}`)
+	home.Forget()
+	if _, err := n.Pull(testContext(t), PullRequest{Image: ref}); !errors.Is(err, ErrSignature) || len(home.Requests()) > 0 {
+		t.Errorf("refused by the policy: %v, %d requests at the registry", err, len(home.Requests()))
+	}
+	n.write("policy.json", acceptAll)
+	if img := n.pull(ref); img.ID != a.ID() {
+		t.Errorf("pulled %s", img.ID)
+	}
+}
