@@ -41,8 +41,8 @@ func (s *Sandbox) attach(ctx context.Context, onDisk func() error) error {
 			return err
 		}
 	}
-	// Sysctls of interfaces that the plugins have just made.
-	return trace.Call(ctx, "set interface sysctls", func() error { return ns.SetInterfaceSysctls(s.plan.Namespaces) })
+	// The interfaces exist now, and plugins may have changed what the pod requests.
+	return trace.Call(ctx, "set interface sysctls", func() error { return ns.SetNetworkSysctls(s.plan.Namespaces) })
 }
 
 // detach releases the network if the pod has one, and removes it from the state.

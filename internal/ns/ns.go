@@ -44,7 +44,7 @@ type Spec struct {
 	GIDs []IDMap `json:"GIDs"`
 
 	Hostname string            `json:"Hostname"` // set in the new UTS namespace; empty: as on the host
-	Sysctls  map[string]string `json:"Sysctls"`  // set in the new namespaces; see SetInterfaceSysctls
+	Sysctls  map[string]string `json:"Sysctls"`  // set in the new namespaces; see SetNetworkSysctls
 }
 
 // IDMap maps Size user or group ids that begin with Container in a user

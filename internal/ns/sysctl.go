@@ -156,19 +156,27 @@ func namesInterface(path string) bool {
 	return e[3] != "all" && e[3] != "default" && e[3] != "lo"
 }
 
-// SetInterfaceSysctls writes those sysctls of s that name a network interface
-// (net.ipv4.conf.eth0.rp_filter). Create leaves them out, because the interface
-// does not exist before CNI has made it: call this once the network is
-// attached.
-func SetInterfaceSysctls(s Spec) error {
+// SetNetworkSysctls writes those sysctls of s that belong to its network namespace: call it once the
+// network is attached. Those of interfaces (net.ipv4.conf.eth0.rp_filter) can only be set now, and
+// plugins may have changed the others: Calico's, for one, sets net.ipv4.ip_forward.
+func SetNetworkSysctls(s Spec) error {
 	settings, err := s.settings()
 	if err != nil {
-		return fmt.Errorf("set interface sysctls: %w", err)
+		return fmt.Errorf("set network sysctls: %w", err)
 	}
-	settings = slices.DeleteFunc(settings, func(one setting) bool { return !one.late })
+	settings = slices.DeleteFunc(settings, func(one setting) bool { return one.flag != unix.CLONE_NEWNET })
 	if len(settings) == 0 {
 		return nil
 	}
+	slices.SortStableFunc(settings, func(a, b setting) int { // ip_forward changes all interfaces
+		switch {
+		case a.late == b.late:
+			return 0
+		case b.late:
+			return -1
+		}
+		return 1
+	})
 	err = Do(s.path(network()), func() error {
 		for _, one := range settings {
 			if err := one.write(); err != nil {
@@ -178,7 +186,7 @@ func SetInterfaceSysctls(s Spec) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("set interface sysctls: %w", err)
+		return fmt.Errorf("set network sysctls: %w", err)
 	}
 	return nil
 }

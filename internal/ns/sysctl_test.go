@@ -64,7 +64,7 @@ func TestInterfaceSysctls(t *testing.T) {
 	s.Sysctls = map[string]string{"net.ipv4.conf.eth0.rp_filter": "2", "net.ipv4.conf.eth0/5.log_martians": "1"}
 	set := create(t, s) // although there is no eth0 yet
 	defer remove(t, s)
-	if err := SetInterfaceSysctls(s); !errors.Is(err, fault.Invalid) {
+	if err := SetNetworkSysctls(s); !errors.Is(err, fault.Invalid) {
 		t.Errorf("without the interface: %v, want fault.Invalid", err)
 	}
 	err := Do(set.Net, func() error {
@@ -78,12 +78,44 @@ func TestInterfaceSysctls(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := SetInterfaceSysctls(s); err != nil {
+	if err := SetNetworkSysctls(s); err != nil {
 		t.Fatal(err)
 	}
 	inside(t, set, func() error {
 		if a, b := sysctl("net/ipv4/conf/eth0/rp_filter"), sysctl("net/ipv4/conf/eth0.5/log_martians"); a != "2" || b != "1" {
 			t.Errorf("rp_filter %q, log_martians %q", a, b)
+		}
+		return nil
+	})
+}
+
+// A pod's sysctls outlast network plugins that change them. Those of an interface count there, also
+// if one for all interfaces is set, too.
+func TestNetworkSysctlsAreSetAgain_kubernetes_87198(t *testing.T) {
+	t.Parallel()
+	s := spec(t)
+	s.Sysctls = map[string]string{
+		"net.ipv4.ip_forward": "1", "net.ipv4.conf.eth0.forwarding": "0", "net.ipv4.ip_unprivileged_port_start": "80", "kernel.msgmax": "1234",
+	}
+	set := create(t, s)
+	defer remove(t, s)
+	inside(t, set, func() error {
+		out, err := exec.Command("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "peer0").CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("ip link add: %w: %s", err, out)
+		}
+		return errors.Join(writeProc("/proc/sys/net/ipv4/ip_forward", "0"), writeProc("/proc/sys/net/ipv4/ip_unprivileged_port_start", "1024"))
+	})
+	if err := SetNetworkSysctls(s); err != nil {
+		t.Fatal(err)
+	}
+	inside(t, set, func() error {
+		for name, want := range map[string]string{
+			"net/ipv4/ip_forward": "1", "net/ipv4/conf/peer0/forwarding": "1", "net/ipv4/conf/eth0/forwarding": "0", "net/ipv4/ip_unprivileged_port_start": "80",
+		} {
+			if got := sysctl(name); got != want {
+				t.Errorf("%s is %s, want %s", name, got, want)
+			}
 		}
 		return nil
 	})

@@ -74,14 +74,20 @@ func TestUnprivilegedPortsAndPingSwitchedOff(t *testing.T) {
 	}
 }
 
-// A pod's own sysctls, and those of default_sysctls, take precedence.
-func TestUnprivilegedPortsAndPingGiveWay(t *testing.T) {
+// A pod's own sysctls, and those of default_sysctls, take precedence, also over plugins of the
+// network that set them.
+func TestUnprivilegedPortsAndPingGiveWay_kubernetes_87198(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: "pod.default_sysctls = [\"net.ipv4.ping_group_range=0 0\"]\n"})
-	p := w.run(t, "crun", func(c *cri.PodSandboxConfig) {
-		c.Linux.Sysctls = map[string]string{"net.ipv4.ip_unprivileged_port_start": "81"}
-	})
+	conf := w.Path("cni", "net.d", "10-p.conflist")
+	const tuning = `{"type": "tuning", "sysctl": {"net.ipv4.ip_forward": "0", "net.ipv4.ping_group_range": "7 7", "net.ipv4.ip_local_port_range": "20000 30000"}},`
+	put(t, conf, strings.Replace(read(t, conf), `{"type": "portmap"`, tuning+`{"type": "portmap"`, 1))
+	asked := map[string]string{"net.ipv4.ip_unprivileged_port_start": "81", "net.ipv4.ip_forward": "1"}
+	p := w.run(t, "crun", func(c *cri.PodSandboxConfig) { c.Linux.Sysctls = asked })
 	c := p.start(t, "sleep")
-	equal(t, "first unprivileged port", strings.TrimSpace(c.exec(t, "cat /proc/sys/net/ipv4/ip_unprivileged_port_start")), "81")
-	equal(t, "range", strings.TrimSpace(c.exec(t, "cat /proc/sys/net/ipv4/ping_group_range")), "0\t0")
+	for name, want := range map[string]string{
+		"ip_unprivileged_port_start": "81", "ip_forward": "1", "ping_group_range": "0\t0", "ip_local_port_range": "20000\t30000",
+	} {
+		equal(t, name, strings.TrimSpace(c.exec(t, "cat /proc/sys/net/ipv4/"+name)), want)
+	}
 }
