@@ -14,7 +14,8 @@ import (
 // an error, as soon as Node.Pods returns the pod or the pod is gone.
 func (p *Plugins) RunPod(ctx context.Context, pod func() *Pod) (release func(), err error) {
 	return p.ask(func() error {
-		return refused(p.library.RunPodSandbox(ctx, &api.RunPodSandboxRequest{Pod: pod().message()}))
+		m := pod().message()
+		return p.answered(m, "", func() error { return refused(p.library.RunPodSandbox(ctx, &api.RunPodSandboxRequest{Pod: m})) })
 	})
 }
 
@@ -84,9 +85,13 @@ func (p *Plugins) CreateContainer(ctx context.Context, container func() *Contain
 
 func (p *Plugins) createContainer(ctx context.Context, c *Container) (set *Resources, err error) {
 	request := &api.CreateContainerRequest{Pod: c.Pod.message(), Container: c.message()}
-	answer, err := p.library.CreateContainer(ctx, request)
+	var answer *api.CreateContainerResponse
+	err = p.answered(request.Pod, request.Container.GetName(), func() (err error) {
+		answer, err = p.library.CreateContainer(ctx, request)
+		return refused(err)
+	})
 	if err != nil {
-		return nil, refused(err)
+		return nil, err
 	}
 	p.update(ctx, answer.GetUpdate())
 	dropRemovedEnv(c.Spec, request.GetContainer().GetEnv())
@@ -116,7 +121,8 @@ func (p *Plugins) StartContainer(ctx context.Context, container func() *Containe
 		return nil
 	}
 	c := container()
-	return refused(p.library.StartContainer(ctx, &api.StartContainerRequest{Pod: c.Pod.message(), Container: c.message()}))
+	request := &api.StartContainerRequest{Pod: c.Pod.message(), Container: c.message()}
+	return p.answered(request.Pod, request.Container.GetName(), func() error { return refused(p.library.StartContainer(ctx, request)) })
 }
 
 // ContainerStarted notifies plugins that a container runs.

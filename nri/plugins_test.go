@@ -540,6 +540,54 @@ func TestRequiredPlugin(t *testing.T) {
 	}
 }
 
+// Without the answer of a required plugin nothing is created: neither by the request during which
+// it is lost nor by a later one. Other plugins are dispensable.
+func TestRequiredPluginThatDoesNotAnswer_nri_316(t *testing.T) {
+	t.Parallel()
+	requests := map[string]func(*Plugins) error{
+		"RunPodSandbox": func(p *Plugins) error {
+			release, err := p.RunPod(t.Context(), func() *Pod { return aPod("p") })
+			release()
+			return err
+		},
+		"CreateContainer": func(p *Plugins) error {
+			_, release, err := p.CreateContainer(t.Context(), func() *Container { return aContainer(aPod("p"), "c") })
+			release()
+			return err
+		},
+		"StartContainer": func(p *Plugins) error {
+			return p.StartContainer(t.Context(), func() *Container { return aContainer(aPod("p"), "c") })
+		},
+	}
+	for event, request := range requests {
+		for required, refusal := range map[string]error{"10-test": fault.Denied, "test": fault.Denied, "": nil} {
+			t.Run(event+" "+required, func(t *testing.T) {
+				t.Parallel()
+				p, cfg := start(t, &fakeNode{}, func(cfg *Config) {
+					cfg.Validator.Enable = true
+					if required != "" {
+						cfg.Validator.RequiredPlugins = []string{required}
+					}
+				})
+				lost := &nriplugin.Plugin{}
+				lost.Answer = func(e nriplugin.Event) error {
+					if e.Name == event {
+						lost.Close() // like a plugin that crashes
+					}
+					return nil
+				}
+				connect(t, p, cfg, "10", lost)
+				if err := request(p); !errors.Is(err, refusal) || (err == nil) != (refusal == nil) {
+					t.Errorf("%v, want %v", err, refusal)
+				}
+				if err := requests["CreateContainer"](p); !errors.Is(err, refusal) || (err == nil) != (refusal == nil) {
+					t.Errorf("a creation afterwards: %v, want %v", err, refusal)
+				}
+			})
+		}
+	}
+}
+
 func TestSocketOfAnotherRuntimeIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	p, cfg := start(t, &fakeNode{}, nil)
