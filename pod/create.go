@@ -83,7 +83,7 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 		return nil, fmt.Errorf("image %s is an OCI artifact, which has files and no program to run; mount it as an image volume: %w", cfg.GetImage().GetImage(), fault.Invalid)
 	}
 	plan, err := e.planner.Container(blueprint.ContainerRequest{
-		ID: id, PodID: s.ID, Pod: &s.plan, Handler: s.runtime.Handler(), Config: cfg, Image: image, At: time.Now(),
+		ID: id, PodID: s.ID, Pod: &s.plan, Handler: s.runtime.Handler(), Config: cfg, Image: image, At: s.containerTime(cfg.GetMetadata().GetName()),
 		Labels: e.labels, Tuner: e.tuner,
 	})
 	if err != nil {

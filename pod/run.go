@@ -67,7 +67,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 		err := e.deps.Trace.Do(ctx, "run pod", name.String(), func(ctx context.Context) error {
 			return e.runSandbox(ctx, id, e.planner.Pod(id, blueprint.PodRequest{
 				Handler: handler, ByDefault: byDefault, Config: cfg, Sandboxed: abilities.Sandboxed,
-				Origin: oci.OriginOf(runtime.Handler(), abilities), At: time.Now(),
+				Origin: oci.OriginOf(runtime.Handler(), abilities), At: e.podTime(cfg.GetMetadata()),
 			}))
 		})
 		if err != nil {
