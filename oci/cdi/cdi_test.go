@@ -80,6 +80,35 @@ func TestInject(t *testing.T) {
 	}
 }
 
+// A directory that does not exist is no error. Files of one directory must not describe the same
+// device, and a device must change something: the error says which file is wrong.
+func TestFilesThatAreNoUse_cdi_115_moby_47633(t *testing.T) {
+	dir := t.TempDir()
+	dirs := []string{filepath.Join(dir, "missing"), dir}
+	for name, text := range map[string]string{
+		"good.yaml":  "cdiVersion: 0.6.0\nkind: v.com/good\ndevices:\n- name: one\n  containerEdits:\n    env: [GOOD=1]\n",
+		"same1.yaml": "cdiVersion: 0.6.0\nkind: v.com/same\ndevices:\n- name: one\n  containerEdits:\n    env: [A=1]\n",
+		"same2.yaml": "cdiVersion: 0.6.0\nkind: v.com/same\ndevices:\n- name: one\n  containerEdits:\n    env: [A=2]\n",
+		"empty.yaml": "cdiVersion: 0.6.0\nkind: v.com/empty\ncontainerEdits:\n  env: [B=1]\ndevices:\n- name: one\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := &specs.Spec{Process: &specs.Process{}}
+	if err := Inject(s, dirs, []string{"v.com/good=one"}); err != nil || !slices.Equal(s.Process.Env, []string{"GOOD=1"}) {
+		t.Errorf("%q, %v", s.Process.Env, err)
+	}
+	for device, files := range map[string][]string{"v.com/same=one": {"same1.yaml", "same2.yaml"}, "v.com/empty=one": {"empty.yaml"}} {
+		err := Inject(&specs.Spec{}, dirs, []string{device})
+		for _, want := range append(files, device) {
+			if !errors.Is(err, fault.NotFound) || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v lacks %q", device, err, want)
+			}
+		}
+	}
+}
+
 // Annotations come from requests: each requested device is a qualified name,
 // and appears once.
 func FuzzDevices(f *testing.F) {

@@ -1,6 +1,9 @@
 package integration
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -36,6 +39,72 @@ func TestDevices(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Device plugins ask for directories, and several may ask for one path. An update of limits takes no
+// device away and opens none.
+func TestDevicesOutliveUpdates_singularity_cri_352_nvidia_docker_1730(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	dir := w.dir(t)
+	bus := filepath.Join(dir, "bus", "001")
+	must(t, os.Mkdir(filepath.Dir(bus), 0o755))
+	must(t, unix.Mknod(bus, unix.S_IFCHR, int(unix.Mkdev(1, 5)))) // like /dev/zero
+	must(t, errors.Join(os.Chown(bus, 107, 108), os.Chmod(bus, 0o640)))
+	each(t, func(t *testing.T, handler string) {
+		c := w.run(t, handler).start(t, "sleep", func(c *cri.ContainerConfig) {
+			c.Devices = []*cri.Device{
+				{HostPath: dir, ContainerPath: "/dev/usb", Permissions: "rw"},
+				{HostPath: "/dev/fuse", ContainerPath: "/dev/twice", Permissions: "r"},
+				{HostPath: "/dev/loop-control", ContainerPath: "/dev/twice", Permissions: "rw"},
+			}
+		})
+		for range 2 {
+			if got := c.exec(t, "stat /dev/usb/bus/001"); !strings.HasPrefix(got, "20640 107 108") {
+				t.Errorf("mode and owner are %s", got)
+			}
+			c.exec(t, "open /dev/usb/bus/001 rw")
+			c.exec(t, "open /dev/twice rw")
+			if r := c.execResult(t, "open /dev/usb/bus/001 rw ; open /dev/kmsg r"); r.ExitCode == 0 {
+				t.Error("a device that was not asked for is open")
+			}
+			_, err := w.Runtime().UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{
+				ContainerId: c.id, Linux: &cri.LinuxContainerResources{MemoryLimitInBytes: 96 * mib, CpuShares: 300, CpusetCpus: "0"},
+			})
+			must(t, err)
+		}
+	})
+}
+
+// A privileged container has the device under the name that was asked for, and no masks, also if a
+// request has some. With the node's /dev and a terminal it leaves that as it is.
+func TestDevicesOfPrivilegedContainers_moby_35991_moby_19464(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	privileged := func(c *cri.ContainerConfig) { c.Linux.SecurityContext.Privileged = true }
+	nodes := func() (list []unix.Stat_t) {
+		for _, path := range []string{"/dev/ptmx", "/dev/pts/ptmx", "/dev/null", "/dev/tty", "/dev/shm"} {
+			var st unix.Stat_t
+			must(t, unix.Lstat(path, &st))
+			list = append(list, unix.Stat_t{Mode: st.Mode, Uid: st.Uid, Gid: st.Gid, Rdev: st.Rdev})
+		}
+		return list
+	}
+	before := nodes()
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler, func(c *cri.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true })
+		c := p.start(t, "sleep", privileged, func(c *cri.ContainerConfig) {
+			c.Devices = []*cri.Device{{HostPath: "/dev/fuse", ContainerPath: "/dev/renamed", Permissions: "rw"}}
+		})
+		c.exec(t, "open /dev/renamed rw ; open /dev/fuse rw")
+		if m := c.facts(t).Mount("/proc/kcore"); m != nil {
+			t.Errorf("masked: %+v", m)
+		}
+		p.start(t, "sleep", privileged, withMounts(&cri.Mount{ContainerPath: "/dev", HostPath: "/dev"}), func(c *cri.ContainerConfig) { c.Tty = true })
+	})
+	if after := nodes(); !slices.Equal(before, after) {
+		t.Errorf("the node's devices were %+v and are %+v", before, after)
+	}
 }
 
 func TestMissingDeviceIsRefused(t *testing.T) {

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -83,6 +84,21 @@ func TestVolumesOfImagesInUserNamespaces(t *testing.T) {
 	c := w.run(t, "runc", ofPod).start(t, "sleep", ofImage(w.declaresVolumes(t)), ofContainer)
 	c.ownsVolumes(t)
 	c.exec(t, "write /data/file x")
+}
+
+// The kubelet mounts a service account's token below /var/run, which in most images leads to /run.
+func TestMountsBelowVolumesOfImages_containerd_11852(t *testing.T) {
+	t.Parallel()
+	w := fixed(t)
+	ref := w.image(t, func(c *imagespec.ImageConfig) { c.Volumes = map[string]struct{}{"/run": {}} },
+		image.Dir("run"), image.Dir("var"), image.Symlink("var/run", "/run"))
+	volume := w.dir(t)
+	put(t, filepath.Join(volume, "token"), "secret")
+	must(t, errors.Join(os.Chmod(volume, 0o755), os.Chmod(filepath.Join(volume, "token"), 0o644)))
+	ofPod, ofContainer := inUserNamespace()
+	c := w.run(t, "runc", ofPod).start(t, "sleep", ofImage(ref), ofContainer,
+		withMounts(&cri.Mount{ContainerPath: "/var/run/secrets/kubernetes.io/serviceaccount", HostPath: volume, Readonly: true}))
+	equal(t, "token", c.exec(t, "cat /run/secrets/kubernetes.io/serviceaccount/token"), "secret")
 }
 
 func TestBoundVolumesOfImages(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/containerd/nri/pkg/api"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -104,7 +105,8 @@ func adjusted(t *testing.T, c *container) {
 	equal(t, "CPU quota in the status", inForce.GetCpuQuota(), 200_000)
 }
 
-// A plugin changes an update, refuses one, and requests one of its own.
+// A plugin changes an update, refuses one, and requests one of its own, also while another update is
+// under way (containerd/containerd#13733).
 func TestPluginAndUpdates(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
@@ -144,6 +146,18 @@ func TestPluginAndUpdates(t *testing.T) {
 		}
 		c.holds(t, memoryLimit, strconv.Itoa(80*mib), strconv.Itoa(80*mib))
 		equal(t, "memory limit in the status", c.status(t).Resources.GetLinux().GetMemoryLimitInBytes(), 80*mib)
+
+		var both errgroup.Group // of the kubelet and of the plugin at once
+		for n := range int64(10) {
+			both.Go(func() error { return update((64 + n) * mib) })
+			both.Go(func() error {
+				if failed, err := plugin.Ask(limit(c.id, (80+n)*mib)); err != nil || len(failed) > 0 {
+					return fmt.Errorf("%v failed: %w", failed, err)
+				}
+				return nil
+			})
+		}
+		must(t, both.Wait())
 	})
 }
 
@@ -161,6 +175,9 @@ func TestPluginAfterCrash(t *testing.T) {
 	for id, times := range map[string]int{p.id: 1, running.id: 1, ended.id: 0} {
 		equal(t, "times that the plugin was told of "+id, plugin.Introduced(id), times)
 	}
+	p.stop(t)
+	p.remove(t)
+	equalSlices(t, "events of the pod", plugin.Names(p.id), []string{"StopPodSandbox", "RemovePodSandbox"})
 }
 
 // While the volume of a container does not answer, plugins connect and other
