@@ -236,10 +236,25 @@ func specMetrics() []podMetric {
 			}
 			return l.CPUQuota
 		}),
-		limit("container_spec_cpu_shares", "CPU share of the container.", func(l cgroup.Limits) *uint64 { return l.CPUShares }),
+		{kind: "spec", name: "container_spec_cpu_shares", help: "CPU share of the container.", gauge: true, value: cpuShares},
 		limit("container_spec_memory_limit_bytes", "Memory limit for the container.", func(l cgroup.Limits) *uint64 { return l.Memory }),
 		limit("container_spec_memory_swap_limit_bytes", "Memory swap limit for the container.", func(l cgroup.Limits) *uint64 { return l.MemorySwap }),
 		limit("container_spec_memory_reservation_limit_bytes", "Memory reservation limit for the container.",
 			func(l cgroup.Limits) *uint64 { return l.MemoryReservation }),
 	}
+}
+
+// cpuShares returns the CPU shares in force. If the kernel has only a weight, those of the request
+// are exact: runtimes since runc 1.3.2 and crun 1.23 map shares to weights differently from earlier
+// ones (google/cadvisor#3737).
+func cpuShares(s *sample) *uint64 {
+	limits := s.details.Limits
+	if s.container == nil || !limits.SharesOfWeight {
+		return limits.CPUShares
+	}
+	asked := s.container.View.Resources.GetLinux()
+	if _, weighed := asked.GetUnified()["cpu.weight"]; asked.GetCpuShares() > 0 && !weighed {
+		return new(uint64(asked.GetCpuShares()))
+	}
+	return limits.CPUShares
 }

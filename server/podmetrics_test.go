@@ -165,6 +165,32 @@ func TestEveryPodMetricIsDescribed(t *testing.T) {
 	}
 }
 
+// 1024 shares are the weight 39 or 100, depending on the runtime.
+func TestSharesOfAWeightAreThoseAskedFor_cadvisor_3737(t *testing.T) {
+	t.Parallel()
+	estimate := uint64(2597)
+	for name, c := range map[string]struct {
+		shares   int64
+		unified  map[string]string
+		ofWeight bool
+		want     uint64
+	}{
+		"v2":             {1024, nil, true, 1024},
+		"v2, unasked":    {0, nil, true, estimate},
+		"v2, own weight": {1024, map[string]string{"cpu.weight": "100"}, true, estimate},
+		"v1":             {1024, nil, false, estimate}, // whatever the kernel says
+	} {
+		view := &view.Container{Resources: &cri.ContainerResources{Linux: &cri.LinuxContainerResources{CpuShares: c.shares, Unified: c.unified}}}
+		s := &sample{details: &cgroup.Details{Limits: cgroup.Limits{CPUShares: &estimate, SharesOfWeight: c.ofWeight}}, container: &usage.ContainerMetrics{View: view}}
+		if got := cpuShares(s); *got != c.want {
+			t.Errorf("%s: %d, want %d", name, *got, c.want)
+		}
+	}
+	if got := cpuShares(&sample{details: &cgroup.Details{Limits: cgroup.Limits{CPUShares: &estimate, SharesOfWeight: true}}}); *got != estimate {
+		t.Errorf("of a pod: %d", *got)
+	}
+}
+
 func TestPodMetricValues(t *testing.T) {
 	t.Parallel()
 	p := somePodMetrics()

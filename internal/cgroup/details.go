@@ -81,6 +81,7 @@ type HugePages struct {
 // microseconds, memory in bytes. 0 means none, and nil unknown.
 type Limits struct {
 	CPUShares, CPUPeriod, CPUQuota *uint64
+	SharesOfWeight                 bool // CPUShares is an estimate: the kernel has a weight only
 
 	Memory            *uint64
 	MemorySwap        *uint64 // v1: of memory and swap together, v2: of swap
@@ -240,12 +241,13 @@ func (m *Meter) limits(r *reader, d *Details) {
 	if !m.sched.v2 {
 		l.CPUShares = r.number(m.sched, "cpu.shares")
 	} else if weight := r.number(m.sched, "cpu.weight"); weight != nil {
-		l.CPUShares = new(sharesOf(*weight))
+		l.CPUShares, l.SharesOfWeight = new(sharesOf(*weight)), true
 	}
 }
 
 // sharesOf returns the cpu.shares for a cpu.weight, by the linear mapping from
-// 1..10000 to 2..262144 (KEP-2254) that cAdvisor uses as well.
+// 1..10000 to 2..262144 (KEP-2254) that cAdvisor uses as well. Newer runtimes map
+// shares to weights in another way, of which the weight shows nothing.
 func sharesOf(weight uint64) uint64 {
 	weight = min(max(weight, 1), 10000)
 	return 2 + (weight-1)*262142/9999

@@ -63,7 +63,7 @@ func detailsTreeV2(t *testing.T) (tree, Details) {
 		},
 		Tasks: num(7), TaskLimit: num(0), OOMKills: num(1),
 		HugePages:   []HugePages{{Size: "2MB", Usage: num(2 << 20), LimitHits: num(11)}},
-		Limits:      Limits{CPUShares: num(998), CPUPeriod: num(100000), CPUQuota: num(20000), Memory: num(200 << 20), MemorySwap: num(0), MemoryReservation: num(0)},
+		Limits:      Limits{CPUShares: num(998), SharesOfWeight: true, CPUPeriod: num(100000), CPUQuota: num(20000), Memory: num(200 << 20), MemorySwap: num(0), MemoryReservation: num(0)},
 		CPUPressure: usageV2.CPU.Pressure, MemoryPressure: usageV2.Memory.Pressure, IOPressure: usageV2.IO,
 	}
 }
