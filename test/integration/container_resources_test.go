@@ -135,6 +135,26 @@ func TestResourcesAreInForce(t *testing.T) {
 }
 
 // A quota can be lifted, which crun 1.8.1 fails to write with cgroup v1, and set again.
+// The runtime itself needs memory while it creates a container. A limit below that is named, and a
+// container of that name can be created with another one.
+func TestMemoryLimitIsTooSmall_moby_41167(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		limited := func(bytes int64) containerChange {
+			return func(c *cri.ContainerConfig) {
+				c.Metadata.Name = "limited"
+				c.Linux.Resources = &cri.LinuxContainerResources{MemoryLimitInBytes: bytes}
+			}
+		}
+		if _, err := p.try(t.Context(), steps("sleep"), limited(64<<10)); err == nil || !strings.Contains(err.Error(), "memory limit") {
+			t.Errorf("64 KiB: %v", err)
+		}
+		p.start(t, "sleep", limited(64*mib))
+	})
+}
+
 func TestQuotaIsLifted(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
