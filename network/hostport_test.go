@@ -432,27 +432,29 @@ func TestSCTP(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	send() // and the flow is remembered
-	p := n.pod()
-	p.PortMappings = []*cri.PortMapping{mapping(cri.Protocol_SCTP, 9999, 99, "")}
-	a := n.expose(p)
-	server := raw(p.NetNS)
-	buffer := make([]byte, 100)
-	var size int
-	var from net.Addr
-	err := os.ErrDeadlineExceeded
-	for end := time.Now().Add(wait.Limit); errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(end); {
-		send() // packets before the kernel has noticed that the link is up are lost
-		server.SetReadDeadline(time.Now().Add(time.Second))
-		size, from, err = server.ReadFrom(buffer)
+	send()                                   // and the flow is remembered
+	for _, port := range []int32{99, 9999} { // the latter is the host port (moby/moby#41631)
+		p := n.pod()
+		p.PortMappings = []*cri.PortMapping{mapping(cri.Protocol_SCTP, 9999, port, "")}
+		a := n.expose(p)
+		server := raw(p.NetNS)
+		buffer := make([]byte, 100)
+		var size int
+		var from net.Addr
+		err := os.ErrDeadlineExceeded
+		for end := time.Now().Add(wait.Limit); errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(end); {
+			send() // packets before the kernel has noticed that the link is up are lost
+			server.SetReadDeadline(time.Now().Add(time.Second))
+			size, from, err = server.ReadFrom(buffer)
+		}
+		if err != nil {
+			t.Fatalf("no SCTP packet: %v\n%s", err, n.ruleset())
+		}
+		if want := sctpINIT(7777, uint16(port)); !bytes.Equal(buffer[:size], want) || from.String() != world4 {
+			t.Errorf("from %s\n%x, want\n%x", from, buffer[:size], want)
+		}
+		n.detach(p, a)
 	}
-	if err != nil {
-		t.Fatalf("no SCTP packet: %v\n%s", err, n.ruleset())
-	}
-	if want := sctpINIT(7777, 99); !bytes.Equal(buffer[:size], want) || from.String() != world4 {
-		t.Errorf("from %s\n%x, want\n%x", from, buffer[:size], want)
-	}
-	n.detach(p, a)
 }
 
 func TestSameHostPort(t *testing.T) {

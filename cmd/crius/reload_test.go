@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
+
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/oci"
@@ -230,4 +232,42 @@ func (r *reloading) another(key config.Key) string {
 		return `["/another"]`
 	}
 	return `"/another"`
+}
+
+// Flags outlast a reload, and so do drop-ins, whatever is changed in the main file. A file that
+// cannot be read changes nothing.
+func TestReloadKeepsTheOrderOfSources_crio_7586_crio_4694(t *testing.T) {
+	t.Parallel()
+	r := newReloading(t)
+	set := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	flags := config.AddFlags(set)
+	if err := set.Parse([]string{"--log-level", "error"}); err != nil {
+		t.Fatal(err)
+	}
+	r.write("conf.d/10-handler.toml", "runtime.handlers.added.path = '/opt/added'\n")
+	r.load = func() (*config.Loaded, error) {
+		return config.Load(config.Sources{File: r.file, Dir: filepath.Join(r.dir, "conf.d"), Flags: flags})
+	}
+	reload := func() error {
+		wanted, err := r.load()
+		if err == nil {
+			_, err = r.apply(wanted, r)
+		}
+		return err
+	}
+	for i, level := range []string{"warn", "debug"} {
+		r.configure(fmt.Sprintf("log_level = %q\nruntime.handlers.main%d.path = '/opt/main'", level, i))
+		if err := reload(); err != nil {
+			t.Fatal(err)
+		}
+		names := r.table.Names()
+		if r.level.Level() != slog.LevelError || !slices.Contains(names, "added") || !slices.Contains(names, fmt.Sprint("main", i)) {
+			t.Errorf("%s: level %v, handlers %q", level, r.level.Level(), names)
+		}
+	}
+	before := r.table.Names()
+	r.write("conf.d/20-broken.toml", "log_level =")
+	if err := reload(); err == nil || !slices.Equal(r.table.Names(), before) {
+		t.Errorf("with a broken file: %v, handlers %q", err, r.table.Names())
+	}
 }

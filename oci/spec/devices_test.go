@@ -115,6 +115,14 @@ func TestPrivilegedDevices(t *testing.T) {
 	if len(s.Linux.Devices) != 0 || s.Linux.Resources.Devices[0].Allow {
 		t.Errorf("withheld devices: %v %+v", s.Linux.Devices, s.Linux.Resources.Devices)
 	}
+	s = mutate(t, func(in *Input) { // what is asked for is there (containerd/cri#1455)
+		with(in)
+		in.Defaults.PrivilegedWithoutHostDevices = true
+	})
+	last := s.Linux.Resources.Devices[len(s.Linux.Resources.Devices)-1]
+	if got := nodes(s); len(got) != 1 || got["/dev/a"] != 9 || !last.Allow || *last.Minor != 9 || last.Access != "r" {
+		t.Errorf("withheld devices but one: %v %+v", got, last)
+	}
 	s = mutate(t, func(in *Input) {
 		with(in)
 		in.Defaults.PrivilegedWithoutHostDevices, in.Defaults.AllDevicesAllowed = true, true

@@ -163,8 +163,15 @@ func TestSeccompOfThePod(t *testing.T) {
 		}
 	}
 	const missing = "/none/x.json"
+	file := filepath.Join(w.Dir(t), "no mkdir.json")
+	scene.Write(t, file, noMkdir)
 	for _, text := range []string{"runtime/default", "unconfined"} {
-		t.Run("old, "+text, func(t *testing.T) { w.Pod(t, "crun", sandbox(text, nil)).Finish(t, "echo runs") })
+		t.Run("old, "+text, func(t *testing.T) {
+			p := w.Pod(t, "crun", sandbox(text, nil))
+			p.Finish(t, "echo runs")
+			c := p.Start(t, "try mkdir ; sleep", seccompField(cri.SecurityProfile_Localhost, file)) // of its own (cri-o#6498)
+			c.Says(t, "EPERM\n")
+		})
 	}
 	for name, change := range map[string]scene.PodChange{
 		"old, missing": sandbox("localhost/"+missing, nil),
