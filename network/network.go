@@ -225,7 +225,7 @@ func (n *Network) attach(ctx context.Context, p Pod, a *Attachment) (*Attachment
 	}
 	done := *a
 	done.NetNSInode = inode
-	if done.IPs, err = addresses(result, a.Interface, n.cfg.PrimaryIP); err != nil {
+	if done.IPs, err = addressesOf(result, p.NetNS, a.Interface, n.cfg.PrimaryIP); err != nil {
 		return nil, err
 	}
 	if len(done.IPs) == 0 {

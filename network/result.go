@@ -3,11 +3,14 @@ package network
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
+
+	"github.com/crius-run/crius/internal/ns"
 )
 
 // addresses returns the IPs that result gives to the pod's interface, the
@@ -53,6 +56,45 @@ func addresses(result types.Result, ifName, primary string) ([]string, error) {
 		texts = append(texts, ip.Address.IP.String())
 	}
 	return texts, nil
+}
+
+// addressesOf returns what addresses does. If the result gives the pod's interface none, those that
+// it has in the pod's network namespace, and the result elsewhere, are the pod's: some plugins in a
+// list name the node's end of the link (containerd/cri#1544).
+func addressesOf(result types.Result, netNS, ifName, primary string) ([]string, error) {
+	ips, err := addresses(result, ifName, primary)
+	if len(ips) > 0 {
+		return ips, nil
+	}
+	r, rerr := current.NewResultFromResult(result)
+	if rerr != nil || len(r.IPs) == 0 {
+		return ips, err
+	}
+	var own addressSet
+	looked := ns.Do(netNS, func() error {
+		link, err := linkIndex(ifName)
+		if err == nil {
+			own, err = addressesOn(link)
+		}
+		return err
+	})
+	if looked != nil {
+		return ips, err
+	}
+	moved := *r
+	moved.IPs = nil
+	for _, ip := range r.IPs {
+		if ip == nil {
+			continue
+		}
+		if a, ok := netip.AddrFromSlice(ip.Address.IP); ok && own.ips[a.Unmap()] {
+			moved.IPs = append(moved.IPs, &current.IPConfig{Address: ip.Address})
+		}
+	}
+	if len(moved.IPs) == 0 {
+		return ips, err
+	}
+	return addresses(&moved, ifName, primary)
 }
 
 // encode returns result in the version of the configuration, which its plugins

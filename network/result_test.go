@@ -45,6 +45,25 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
+// Some plugins name the node's end of a link, or no interface of the pod at all. What the pod's
+// interface has is the pod's, and nothing else.
+func TestAddressesOfTheNodesEnd_cri_1544(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, map[string]string{"10-fake.conflist": fakeConf})
+	const both = `{"cniVersion": "1.0.0", "interfaces": [{"name": "eni1"}, {"name": "eth0", "sandbox": "/n"}], "ips": [{"interface": 0, "address": "10.0.0.7/24"}, {"interface": 0, "address": "10.0.0.8/24"}]}`
+	const end = `{"cniVersion": "1.0.0", "interfaces": [{"name": "eni1"}], "ips": [{"interface": 0, "address": "10.0.0.7/24"}]}`
+	for _, result := range []string{both, end} {
+		n.recorder("cat >/dev/null\n[ $CNI_COMMAND = DEL ] || echo '" + result + "'\n")
+		p := n.pod()
+		n.run(p.NetNS, "ip link add eth0 type veth peer name peer0; ip addr add 10.0.0.7/24 dev eth0; ip link set eth0 up")
+		a := n.attach(p)
+		if strings.Join(a.IPs, " ") != "10.0.0.7" {
+			t.Errorf("%s: %q", result, a.IPs)
+		}
+		n.detach(p, a)
+	}
+}
+
 func FuzzAddresses(f *testing.F) {
 	f.Add([]byte(`{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "x"}], "ips": [{"interface": 0, "address": "10.0.0.2/8"}]}`))
 	f.Add([]byte(`{"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.2/8"}, "dns": {}}`))
