@@ -166,22 +166,14 @@ func TestFreezeWhereTheCgroupCannotBeKilledAsAWhole(t *testing.T) {
 	}
 }
 
-// Kill gives up when the context ends, and says what still runs.
-func TestKillGivesUp(t *testing.T) {
+// Kill does not wait for a process after its context has ended.
+func TestAwaitEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	if Detect() == V2 {
-		return // it kills the cgroup as a whole before it lists the processes
-	}
-	cgroup := scratch(t)
-	child := start(t, cgroup, "exec sleep 1000")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	err := Kill(ctx, cgroup)
-	if !errors.Is(err, fault.Timeout) || !strings.Contains(fmt.Sprint(err), strconv.Itoa(child.Process.Pid)) {
-		t.Errorf("%v, want fault.Timeout and the pid %d", err, child.Process.Pid)
+	if await(ctx, []int{os.Getpid()}, time.Hour) {
+		t.Error("waited for a process that has not ended")
 	}
-	kill(t, cgroup)
-	remove(t, cgroup)
 }
 
 // The processes of a cgroup die although somebody has frozen the one above it, as those of a pod do

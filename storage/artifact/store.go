@@ -358,7 +358,7 @@ func InUse(id string, users map[string]bool) error {
 	if n := len(containers) - 1; n > 0 {
 		others = fmt.Sprintf(" and %d more", n)
 	}
-	return fmt.Errorf("image %s is in use by container %s%s, which could not be started again without it: remove the containers first: %w", id, first, others, fault.Precondition)
+	return fmt.Errorf("image %s is in use by container %s%s: remove the container first; if that was done, crius is still removing its files: %w", id, first, others, fault.Precondition)
 }
 
 func (s *Store) publish(a *Artifact) {

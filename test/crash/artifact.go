@@ -4,9 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -60,6 +64,13 @@ func (s *stage) artifacts(ctx context.Context, want int) error {
 }
 
 // removeImages removes what stages have pulled.
+// removeImages asks again as long as an image is in use: the files of a container are removed some time
+// after RemoveContainer if that has failed at first.
 func (s *stage) removeImages(ctx context.Context) error {
-	return errors.Join(s.removeImage(ctx), s.removeArtifact(ctx))
+	var errs []error
+	wait.Until(ctx, func() bool {
+		errs = []error{s.removeImage(ctx), s.removeArtifact(ctx)}
+		return !slices.ContainsFunc(errs, func(err error) bool { return status.Code(err) == codes.FailedPrecondition })
+	})
+	return errors.Join(errs...)
 }

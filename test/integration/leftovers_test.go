@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -146,6 +147,7 @@ func TestServerEndsWhatTheMonitorLeft(t *testing.T) {
 		p := w.run(t, handler, forPod)
 		c := p.start(t, "", forContainer, script(ref, "sleep 7777 & echo up; wait"))
 		c.says(t, "up")
+		processes := w.aliveIn(t, c.id)
 		for _, pid := range w.monitors(t, c.id) {
 			process, err := os.FindProcess(pid)
 			must(t, err)
@@ -155,6 +157,11 @@ func TestServerEndsWhatTheMonitorLeft(t *testing.T) {
 		if left := w.aliveIn(t, c.id); len(left) > 0 {
 			t.Errorf("processes %v are alive in an exited container", left)
 		}
+		// The first process of the pod's PID namespace cannot end before all others are reaped, by the
+		// machine's init since their monitor is dead.
+		wait.For(t, "its processes to be reaped", func() bool {
+			return !slices.ContainsFunc(processes, func(pid int) bool { return syscall.Kill(pid, 0) == nil })
+		})
 	})
 }
 

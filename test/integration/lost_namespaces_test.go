@@ -19,7 +19,7 @@ import (
 func TestPodWithoutANamespaceIsNotReady_crio_1927(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
-	var dead []*pod
+	var dead, unpinned []*pod
 	for _, handler := range handlers {
 		for kind, ask := range map[string]func(*pod) cri.PodSandboxState{
 			"network": func(p *pod) cri.PodSandboxState { return p.status(t).State },
@@ -38,7 +38,7 @@ func TestPodWithoutANamespaceIsNotReady_crio_1927(t *testing.T) {
 			equal(t, "state in its status", p.status(t).State, cri.PodSandboxState_SANDBOX_NOTREADY)
 			equal(t, "addresses", p.status(t).GetNetwork().GetIp(), "")
 			equal(t, "state of its container", c.status(t).State, cri.ContainerState_CONTAINER_RUNNING) // the kubelet stops it
-			dead = append(dead, p)
+			unpinned = append(unpinned, p)
 		}
 		forPod, _ := pidMode(cri.NamespaceMode_POD)
 		p := w.run(t, handler, forPod)
@@ -49,13 +49,13 @@ func TestPodWithoutANamespaceIsNotReady_crio_1927(t *testing.T) {
 		dead = append(dead, p)
 	}
 	found := w.check(t) // which compares with the node what the server has noticed itself, too
-	for _, p := range dead {
+	for _, p := range unpinned {
 		if !found.says("pod "+p.id+": it is not ready, because", "the kubelet recreates it") {
 			t.Errorf("check does not name pod %s: %+v", p.id, found)
 		}
 	}
 	must(t, w.Crash(t.Context()))
-	for _, p := range dead {
+	for _, p := range append(dead, unpinned...) {
 		equal(t, "state after a crash", p.listed(t), cri.PodSandboxState_SANDBOX_NOTREADY)
 		p.stop(t)
 		p.remove(t)

@@ -48,7 +48,7 @@ func TestStatusCommand(t *testing.T) {
 		t.Fatalf("crius status does not say what hangs:\n%s", out)
 	}
 	for _, want := range []string{
-		w.Socket(), "RuntimeReady  yes", "NetworkReady  yes", "1 ready, 0 not ready", "0 created, 1 running, 1 exited; 1 monitors",
+		w.Socket(), "RuntimeReady  yes", "NetworkReady  yes", "1 ready, 0 not ready", "0 created, 1 running, 1 exited; 1 monitor",
 		"run pod " + config.Metadata.Namespace + "/" + config.Metadata.Name, "root = " + strconv.Quote(w.StateRoot()) + " (file ",
 	} {
 		if !strings.Contains(out, want) {
@@ -145,7 +145,7 @@ func TestPullsCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	ref := w.unusual(t, "slow", image.Regular("noise", 0o644, data))
-	if out, err := w.crius(t, "pulls"); err != nil || strings.TrimSpace(out) != "" {
+	if out, err := w.crius(t, "pulls"); err != nil || out != "no image is being pulled\n" {
 		t.Errorf("no pull: %v, %q", err, out)
 	}
 	w.Registry.Inject(registry.Fault{Path: "/slow/blobs/", Do: registry.Slow(192 << 10)})
@@ -166,7 +166,7 @@ func TestPullsCommand(t *testing.T) {
 	if err := <-pulled; err != nil {
 		t.Error(err)
 	}
-	if out, err := w.crius(t, "pulls"); err != nil || strings.TrimSpace(out) != "" {
+	if out, err := w.crius(t, "pulls"); err != nil || out != "no image is being pulled\n" {
 		t.Errorf("after the pull: %v, %q", err, out)
 	}
 }

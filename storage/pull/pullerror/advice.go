@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 
 	"github.com/docker/distribution/registry/api/errcode"
 	"go.podman.io/image/v5/docker"
@@ -18,7 +19,7 @@ import (
 // advice tells the operator what to do about the failure of a pull from a registry; empty if the
 // error says so itself, as those of fault.Invalid, fault.Precondition and ErrWorkerDied do.
 func advice(registry string, err error, kinds []error, login string) string {
-	is := func(kind error) bool { return len(kinds) > 0 && kinds[0] == kind }
+	is := func(kind error) bool { return slices.Contains(kinds, kind) }
 	switch {
 	case errors.Is(err, ErrWorkerDied):
 		return ""
