@@ -121,8 +121,7 @@ func (p *Plugins) StartContainer(ctx context.Context, container func() *Containe
 		return nil
 	}
 	c := container()
-	request := &api.StartContainerRequest{Pod: c.Pod.message(), Container: c.message()}
-	return p.answered(request.Pod, request.Container.GetName(), func() error { return refused(p.library.StartContainer(ctx, request)) })
+	return refused(p.library.StartContainer(ctx, &api.StartContainerRequest{Pod: c.Pod.message(), Container: c.message()}))
 }
 
 // ContainerStarted notifies plugins that a container runs.

@@ -66,6 +66,7 @@ type Plugins struct {
 	started      atomic.Bool   // those of the plugin directory have been synchronized
 	synchronized atomic.Uint64 // synchronizations that succeeded
 	states       states
+	asking       sync.Mutex // held by a request that required plugins must answer
 	updates      sync.WaitGroup
 }
 

@@ -19,6 +19,12 @@ import (
 // there at first, does not miss it (containerd/nri#316).
 func (p *Plugins) answered(pod *api.PodSandbox, container string, send func() error) error {
 	required := p.required(pod, container)
+	if len(required) == 0 {
+		return send()
+	}
+	// The library handles one request after the other: a failure of another is not one of this.
+	p.asking.Lock()
+	defer p.asking.Unlock()
 	before := p.states.failures(required)
 	if err := send(); err != nil {
 		return err
