@@ -68,18 +68,30 @@ func (l *logFile) find() place {
 	return inPlace
 }
 
+// state returns the kind of the log's trouble. It allocates nothing, since the loop asks at each turn.
+func (l *logFile) state() int {
+	switch {
+	case l.blocked():
+		return wire.LogBlocked
+	case l.where.place != inPlace:
+		return wire.LogDetached
+	}
+	return wire.LogWell
+}
+
 // trouble returns what the clients are to know of the log.
 func (l *logFile) trouble() wire.Message {
 	m := wire.Message{Verb: wire.LogTrouble}
+	m.Num[0] = uint64(l.state())
 	switch {
-	case l.blocked():
-		m.Num[0], m.Text = wire.LogBlocked, l.err.Error()
+	case m.Num[0] == wire.LogBlocked:
+		m.Text = l.err.Error()
 	case l.where.place == deleted:
-		m.Num[0], m.Text = wire.LogDetached, "log "+l.path+" was deleted"
+		m.Text = "log " + l.path + " was deleted"
 	case l.where.place == moved:
-		m.Num[0], m.Text = wire.LogDetached, "log "+l.path+" was moved away"
+		m.Text = "log " + l.path + " was moved away"
 	case l.where.place == replaced:
-		m.Num[0], m.Text = wire.LogDetached, "log "+l.path+" was replaced by another file"
+		m.Text = "log " + l.path + " was replaced by another file"
 	}
 	return m
 }
@@ -89,12 +101,11 @@ func (m *monitor) watchLog(quiet bool) {
 	if m.log.where.due(quiet) {
 		m.log.look()
 	}
-	now := m.log.trouble()
-	if int(now.Num[0]) == m.trouble {
+	before := m.trouble
+	if m.trouble = m.log.state(); m.trouble == before {
 		return
 	}
-	before := m.trouble
-	m.trouble = int(now.Num[0])
+	now := m.log.trouble()
 	switch {
 	case m.trouble == wire.LogBlocked:
 		m.complaints.add(wire.Fail("container output blocked", m.log.err))
