@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -87,22 +88,19 @@ func (c *Container) noteOOMKills(ctx context.Context) {
 }
 
 // noteOOMOfExec puts on record that a command of an exec has ended with this code, if it is that of a
-// process which the OOM killer has ended, and the killer's count has risen: the message of the
-// container's end tells of it. Errors are logged and otherwise ignored.
-func (c *Container) noteOOMOfExec(ctx context.Context, args []string, code int32) {
+// process which the OOM killer has ended, and the killer's count has risen since the command began,
+// when it was before: the message of the container's end tells of it. That shows the program and not
+// its arguments, which may be secrets. Errors are logged and otherwise ignored.
+func (c *Container) noteOOMOfExec(ctx context.Context, program string, before uint64, code int32) {
 	if code != codeKilled || c.Now().exit != nil {
 		return
 	}
-	kills, at, command := cgroup.OOMKills(c.plan.Cgroup), time.Now(), fmt.Sprintf("%.60s", strings.ToValidUTF8(strings.Join(args, " "), "?"))
-	risen := false
-	c.Change(func(now *liveContainer) {
-		if risen = kills > 0 && (now.OOMExec == nil || now.OOMExec.Kills < kills); risen {
-			now.OOMExec = &records.OOMExec{Kills: kills, At: at, Command: command}
-		}
-	})
-	if !risen {
+	kills := cgroup.OOMKills(c.plan.Cgroup)
+	if kills <= before {
 		return
 	}
+	exec := &records.OOMExec{Kills: kills, At: time.Now(), Command: fmt.Sprintf("%.60s", strings.ToValidUTF8(filepath.Base(program), "?"))}
+	c.Change(func(now *liveContainer) { now.OOMExec = exec })
 	c.engine.background.Go("record OOM kill of an exec", func() { // a verb may keep the container for long
 		ctx, cancel := undoContext(ctx)
 		defer cancel()

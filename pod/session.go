@@ -10,6 +10,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
@@ -28,6 +29,7 @@ func (e *Engine) ExecSync(ctx context.Context, id string, cmd []string, timeout 
 	if err != nil {
 		return nil, err
 	}
+	kills := cgroup.OOMKills(c.plan.Cgroup)
 	var result *oci.ExecResult
 	err = e.deps.Trace.Do(ctx, "exec", c.ID, func(ctx context.Context) (err error) {
 		result, err = c.Now().task.Exec(ctx, cmd, timeout)
@@ -36,7 +38,7 @@ func (e *Engine) ExecSync(ctx context.Context, id string, cmd []string, timeout 
 	if err != nil {
 		return nil, fmt.Errorf("exec in container %s: %w", c.ID, overtaken(ctx, c.Now().task, err))
 	}
-	c.noteOOMOfExec(ctx, cmd, result.ExitCode)
+	c.noteOOMOfExec(ctx, cmd[0], kills, result.ExitCode)
 	return result, nil
 }
 
@@ -48,6 +50,7 @@ func (e *Engine) Exec(ctx context.Context, id string, cmd oci.Command, client Cl
 	if err != nil {
 		return 0, err
 	}
+	kills := cgroup.OOMKills(c.plan.Cgroup)
 	// The traced operation ends when the command runs: how long it runs is up to its user.
 	var s *stdio.Session
 	if cmd.Terminal {
@@ -67,7 +70,7 @@ func (e *Engine) Exec(ctx context.Context, id string, cmd oci.Command, client Cl
 	}
 	exitCode, err = s.ExitCode()
 	if err == nil {
-		c.noteOOMOfExec(ctx, cmd.Args, exitCode)
+		c.noteOOMOfExec(ctx, cmd.Args[0], kills, exitCode)
 	}
 	return exitCode, err
 }

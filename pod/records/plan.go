@@ -204,7 +204,7 @@ type ContainerState struct {
 type OOMExec struct {
 	Kills   uint64    `json:"Kills"` // in the container until then
 	At      time.Time `json:"At"`
-	Command string    `json:"Command"` // its beginning
+	Command string    `json:"Command"` // the program, without its directory
 }
 
 // Reached returns Phase.

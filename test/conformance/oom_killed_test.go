@@ -76,7 +76,7 @@ func TestOOMKillBeforeAStop_kubernetes_140716(t *testing.T) {
 			scene.Equal(t, "exit code", s.ExitCode, code)
 			scene.Equal(t, "reason", s.Reason, "Error")
 			scene.Equal(t, "message tells of the exec", strings.Contains(s.Message, "OOM killer killed 1 process"), true)
-			scene.Equal(t, "message tells when, and what", strings.Contains(s.Message, `Z, when the command "/probe alloc 200" of an exec ended with code 137`), true)
+			scene.Equal(t, "message tells when, and what", strings.Contains(s.Message, `Z, when the command "probe" of an exec ended with code 137`), true)
 		}
 	})
 }
