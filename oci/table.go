@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os/exec"
 	"path/filepath"
@@ -90,8 +91,9 @@ func (t *Table) Reload(cfg Config) error {
 	}
 	for one, old := range before.kept() { // for new pods; others keep the old one
 		runtime, err := t.bind(next, one.name, *old.configured().origin)
-		if err != nil {
-			return err
+		if err != nil { // the configuration may not even have this handler any more
+			slog.Warn("runtime of earlier pods keeps its earlier configuration", "handler", one.name, "err", err)
+			runtime = old
 		}
 		next.bound[one] = runtime
 	}
