@@ -49,7 +49,7 @@ func TestEveryFormOfCredentials(t *testing.T) {
 		{"basic: none", basic, nil, fault.Unauthenticated, "no credentials were sent to"},
 		{"basic: wrong", basic, &cri.AuthConfig{Username: "joe", Password: "wrong"}, fault.Unauthenticated, "refused user \"joe\" of the pull request"},
 		{"basic: server named", basic, &cri.AuthConfig{Username: "joe", Password: "hunter2", ServerAddress: "http://" + r.Addr()}, nil, ""},
-		{"basic: for another server", basic, &cri.AuthConfig{Username: "joe", Password: "hunter2", ServerAddress: "other.example"}, fault.Unauthenticated, "those of the pull request are for other.example"},
+		{"basic: for another server", basic, &cri.AuthConfig{Username: "joe", Password: "hunter2", ServerAddress: "other.example"}, fault.Unauthenticated, "those of the pull request are for another registry"},
 		{"bearer: password", bearer, good, nil, ""},
 		{"bearer: base64", bearer, encoded, nil, ""},
 		{"bearer: identity token", bearer, &cri.AuthConfig{IdentityToken: "identity"}, nil, ""},
@@ -90,7 +90,7 @@ func TestAuthFileIsTheFallBack(t *testing.T) {
 	}
 	n.write("policy.json.auth", `{"auths": {"`+r.Addr()+`": {"auth": "`+encode("jane:wrong")+`"}}}`)
 	_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:2"})
-	if said := `refused user "jane" of ` + n.dir; !errors.Is(err, fault.Unauthenticated) || !strings.Contains(err.Error(), said) {
+	if said := "refused the credentials in " + n.dir; !errors.Is(err, fault.Unauthenticated) || !strings.Contains(err.Error(), said) {
 		t.Errorf("%v does not say %q", err, said)
 	}
 }
@@ -116,6 +116,9 @@ func TestCredentialsOfANamespace(t *testing.T) {
 		}
 		if err != nil && (strings.Contains(err.Error(), "hunter") || strings.Contains(err.Error(), encode("joe:wrong"))) {
 			t.Errorf("a secret is shown: %v", err)
+		}
+		if errors.Is(err, fault.Unauthenticated) && strings.Contains(err.Error(), "in-use") {
+			t.Errorf("a file is named that is gone: %v", err)
 		}
 	}
 	left := func(what string, want bool) {

@@ -158,7 +158,7 @@ func (p *Puller) pullFor(ctx context.Context, n named) error {
 	n.authFile, n.secrets = auth.File, append(registry.Secrets(n.request.Auth), auth.Secrets...)
 	if err := p.pullFromAny(ctx, n); err != nil {
 		failed := pullerror.Failed{Name: n.name, Secrets: n.secrets}
-		if pullerror.LoginRefused(err) {
+		if pullerror.LoginRefused(err) && !source.FromMirror(err) { // mirrors get other credentials
 			failed.Login = p.login(n)
 		}
 		return pullerror.New(failed, progress.CauseOf(ctx, err))
@@ -176,16 +176,20 @@ func (p *Puller) pullFromAny(ctx context.Context, n named) error {
 	slog.WarnContext(ctx, "pull from a mirror failed, pulling from the registry itself",
 		"image", n.name.String(), "err", pullerror.New(pullerror.Failed{Name: n.name, Secrets: n.secrets}, err))
 	n.direct = true
-	if again := p.pullName(ctx, n); again != nil {
-		return fmt.Errorf("%w (the registry itself failed, too: %v)", err, again) //nolint:errorlint // a pull has one kind of failure, the first
+	again := p.pullName(ctx, n)
+	switch kinds := pullerror.Kinds(again); {
+	case again == nil:
+		return nil
+	case len(kinds) > 0 && !slices.Contains(kinds, fault.Unavailable) && !slices.Contains(kinds, fault.Timeout): // final
+		return fmt.Errorf("%w (a mirror failed before: %v)", again, err) //nolint:errorlint // a pull has one kind of failure
 	}
-	return nil
+	return fmt.Errorf("%w (the registry itself failed, too: %v)", err, again) //nolint:errorlint // a pull has one kind of failure, the first
 }
 
 // registryMayHelp reports whether a pull may have failed because of what a mirror has sent. A
 // refusal of the signature policy stands.
 func registryMayHelp(err error) bool {
-	return source.FromMirror(err) && !errors.Is(err, trust.ErrSignature) && !removedMeanwhile(err) &&
+	return source.FromMirror(err) && !errors.Is(err, trust.ErrSignature) && !errors.Is(err, pullerror.ErrWorkerDied) && !removedMeanwhile(err) &&
 		!slices.Contains(pullerror.Kinds(err), fault.Exhausted)
 }
 
@@ -267,7 +271,7 @@ func (p *Puller) login(n named) string {
 	if err != nil { // and has failed the pull before any registry was asked
 		return ""
 	}
-	return creds.Login(p.context(n), n.request.Auth, n.name)
+	return creds.Login(p.context(n), n.request.Auth, n.name, n.authFile != "")
 }
 
 // reach inspects the image in its registry. The caller must call leave.

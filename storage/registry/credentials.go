@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"net/url"
+	"os"
 	"strings"
 
 	"go.podman.io/image/v5/docker/reference"
@@ -101,25 +102,28 @@ func (c *Credentials) Apply(sys *types.SystemContext) {
 
 // Login says with which credentials the library asks the registry of a name, for the case that the
 // registry refuses them, and what to do then. c and sys are those of the pull, auth is what its
-// request has brought.
-func (c *Credentials) Login(sys *types.SystemContext, auth *cri.AuthConfig, name reference.Named) string {
+// request has brought. Of the node's own credentials it says where they are: pods' events show it.
+func (c *Credentials) Login(sys *types.SystemContext, auth *cri.AuthConfig, name reference.Named, ofNamespace bool) string {
 	host := reference.Domain(name)
 	switch {
 	case c != nil && c.config.Username != "":
 		return fmt.Sprintf("%s refused %s of the pull request: correct the pull secret of the pod", host, user(c.config.Username))
 	case c != nil:
 		return fmt.Sprintf("%s refused the token of the pull request: renew the pull secret of the pod", host)
+	case ofNamespace:
+		return fmt.Sprintf("%s refused what a credential provider left in image.namespaced_auth_dir for the pod's namespace: correct its source", host)
 	}
 	stored, err := config.GetCredentialsForRef(sys, name)
+	_, absent := os.Stat(sys.AuthFilePath)
 	switch {
 	case err != nil:
-		return fmt.Sprintf("the credentials for %s in %s cannot be read: correct that file", host, sys.AuthFilePath)
-	case stored.Username != "":
-		return fmt.Sprintf("%s refused %s of %s: correct that file, or give the pod a pull secret", host, user(stored.Username), sys.AuthFilePath)
+		return fmt.Sprintf("the node's credentials for %s cannot be read: correct %s or the credential helper", host, sys.AuthFilePath)
+	case stored != (types.DockerAuthConfig{}) && absent != nil:
+		return fmt.Sprintf("%s refused the credentials of the node's credential helper: renew them, or give the pod a pull secret", host)
 	case stored != (types.DockerAuthConfig{}):
-		return fmt.Sprintf("%s refused the token in %s: renew it, or give the pod a pull secret", host, sys.AuthFilePath)
+		return fmt.Sprintf("%s refused the credentials in %s: correct that file, or give the pod a pull secret", host, sys.AuthFilePath)
 	case auth != nil && auth.ServerAddress != "":
-		return fmt.Sprintf("no credentials were sent to %s, since those of the pull request are for %s: check the pull secret of the pod", host, auth.ServerAddress)
+		return fmt.Sprintf("no credentials were sent to %s, since those of the pull request are for another registry: check the pull secret of the pod", host)
 	}
 	return fmt.Sprintf("no credentials were sent to %s: give the pod a pull secret or set image.auth_file, if the name is correct", host)
 }
