@@ -88,7 +88,7 @@ func run(ctx context.Context) error {
 	case "install":
 		return install(ctx, o, images)
 	}
-	if err := errors.Join(installPackage("crius.deb"), configure(o)); err != nil {
+	if err := errors.Join(installPackage("crius.deb"), configure(o, slowPlugins)); err != nil {
 		return err
 	}
 	log, err := os.Create("out/suite.log")
@@ -137,6 +137,10 @@ func makePodLogs() error {
 	return command("restorecon", "-R", logs)
 }
 
+// slowPlugins are settings for the suite, whose plugins take two seconds. The previous package of an
+// upgrade may not know them.
+const slowPlugins = "[nri]\nrequest_timeout = \"1m\"\n"
+
 // saveLeftovers records what was added since before, and stops the service.
 func saveLeftovers(o options, before []string) error {
 	left, err := settle(o, before)
@@ -161,16 +165,14 @@ func (o options) parent() string {
 func installPackage(deb string) error { return command("dpkg", "--install", deb) }
 
 // configure follows the package's documentation. The service starts with the
-// shipped settings.
-func configure(o options) error {
+// shipped settings, and more in its drop-in file.
+func configure(o options, more string) error {
 	config := fmt.Sprintf(`log_level = "debug"
 [pod]
 cgroup_parent = %q
 [runtime]
 cgroup_driver = %q
-[nri]
-request_timeout = "1m" # plugins of the suite take two seconds
-`, o.parent(), o.Driver)
+`, o.parent(), o.Driver) + more
 	if _, err := os.Stat("runc-current"); err == nil {
 		const runc = "/usr/local/bin/runc-current" // where SELinux has a label for programs
 		if err := command("install", "-m", "755", "runc-current", runc); err != nil {

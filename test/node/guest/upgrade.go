@@ -60,7 +60,7 @@ type upgradedPod struct {
 // upgrade runs pods on the previous package, installs the current one under
 // them, restarts the service, and reports which promises were kept.
 func upgrade(ctx context.Context, o options) error {
-	if err := errors.Join(installPackage("previous.deb"), configure(o)); err != nil {
+	if err := errors.Join(installPackage("previous.deb"), configure(o, "")); err != nil {
 		return err
 	}
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
