@@ -37,9 +37,10 @@ func Uninterruptible(cgroup string) []string {
 
 // Frozen returns the file by which the cgroup, or one above it, has been frozen
 // on v1 so that SIGKILL has no effect, and the value to write there to thaw it;
-// v2 kills frozen processes, and Kill gets those of v1 out unless it is refused. Both are empty if the cgroup is not frozen, or not
-// completely: if a process in uninterruptible sleep prevents that, the sleep is
-// why SIGKILL has no effect, and Kill itself may be freezing the rest.
+// v2 kills frozen processes, and Kill moves those of v1 out unless the kernel
+// refuses that. Both are empty if the cgroup is not frozen, or not completely: if
+// a process in uninterruptible sleep prevents that, the sleep is why SIGKILL has
+// no effect, and Kill itself may be freezing the rest.
 func Frozen(cgroup string) (file, thawed string) {
 	cgroup, err := clean(cgroup)
 	if err != nil {

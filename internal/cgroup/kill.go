@@ -19,9 +19,9 @@ import (
 // Kill ends every process in the cgroup path and below it, in any hierarchy,
 // with SIGKILL, and returns when none is left, frozen or not. No process escapes
 // by forking: v2 kills the whole tree at once; v1, and v2 before Linux 5.14,
-// freeze it while it is killed. A single process is first killed without freezing: if it
-// forks before it dies, the child is in the cgroup before its parent leaves it,
-// and the next round, which freezes, finds it.
+// freeze it while it is killed. A single process is first killed without
+// freezing: if it forks before it dies, the child is in the cgroup before its
+// parent leaves it, and the next round, which freezes, finds it.
 //
 // Kill continues until ctx is done, which is fault.Timeout: a process in
 // uninterruptible sleep cannot be killed. The root, and any cgroup that
