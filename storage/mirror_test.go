@@ -2,11 +2,13 @@ package storage
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/test/kit/registry"
@@ -30,6 +32,9 @@ func TestRegistryGivesWhatAMirrorCannot_container_libs_845_containerd_4531(t *te
 		"other bytes":                {Path: lastLayer, Do: registry.Replace(registry.Corrupt)},
 		"manifest is a page":         {Path: "/manifests/", Do: registry.Page(http.StatusOK)},
 		"everything is a page":       {Path: "/v2/", Do: registry.Page(http.StatusOK)},
+		"manifest empty":             {Path: "/manifests/", Do: registry.Replace(func([]byte) []byte { return nil })},
+		"manifest of other JSON":     {Path: "/manifests/", Do: registry.Replace(func([]byte) []byte { return []byte(`{"a": 1}`) })},
+		"half a manifest":            {Path: "/manifests/", Do: registry.Replace(registry.Truncate)},
 		"manifest missing":           {Path: "/manifests/", Do: registry.Page(http.StatusNotFound)},
 		"manifest refused":           {Path: "/manifests/", Do: registry.Status(http.StatusForbidden)},
 		"broken server":              {Path: "/v2/", Do: registry.Status(http.StatusServiceUnavailable)},
@@ -84,4 +89,83 @@ func TestMirrorAndRegistryThatFail(t *testing.T) {
 	if img := n.pull(ref); img.ID != a.ID() {
 		t.Errorf("pulled %s", img.ID)
 	}
+}
+
+// Each mirror is tried before the registry, whatever an earlier one sends: here the registry cannot
+// be reached.
+func TestNextMirrorGivesWhatOneCannot(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a, other := motd(t, "home"), motd(t, "another")
+	all := index(t, a)
+	first, second := registrytest.StartAt(t, "127.0.0.2:0"), registrytest.StartAt(t, "127.0.0.3:0")
+	for _, mirror := range []*registry.Registry{first, second} {
+		mirror.Push("app", "1", all)
+	}
+	n.write("registries.conf", registryEntry("r.test", "127.0.0.1:1")+mirrorEntries(first, second))
+	lastLayer := "/blobs/" + layerDigest(a, 1)
+	for name, f := range map[string]registry.Fault{
+		"empty":                   replaceManifest(nil),
+		"a page":                  {Path: "/v2/", Do: registry.Page(http.StatusOK)},
+		"another image":           {Path: a.Digest().String(), Do: registry.Replace(func([]byte) []byte { return other.Manifest })},
+		"manifest of the image":   {Path: a.Digest().String(), Do: registry.Page(http.StatusNotFound)},
+		"layer missing, a page":   {Path: lastLayer, Do: registry.Page(http.StatusNotFound)},
+		"layer refused":           {Path: lastLayer, Do: registry.Status(http.StatusForbidden)},
+		"layer gone":              {Path: lastLayer, Do: registry.Page(http.StatusGone)},
+		"layer wants credentials": {Path: lastLayer, Do: registry.Status(http.StatusUnauthorized)},
+		"layer redirected":        {Path: lastLayer, Do: registry.Redirect("http://127.0.0.1:1")},
+		"layer cut":               {Path: lastLayer, Do: registry.Reset(10)},
+		"config cut":              {Path: "/blobs/" + a.Config.String(), Do: registry.Reset(10)},
+	} {
+		first.Heal()
+		first.Inject(f)
+		for _, ref := range []string{"r.test/app:1", "r.test/app@" + all.Digest().String()} {
+			if img, err := n.Pull(testContext(t), PullRequest{Image: ref}); err != nil || img.ID != a.ID() {
+				t.Errorf("%s: %s: %v, %v", name, ref, img, err)
+				continue
+			}
+			n.remove(ref)
+		}
+	}
+	n.empty()
+}
+
+// A mirror that accepts connections and says nothing has a share of the time, after which the next one
+// and the registry are asked.
+func TestSilentMirrorLeavesTimeForOthers(t *testing.T) {
+	t.Parallel()
+	silent := func(_ http.Handler, stop <-chan struct{}) http.Handler {
+		return http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
+			select {
+			case <-req.Context().Done():
+			case <-stop:
+			}
+		})
+	}
+	a := motd(t, "home")
+	for name, path := range map[string]string{"everything": "/v2/", "manifest": "/manifests/", "config": a.Config.String(), "layer": layerDigest(a, 1)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.puller.ProgressTimeout = 5 * time.Second
+			home, first, second := registrytest.Start(t), registrytest.StartAt(t, "127.0.0.2:0"), registrytest.StartAt(t, "127.0.0.3:0")
+			for _, r := range []*registry.Registry{home, first, second} {
+				r.Push("app", "1", a)
+			}
+			for _, r := range []*registry.Registry{first, second} {
+				r.Inject(registry.Fault{Path: path, Do: silent})
+			}
+			n.write("registries.conf", registryEntry(home.Addr(), home.Addr())+mirrorEntries(first, second))
+			if img := n.pull(home.Addr() + "/app:1"); img.ID != a.ID() || len(second.Requests()) == 0 {
+				t.Errorf("image %s, %d requests at the second mirror", img.ID, len(second.Requests()))
+			}
+		})
+	}
+}
+
+func mirrorEntries(mirrors ...*registry.Registry) (text string) {
+	for _, mirror := range mirrors {
+		text += fmt.Sprintf("[[registry.mirror]]\nlocation = %q\ninsecure = true\n", mirror.Addr())
+	}
+	return text
 }

@@ -136,7 +136,7 @@ type named struct {
 	take     func(context.Context, Result) error
 	authFile string // empty: the configured one
 	secrets  []string
-	direct   bool // from the registry itself, not from its mirrors
+	skip     int // mirrors that are not asked, from the first on
 }
 
 // pullFor pulls one full name with the credentials that the pod's namespace has for it, unless
@@ -166,29 +166,29 @@ func (p *Puller) pullFor(ctx context.Context, n named) error {
 	return nil
 }
 
-// pullFromAny pulls one full name from a mirror or its registry. If what a mirror sends cannot be
-// used, it pulls from the registry itself.
+// pullFromAny pulls one full name from a mirror or its registry. As long as what a mirror sends, or
+// fails to send, cannot be used, it pulls from the other sources again.
 func (p *Puller) pullFromAny(ctx context.Context, n named) error {
-	err := p.pullName(ctx, n)
-	if err == nil || ctx.Err() != nil || !registryMayHelp(err) {
-		return err
+	first := p.pullName(ctx, n)
+	last := first
+	for last != nil && ctx.Err() == nil && othersMayHelp(last) {
+		n.skip++
+		slog.WarnContext(ctx, "pull from a mirror failed, trying the next one or the registry itself",
+			"image", n.name.String(), "err", pullerror.New(pullerror.Failed{Name: n.name, Secrets: n.secrets}, last))
+		last = p.pullName(ctx, n)
 	}
-	slog.WarnContext(ctx, "pull from a mirror failed, pulling from the registry itself",
-		"image", n.name.String(), "err", pullerror.New(pullerror.Failed{Name: n.name, Secrets: n.secrets}, err))
-	n.direct = true
-	again := p.pullName(ctx, n)
-	switch kinds := pullerror.Kinds(again); {
-	case again == nil:
-		return nil
+	switch kinds := pullerror.Kinds(last); {
+	case last == nil || n.skip == 0:
+		return last
 	case len(kinds) > 0 && !slices.Contains(kinds, fault.Unavailable) && !slices.Contains(kinds, fault.Timeout): // final
-		return fmt.Errorf("%w (a mirror failed before: %v)", again, err) //nolint:errorlint // a pull has one kind of failure
+		return fmt.Errorf("%w (a mirror failed before: %v)", last, first) //nolint:errorlint // a pull has one kind of failure
 	}
-	return fmt.Errorf("%w (the registry itself failed, too: %v)", err, again) //nolint:errorlint // a pull has one kind of failure, the first
+	return fmt.Errorf("%w (the registry itself failed, too: %v)", first, last) //nolint:errorlint // a pull has one kind of failure, the first
 }
 
-// registryMayHelp reports whether a pull may have failed because of what a mirror has sent. A
-// refusal of the signature policy stands.
-func registryMayHelp(err error) bool {
+// othersMayHelp reports whether a pull may have failed because of a mirror. A refusal of the
+// signature policy stands.
+func othersMayHelp(err error) bool {
 	return source.FromMirror(err) && !errors.Is(err, trust.ErrSignature) && !errors.Is(err, pullerror.ErrWorkerDied) && !removedMeanwhile(err) &&
 		!slices.Contains(pullerror.Kinds(err), fault.Exhausted)
 }
@@ -292,10 +292,9 @@ func (p *Puller) reach(ctx context.Context, n named) (_ *source.Image, leave fun
 	if err := hosts.Follow(p.HostsDirs, dir, sys, n.name); err != nil {
 		return nil, nil, err
 	}
-	if n.direct {
-		if err := source.Direct(sys, n.name, dir); err != nil {
-			return nil, nil, err
-		}
+	left, err := source.Skip(sys, n.name, n.skip, dir)
+	if err != nil {
+		return nil, nil, err
 	}
 	creds, err := registry.CredentialsFor(n.request.Auth, n.name)
 	if err != nil {
@@ -306,26 +305,29 @@ func (p *Puller) reach(ctx context.Context, n named) (_ *source.Image, leave fun
 	if err != nil {
 		return nil, nil, err
 	}
-	src, err := p.openSource(ctx, sys, policy, n.name, dir)
+	ctx, cancel := p.boundReach(ctx, left)
+	defer cancel()
+	src, err := source.Open(ctx, sys, policy, n.name, func(config digest.Digest) []byte { return storedConfig(p.Library, config) }, dir)
+	if err == nil {
+		err = src.Unlock(ctx, p.DecryptionKeys)
+	}
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, source.Because(err, progress.CauseOf(ctx, err))
 	}
 	return src, func() { _ = src.Close(); end() }, nil
 }
 
-// openSource reaches the first mirror of the name that has the image, or the registry itself, and
-// inspects the image. It gives up if nothing comes.
-func (p *Puller) openSource(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, name reference.Named, dir string) (*source.Image, error) {
-	if p.ProgressTimeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, p.ProgressTimeout, progress.ErrStalled)
-		defer cancel()
+// boundReach bounds the time until the image is inspected, if nothing comes. A source before others
+// has a share of it, so that a mirror that says nothing leaves time for them.
+func (p *Puller) boundReach(ctx context.Context, sources int) (context.Context, context.CancelFunc) {
+	limit, cause := p.ProgressTimeout/time.Duration(sources), progress.ErrStalled
+	switch {
+	case p.ProgressTimeout == 0:
+		return ctx, func() {}
+	case sources > 1:
+		cause = fmt.Errorf("%w (%s of it for a mirror)", cause, limit)
 	}
-	src, err := source.Open(ctx, sys, policy, name, func(config digest.Digest) []byte { return storedConfig(p.Library, config) }, dir)
-	if err == nil {
-		err = src.Unlock(ctx, p.DecryptionKeys)
-	}
-	return src, progress.CauseOf(ctx, err)
+	return context.WithTimeoutCause(ctx, limit, cause)
 }
 
 // pullImage brings an inspected image into the store, hands it to n.take and returns its id.

@@ -53,15 +53,18 @@ func Open(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, n
 	if err != nil {
 		return nil, err
 	}
-	opened, err := ref.NewImageSource(ctx, sys)
-	if err != nil {
+	sources, err := pullSources(sys, name)
+	image := &Image{Name: name, Documents: Documents{Manifests: map[digest.Digest]Document{}}, attachments: attached, stored: stored}
+	image.mirrored = err != nil || len(sources) > 1
+	image.ImageSource, err = ref.NewImageSource(ctx, sys)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, image.Failed(err) // it has not asked all
+	case err != nil:
 		return nil, err
 	}
-	sources, err := pullSources(sys, name)
-	image := &Image{ImageSource: opened, Name: name, Documents: Documents{Manifests: map[digest.Digest]Document{}}, attachments: attached, stored: stored}
-	image.mirrored = err != nil || len(sources) > 1
 	if err := image.inspect(ctx, sys, policy); err != nil {
-		_ = opened.Close()
+		_ = image.Close()
 		return nil, image.Failed(err)
 	}
 	return image, nil
