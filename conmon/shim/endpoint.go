@@ -21,7 +21,7 @@ import (
 
 // Endpoint is where a shim listens and what it understands.
 type Endpoint struct {
-	Address string `json:"address"` // unix:///path, or the name of an abstract socket
+	Address string `json:"address"` // unix:///path or, without a scheme, the name of an abstract socket
 	Version int    `json:"version"` // of the task service: 2 or 3
 }
 
@@ -41,7 +41,10 @@ func parseEndpoint(answer []byte) (Endpoint, error) {
 		result = bootstrap.BootstrapResult{Version: 2, Address: text, Protocol: "ttrpc"}
 	}
 	e := Endpoint{Address: result.Address, Version: int(result.Version)}
+	scheme, _, hasScheme := strings.Cut(e.Address, "://")
 	switch {
+	case hasScheme && scheme != "unix":
+		return e, fmt.Errorf("unsupported shim address %.200q: only unix sockets are supported", e.Address)
 	case !e.dialable():
 		return e, fmt.Errorf("its answer %.200q has no address", answer)
 	case result.Protocol != "ttrpc" && result.Protocol != "":
@@ -55,29 +58,35 @@ func parseEndpoint(answer []byte) (Endpoint, error) {
 // dialable reports whether the address names a socket and can be recorded: a
 // relative path would depend on the directory of the process that dials.
 func (e Endpoint) dialable() bool {
-	socket := e.socket()
+	socket := e.sockets()[0]
 	return len(socket) > 1 && (socket[0] == '/' || socket[0] == '@') &&
 		utf8.ValidString(socket) && !strings.ContainsAny(socket, "\n\x00")
 }
 
-// socket returns the address for the kernel. An address without a scheme is
-// that of an abstract socket, as with Kata 1.
-func (e Endpoint) socket() string {
-	path, isPath := strings.CutPrefix(e.Address, "unix://")
-	if isPath || strings.HasPrefix(path, "/") {
-		return path
+// sockets returns the names under which the kernel may know the address.
+// Without a scheme it is that of an abstract socket, as in containerd, even if
+// it looks like a path: Kata 1 answers /containerd-shim/…/shim.sock. Shims
+// built with Go before 1.22 bind an abstract name with a NUL at its end, which
+// to the kernel is another name.
+func (e Endpoint) sockets() []string {
+	name, hasScheme := strings.CutPrefix(e.Address, "unix://")
+	if hasScheme && !strings.HasPrefix(name, "@") {
+		return []string{name}
 	}
-	return "@" + strings.TrimPrefix(path, "@")
+	name = "@" + strings.TrimPrefix(name, "@")
+	return []string{name, name + "\x00"}
 }
 
 // dial connects, once. The error is fault.NotFound if nothing listens there.
-func (e Endpoint) dial(ctx context.Context) (net.Conn, error) {
+func (e Endpoint) dial(ctx context.Context) (conn net.Conn, err error) {
 	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, "unix", e.socket())
-	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT) {
-		err = fmt.Errorf("the shim is dead: %w: %w", err, fault.NotFound)
+	for _, socket := range e.sockets() {
+		conn, err = dialer.DialContext(ctx, "unix", socket)
+		if !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, unix.ENOENT) {
+			return conn, err
+		}
 	}
-	return conn, err
+	return nil, fmt.Errorf("the shim is dead: %w: %w", err, fault.NotFound)
 }
 
 // dialTime is how long one attempt to connect to a shim with a full queue may
@@ -106,7 +115,7 @@ func (e Endpoint) await(ctx context.Context) (net.Conn, error) {
 // RemoveSocket removes the socket that a dead shim has left in the file system.
 // It touches nothing else that the shim may have given as its address.
 func (e Endpoint) RemoveSocket(ctx context.Context) error {
-	path := e.socket()
+	path := e.sockets()[0]
 	if !strings.HasPrefix(path, "/") {
 		return nil
 	}

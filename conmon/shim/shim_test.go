@@ -40,7 +40,7 @@ func TestAnswersToStart(t *testing.T) {
 		"unix:///run/s/x": {Endpoint{"unix:///run/s/x", 2}, "/run/s/x", ""},
 		"kata/0123\n":     {Endpoint{"kata/0123", 2}, "@kata/0123", ""},
 		"@kata/0123":      {Endpoint{"@kata/0123", 2}, "@kata/0123", ""},
-		"/run/s/x":        {Endpoint{"/run/s/x", 2}, "/run/s/x", ""},
+		"/run/s/x":        {Endpoint{"/run/s/x", 2}, "@/run/s/x", ""},
 		`{"version":2,"address":"unix:///x","protocol":"ttrpc"}`:                {Endpoint{"unix:///x", 2}, "/x", ""},
 		`{"version":3,"address":"unix:///x","protocol":"ttrpc","news":{"a":1}}`: {Endpoint{"unix:///x", 3}, "/x", ""},
 		string(message): {Endpoint{"unix:///run/s/x", 3}, "/run/s/x", ""},
@@ -49,6 +49,8 @@ func TestAnswersToStart(t *testing.T) {
 		`{"version":2}`: {complaint: "has no address"},
 		"{oops":         {complaint: "cannot parse its answer"},
 		`{"version":4,"address":"unix:///x","protocol":"ttrpc"}`: {complaint: "version 4"},
+		"vsock://3:1024": {complaint: "only unix sockets"},
+		"unix://x":       {complaint: "has no address"},
 		`{"version":3,"address":"unix:///x","protocol":"grpc"}`:  {complaint: `unsupported shim protocol "grpc"`},
 	} {
 		got, err := parseEndpoint([]byte(answer))
@@ -58,9 +60,42 @@ func TestAnswersToStart(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil || got != want.Endpoint || got.socket() != want.socket {
-			t.Errorf("%q: %+v, %q, %v", answer, got, got.socket(), err)
+		if err != nil || got != want.Endpoint || got.sockets()[0] != want.socket {
+			t.Errorf("%q: %+v, %q, %v", answer, got, got.sockets()[0], err)
 		}
+	}
+}
+
+// An address without a scheme is an abstract name, whatever it looks like. Go
+// before 1.22 bound such a name with a NUL at its end. The name of a file is
+// one only with a scheme.
+func TestDialAbstractName(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "shim.sock")
+	for address, bound := range map[string]string{
+		"/crius-test" + file:  "@/crius-test" + file,
+		"/crius-test0" + file: "@/crius-test0" + file + "\x00",
+		"crius-test" + file:   "@crius-test" + file + "\x00",
+		"unix://" + file:      file,
+	} {
+		e, err := parseEndpoint([]byte(address))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := e.Dial(t.Context()); !errors.Is(err, fault.NotFound) {
+			t.Errorf("%q before it is there: %v", address, err)
+		}
+		listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: bound, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer listener.Close()
+		client, err := e.Dial(t.Context())
+		if err != nil {
+			t.Errorf("%q does not reach %q: %v", address, bound, err)
+			continue
+		}
+		client.Close()
 	}
 }
 
@@ -83,7 +118,7 @@ func FuzzEndpoint(f *testing.F) {
 			}
 			return
 		}
-		if s := e.socket(); len(s) < 2 || s[0] != '/' && s[0] != '@' || strings.ContainsAny(s, "\n\x00") || e.Version != 2 && e.Version != 3 {
+		if s := e.sockets()[0]; len(s) < 2 || s[0] != '/' && s[0] != '@' || strings.ContainsAny(s, "\n\x00") || e.Version != 2 && e.Version != 3 {
 			t.Errorf("%q is %+v, socket %q", answer, e, s)
 		}
 		dir := t.TempDir()
