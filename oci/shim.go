@@ -43,9 +43,13 @@ func (r *shimmed) Probe(ctx context.Context) (*Abilities, error) {
 }
 
 // ask: for runc's shim, what runc can do matters. As far as crius can know, any
-// other shim makes virtual machines or something like them.
+// other shim makes virtual machines or something like them. A program that runs
+// and refuses -v, which Kata 1's does not have, is one of those.
 func (r *shimmed) ask(ctx context.Context, path string) (*Abilities, error) {
 	text, err := output(ctx, path, "-v")
+	if refused, ran := errors.AsType[*exec.ExitError](err); ran && refused.Exited() {
+		text, err = []byte(filepath.Base(path)+" of unknown version"), nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%s -v: %w: %w", path, err, fault.Unavailable)
 	}

@@ -143,12 +143,14 @@ func (p Program) run(ctx context.Context, stdin []byte, verb ...string) ([]byte,
 	return answer.Bytes(), nil
 }
 
-// explained adds the end of a program's error output, from a file.
+// explained adds the end of a program's error output, from a file, without the
+// list of flags with which a program ends a complaint about its arguments.
 func explained(err error, file string) error {
 	const end = 4096
 	text, _ := os.ReadFile(file)
 	text = text[max(0, len(text)-end):]
-	if words := strings.TrimSpace(strings.ToValidUTF8(string(text), "?")); words != "" {
+	words, _, _ := strings.Cut(strings.ToValidUTF8(string(text), "?"), "\nUsage of ")
+	if words = strings.TrimSpace(words); words != "" {
 		return fmt.Errorf("%w: %s", err, words)
 	}
 	return err
