@@ -109,6 +109,14 @@ func decoded(service grpc.ServiceDesc) grpc.ServiceDesc {
 	return service
 }
 
-type decodedStream struct{ grpc.ServerStream }
+type decodedStream struct {
+	grpc.ServerStream
+	unknown *unknownGuard
+}
 
-func (s decodedStream) RecvMsg(req any) error { return open(s.ServerStream.RecvMsg, req) }
+func (s decodedStream) RecvMsg(req any) error {
+	if err := open(s.ServerStream.RecvMsg, req); err != nil {
+		return err
+	}
+	return s.unknown.check(s.Context(), req)
+}

@@ -17,10 +17,13 @@ import (
 )
 
 // guardUnary also lets tracer observe each call, by the name of its method.
-func guardUnary(tracer *trace.Tracer, engine Engine) grpc.UnaryServerInterceptor {
+func guardUnary(tracer *trace.Tracer, engine Engine, unknown *unknownGuard) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 		err = tracer.Call(ctx, path.Base(info.FullMethod), func(ctx context.Context) error {
 			return guard(ctx, req, engine, func() (err error) {
+				if err := unknown.check(ctx, req); err != nil {
+					return err
+				}
 				resp, err = handler(ctx, req)
 				return err
 			})
@@ -29,8 +32,10 @@ func guardUnary(tracer *trace.Tracer, engine Engine) grpc.UnaryServerInterceptor
 	}
 }
 
-func guardStream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	return guard(ss.Context(), nil, nil, func() error { return handler(srv, decodedStream{ss}) })
+func guardStream(unknown *unknownGuard) grpc.StreamServerInterceptor {
+	return func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		return guard(ss.Context(), nil, nil, func() error { return handler(srv, decodedStream{ss, unknown}) })
+	}
 }
 
 // guard surrounds every RPC: log(translate(recover(call))).

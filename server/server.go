@@ -52,12 +52,14 @@ func New(cfg Config, s Services) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	unknown := new(unknownGuard)
 	srv := grpc.NewServer(
+		grpc.Creds(callers{}),
 		grpc.ForceServerCodecV2(newCodec()),
 		grpc.MaxRecvMsgSize(cfg.MaxMessageSize),
 		grpc.MaxSendMsgSize(cfg.MaxMessageSize),
-		grpc.UnaryInterceptor(guardUnary(s.Trace, s.Engine)),
-		grpc.StreamInterceptor(guardStream),
+		grpc.UnaryInterceptor(guardUnary(s.Trace, s.Engine, unknown)),
+		grpc.StreamInterceptor(guardStream(unknown)),
 	)
 	registerCRI(srv, runtime, newImageService(s))
 	healthpb.RegisterHealthServer(srv, &health{services: srv.GetServiceInfo()})

@@ -167,3 +167,6 @@ type peeked struct {
 }
 
 func (p *peeked) Read(b []byte) (int, error) { return p.reader.Read(b) }
+
+// NetConn returns the connection to which the bytes came.
+func (p *peeked) NetConn() net.Conn { return p.Conn }
