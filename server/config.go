@@ -6,6 +6,7 @@ import (
 
 	"github.com/crius-run/crius/server/stream"
 	"github.com/crius-run/crius/server/tlsfile"
+	"github.com/crius-run/crius/server/trail"
 )
 
 // Config configures the CRI endpoint.
@@ -15,6 +16,9 @@ type Config struct {
 	SocketGroup    string      `toml:"socket_group" apply:"restart" help:"group of the socket, by name or number; its members can connect if socket_mode lets the group write, and anyone who can connect effectively has root access to the node; empty: root's group"`
 	MaxMessageSize int         `toml:"max_message_size" apply:"restart" form:"positive" help:"largest gRPC message accepted or sent, in bytes"`
 	CrioSocket     string      `toml:"crio_socket" apply:"restart" form:"path or empty" help:"second socket, normally /run/crio/crio.sock, with the part of CRI-O's API that the kubelet's cAdvisor queries, so that container metrics have pod names without the feature gate PodAndContainerStatsFromCRI; cgroups are then named crio-ID instead of crius-ID; empty: none"`
+
+	Audit     string `toml:"audit" apply:"restart" choices:"none,people,all" help:"what the audit trail records of exec, attach, port-forward and log reopening: none, people, or all, which adds probes, hooks and log rotation of the kubelet; to the journal with fields such as CRIUS_AUDIT, or to the log"`
+	AuditFile string `toml:"audit_file" apply:"restart" form:"path or empty" help:"file, or unix socket of a collector, that gets the records of the audit trail as lines of JSON as well; opened again once it is rotated; empty: none"`
 
 	StreamAddress         string        `toml:"stream_address" apply:"restart" help:"HOST:PORT on which exec, attach and port-forward sessions are served; port 0: any free port"`
 	StreamIdleTimeout     time.Duration `toml:"stream_idle_timeout" apply:"restart" help:"how long an exec, attach or port-forward session may be idle; 0: no limit"`
@@ -34,6 +38,8 @@ func DefaultConfig() Config {
 		Listen:         "/run/crius/crius.sock",
 		SocketMode:     0o660,
 		MaxMessageSize: 16 << 20,
+
+		Audit: trail.People,
 
 		StreamAddress:     "127.0.0.1:0",
 		StreamIdleTimeout: 4 * time.Hour,

@@ -6,12 +6,15 @@ import (
 	"google.golang.org/grpc"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod/view"
+	"github.com/crius-run/crius/server/trail"
 )
 
 // containerAPI is the part of RuntimeService for containers.
 type containerAPI struct {
 	engine        Engine
+	trail         *trail.Trail
 	maxExecOutput int // bytes of both streams of an ExecSync together
 }
 
@@ -110,7 +113,10 @@ func (s *containerAPI) ReopenContainerLog(ctx context.Context, req *cri.ReopenCo
 	if err := checkID("container_id", req.GetContainerId()); err != nil {
 		return nil, err
 	}
-	if err := s.engine.ReopenContainerLog(ctx, req.GetContainerId()); err != nil {
+	entry := s.trail.Begin(ctx, trail.Request{Verb: trail.ReopenLog, ID: req.GetContainerId()})
+	err := s.engine.ReopenContainerLog(ctx, req.GetContainerId())
+	entry.End(nil, err)
+	if err != nil {
 		return nil, err
 	}
 	return &cri.ReopenContainerLogResponse{}, nil
@@ -121,9 +127,20 @@ func (s *containerAPI) ExecSync(ctx context.Context, req *cri.ExecSyncRequest) (
 	if err != nil {
 		return nil, err
 	}
+	entry := s.trail.Begin(ctx, trail.Request{Verb: trail.ExecSync, ID: req.GetContainerId(), Command: req.GetCmd()})
 	result, err := s.engine.ExecSync(ctx, req.GetContainerId(), req.GetCmd(), timeout)
+	recordExec(entry, result, err)
 	if err != nil {
 		return nil, err
 	}
 	return execReply(result, s.maxExecOutput), nil
+}
+
+func recordExec(entry *trail.Entry, result *oci.ExecResult, err error) {
+	if err != nil {
+		entry.End(nil, err)
+		return
+	}
+	entry.Out(len(result.Stdout) + len(result.Stderr))
+	entry.End(&result.ExitCode, nil)
 }

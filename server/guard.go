@@ -32,10 +32,8 @@ func guardUnary(tracer *trace.Tracer, engine Engine, unknown *unknownGuard) grpc
 	}
 }
 
-func guardStream(unknown *unknownGuard) grpc.StreamServerInterceptor {
-	return func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-		return guard(ss.Context(), nil, nil, func() error { return handler(srv, decodedStream{ss, unknown}) })
-	}
+func (g *unknownGuard) guardStream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	return guard(ss.Context(), nil, nil, func() error { return handler(srv, decodedStream{ss, g}) })
 }
 
 // guard surrounds every RPC: log(translate(recover(call))).

@@ -27,8 +27,8 @@ func newRuntimeService(cfg Config, s Services) (*runtimeService, error) {
 	}
 	return &runtimeService{
 		sandboxAPI:   &sandboxAPI{engine: s.Engine},
-		containerAPI: &containerAPI{engine: s.Engine, maxExecOutput: min(cfg.MaxMessageSize, clientMessageSize) - messageOverhead},
-		streamAPI:    &streamAPI{engine: s.Engine, sessions: s.Sessions},
+		containerAPI: &containerAPI{engine: s.Engine, trail: s.Trail, maxExecOutput: min(cfg.MaxMessageSize, clientMessageSize) - messageOverhead},
+		streamAPI:    &streamAPI{engine: s.Engine, sessions: s.Sessions, trail: s.Trail},
 		eventAPI:     &eventAPI{engine: s.Engine},
 		statsAPI:     &statsAPI{engine: s.Engine, usage: s.Usage},
 		metricsAPI:   metrics,

@@ -10,6 +10,8 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/server/caller"
+	"github.com/crius-run/crius/server/trail"
 )
 
 // minMessageSize is what a single large pod may need.
@@ -29,6 +31,8 @@ type Services struct {
 	// Info returns JSON documents by name (config, network) for the verbose
 	// Status; nil if there are none.
 	Info func(context.Context) map[string]string
+	// Trail records who does what in containers. It may be nil.
+	Trail *trail.Trail
 	// Trace observes every call except streams, whose errors are already gRPC's.
 	// It may be nil.
 	Trace *trace.Tracer
@@ -54,12 +58,12 @@ func New(cfg Config, s Services) (*Server, error) {
 	}
 	unknown := new(unknownGuard)
 	srv := grpc.NewServer(
-		grpc.Creds(callers{}),
+		grpc.Creds(caller.Credentials()),
 		grpc.ForceServerCodecV2(newCodec()),
 		grpc.MaxRecvMsgSize(cfg.MaxMessageSize),
 		grpc.MaxSendMsgSize(cfg.MaxMessageSize),
 		grpc.UnaryInterceptor(guardUnary(s.Trace, s.Engine, unknown)),
-		grpc.StreamInterceptor(guardStream(unknown)),
+		grpc.StreamInterceptor(unknown.guardStream),
 	)
 	registerCRI(srv, runtime, newImageService(s))
 	healthpb.RegisterHealthServer(srv, &health{services: srv.GetServiceInfo()})

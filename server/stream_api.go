@@ -8,6 +8,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/server/trail"
 )
 
 // Sessions hands out the URLs of sessions; *stream.Server is the one there is.
@@ -22,48 +23,73 @@ type Sessions interface {
 type streamAPI struct {
 	engine   Engine
 	sessions Sessions
+	trail    *trail.Trail // of requests that lead to no session; Sessions records those that do
 }
 
 func (s *streamAPI) Exec(ctx context.Context, req *cri.ExecRequest) (*cri.ExecResponse, error) {
-	if err := checkExec(req); err != nil {
+	url, err := s.exec(ctx, req)
+	if err != nil {
+		s.trail.Refuse(ctx, trail.Request{Verb: trail.Exec, ID: req.GetContainerId(), Command: req.GetCmd(), Terminal: req.GetTty()}, err)
 		return nil, err
+	}
+	return &cri.ExecResponse{Url: url}, nil
+}
+
+func (s *streamAPI) exec(ctx context.Context, req *cri.ExecRequest) (url string, err error) {
+	if err := checkExec(req); err != nil {
+		return "", err
 	}
 	id, err := s.running(req.GetContainerId())
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	req.ContainerId = id
-	url, err := s.sessions.Exec(ctx, req)
-	return &cri.ExecResponse{Url: url}, err
+	return s.sessions.Exec(ctx, req)
 }
 
 func (s *streamAPI) Attach(ctx context.Context, req *cri.AttachRequest) (*cri.AttachResponse, error) {
-	if err := checkAttach(req); err != nil {
+	url, err := s.attach(ctx, req)
+	if err != nil {
+		s.trail.Refuse(ctx, trail.Request{Verb: trail.Attach, ID: req.GetContainerId(), Terminal: req.GetTty()}, err)
 		return nil, err
+	}
+	return &cri.AttachResponse{Url: url}, nil
+}
+
+func (s *streamAPI) attach(ctx context.Context, req *cri.AttachRequest) (url string, err error) {
+	if err := checkAttach(req); err != nil {
+		return "", err
 	}
 	id, err := s.running(req.GetContainerId())
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	req.ContainerId = id
-	url, err := s.sessions.Attach(ctx, req)
-	return &cri.AttachResponse{Url: url}, err
+	return s.sessions.Attach(ctx, req)
 }
 
 func (s *streamAPI) PortForward(ctx context.Context, req *cri.PortForwardRequest) (*cri.PortForwardResponse, error) {
-	if err := checkPortForward(req); err != nil {
+	url, err := s.portForward(ctx, req)
+	if err != nil {
+		s.trail.Refuse(ctx, trail.Request{Verb: trail.PortForward, ID: req.GetPodSandboxId()}, err)
 		return nil, err
+	}
+	return &cri.PortForwardResponse{Url: url}, nil
+}
+
+func (s *streamAPI) portForward(ctx context.Context, req *cri.PortForwardRequest) (url string, err error) {
+	if err := checkPortForward(req); err != nil {
+		return "", err
 	}
 	v, err := s.engine.Sandbox(req.GetPodSandboxId())
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	if v.State != cri.PodSandboxState_SANDBOX_READY {
-		return nil, fmt.Errorf("pod %s is not ready: %w", v.ID, fault.Precondition)
+		return "", fmt.Errorf("pod %s is not ready: %w", v.ID, fault.Precondition)
 	}
 	req.PodSandboxId = v.ID
-	url, err := s.sessions.PortForward(ctx, req)
-	return &cri.PortForwardResponse{Url: url}, err
+	return s.sessions.PortForward(ctx, req)
 }
 
 // running is the full id of a running container.

@@ -11,6 +11,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/crius-run/crius/server/caller"
 )
 
 // A client of a newer CRI sends fields that this crius does not know, and only if it asks for
@@ -119,7 +121,7 @@ func (g *unknownGuard) check(ctx context.Context, req any) error {
 		}
 	}
 	for _, f := range fields {
-		if client := callerOf(ctx).Name; g.first(toldUnknown{client, f.message, f.number}) {
+		if client := caller.Of(ctx).Name; g.first(toldUnknown{client, f.message, f.number}) {
 			slog.WarnContext(ctx, "request asks for something that this crius does not know and ignores: upgrade crius if it matters",
 				"field", f.String(), "client", cmp.Or(client, "unknown"))
 		}

@@ -33,6 +33,9 @@ type backends struct {
 // openServing opens the backends of a server, which also pulls images. It calls progress
 // during the post-crash check (storage.Options).
 func openServing(ctx context.Context, cfg config.Config, progress func(), tracer *trace.Tracer) (*backends, error) {
+	if err := checkProfiles(cfg.Runtime); err != nil {
+		return nil, err
+	}
 	if err := pullCgroupOf(cfg).Ready(); err != nil {
 		slog.WarnContext(ctx, "image.pull_cgroup: images cannot be pulled", "err", err)
 	}

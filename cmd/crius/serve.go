@@ -16,6 +16,7 @@ import (
 
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/inherit"
+	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/nri"
@@ -28,6 +29,7 @@ import (
 	"github.com/crius-run/crius/server/otlp"
 	"github.com/crius-run/crius/server/statuspage"
 	"github.com/crius-run/crius/server/stream"
+	"github.com/crius-run/crius/server/trail"
 )
 
 // drainTime is how long a stopping server waits for calls in progress, and then again for
@@ -70,9 +72,6 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	}
 	defer closing(&err, func() error { return backends.Close(ctx) })
 	store, runtimes := backends.store, backends.runtimes
-	if err := checkProfiles(cfg.Runtime); err != nil {
-		return err
-	}
 	reportRuntimes(ctx, settings.loaded(), runtimes)
 	if backends.plugins, err = newPlugins(cfg.NRI); err != nil {
 		return err
@@ -96,12 +95,13 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	backends.pulling.Recover(ctx, engine.CgroupParents())
 	engine.CollectNetwork() //nolint:contextcheck // it ends with the engine
 	defer startPlugins(ctx, backends.plugins, engine)()
-	sessions, err := newSessions(cfg.API, engine)
+	records := newTrail(ctx, cfg.API, engine)
+	defer closing(&err, func() error { return bounded(ctx, records.Close) })
+	sessions, err := newSessions(cfg.API, engine, records)
 	if err != nil {
 		return err
 	}
-	counts.Register(ctx, metrics.Sources{Node: engine.Summary, Status: engine.Status().Last, Sizes: store.Sizes, Logged: engine.Logged,
-		Pulls: store.Pulls(), Vulnerable: runtimes.Vulnerable, Sessions: sessions.Counts, Version: currentVersion().Crius})
+	backends.register(ctx, counts, engine, sessions)
 	endMetrics, err := serveMetrics(ctx, cfg, counts, engine, backends.page(engine, since))
 	if err != nil {
 		return err
@@ -116,8 +116,8 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	return answer(ctx, cfg.API, manager, sessions, store.AwaitLost, server.Services{
 		Engine: engine, Status: engine.Status(), Usage: engine.Usage(),
 		Images: store, PodMetrics: cfg.Metrics.IncludedPodMetrics,
-		Sessions: sessions,
-		Version:  currentVersion().Crius,
+		Sessions: sessions, Trail: records,
+		Version: currentVersion().Crius,
 		Info: func(ctx context.Context) map[string]string {
 			return backends.info(ctx, settings.loaded(), cni, newVitals(since, inherited, engine.Summary(), store.Pulls()))
 		},
@@ -148,9 +148,22 @@ func occupyRoots(ctx context.Context, cfg config.Config) (leave func() error, er
 	}, nil
 }
 
+// journalSocket is where journald takes entries with fields, also that of a journal namespace.
+const journalSocket = "/run/systemd/journal/socket"
+
+// newTrail returns the audit trail, which goes to the journal if the log does.
+func newTrail(ctx context.Context, cfg server.Config, engine *pod.Engine) *trail.Trail {
+	options := trail.Options{Level: cfg.Audit, File: cfg.AuditFile}
+	if logx.Journal(os.Stderr) {
+		options.Journal = journalSocket
+	}
+	return trail.New(ctx, options, engine)
+}
+
 // newSessions returns the stream server for the engine's pods and containers.
-func newSessions(cfg server.Config, engine *pod.Engine) (*stream.Server, error) {
+func newSessions(cfg server.Config, engine *pod.Engine, records *trail.Trail) (*stream.Server, error) {
 	streaming := cfg.Stream()
+	streaming.Trail = records
 	streaming.Namespace = func(id string) string {
 		if v, err := engine.Container(id); err == nil {
 			id = v.SandboxID
@@ -183,6 +196,12 @@ func serveMetrics(ctx context.Context, cfg config.Config, counts *metrics.Metric
 		return nil, err
 	}
 	return background(ctx, s.Serve, s.Close), nil
+}
+
+// register lets the metrics ask their sources.
+func (b *backends) register(ctx context.Context, counts *metrics.Metrics, engine *pod.Engine, sessions *stream.Server) {
+	counts.Register(ctx, metrics.Sources{Node: engine.Summary, Status: engine.Status().Last, Sizes: b.store.Sizes, Logged: engine.Logged,
+		Pulls: b.store.Pulls(), Vulnerable: b.runtimes.Vulnerable, Sessions: sessions.Counts, Version: currentVersion().Crius})
 }
 
 // page returns the status page of a server that has been running since then.

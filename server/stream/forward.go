@@ -300,8 +300,10 @@ func podEnded(err error) bool {
 }
 
 func (f *forwarder) forward(ctx context.Context, port uint16, stream io.ReadWriteCloser) error {
-	err := f.session.server.engine.PortForward(ctx, f.pod, port, stream)
+	f.session.entry.Connect(port)
+	err := f.session.server.engine.PortForward(ctx, f.pod, port, f.session.entry.Both(stream))
 	if err != nil {
+		f.session.entry.Fail(err)
 		slog.DebugContext(ctx, "connection into a pod failed", "pod", f.pod, "port", port, "err", err)
 		return fmt.Errorf("error forwarding port %d: %w", port, err)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/server/tlsfile"
+	"github.com/crius-run/crius/server/trail"
 )
 
 // Config is where sessions are served and how.
@@ -35,6 +36,9 @@ type Config struct {
 	// Namespace returns the namespace of a container's or a pod's id, of which none may
 	// have all places; nil: all are in one.
 	Namespace func(id string) string
+
+	// Trail records sessions; nil: nothing does.
+	Trail *trail.Trail
 
 	// TLS, if the first two are given; with the third, clients must have a
 	// certificate of that authority. New files are noticed.
@@ -187,21 +191,21 @@ func (s *Server) Close(ctx context.Context) error {
 // fault.Exhausted where there are too many sessions, for which it waits some seconds
 // while ctx lasts: one may be about to end.
 func (s *Server) Exec(ctx context.Context, r *cri.ExecRequest) (string, error) {
-	return s.url(ctx, "exec", r.GetContainerId(), r)
+	return s.url(ctx, "exec", r, trail.Request{Verb: trail.Exec, ID: r.GetContainerId(), Command: r.GetCmd(), Terminal: r.GetTty()})
 }
 
 // Attach is the same for the container's own process.
 func (s *Server) Attach(ctx context.Context, r *cri.AttachRequest) (string, error) {
-	return s.url(ctx, "attach", r.GetContainerId(), r)
+	return s.url(ctx, "attach", r, trail.Request{Verb: trail.Attach, ID: r.GetContainerId(), Terminal: r.GetTty()})
 }
 
 // PortForward is the same for connections to the pod's ports.
 func (s *Server) PortForward(ctx context.Context, r *cri.PortForwardRequest) (string, error) {
-	return s.url(ctx, "portforward", r.GetPodSandboxId(), r)
+	return s.url(ctx, "portforward", r, trail.Request{Verb: trail.PortForward, ID: r.GetPodSandboxId()})
 }
 
-func (s *Server) url(ctx context.Context, kind, target string, session any) (string, error) {
-	token, err := s.tickets.issue(ctx, s.partyOf(target), session)
+func (s *Server) url(ctx context.Context, kind string, session any, about trail.Request) (string, error) {
+	token, err := s.tickets.issue(ctx, s.partyOf(about.ID), session, s.cfg.Trail.Begin(ctx, about))
 	return s.base.JoinPath(kind, token).String(), err
 }
 
@@ -227,7 +231,7 @@ func (s *Server) Counts() Counts {
 // serve makes a handler of one for a kind of session.
 func serve[T any](s *Server, handle func(*session, T)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		request, ended, ok := redeem[T](s.tickets, r.PathValue("token"))
+		request, entry, ended, ok := redeem[T](s.tickets, r.PathValue("token"))
 		if !ok {
 			http.NotFound(w, r)
 			return
@@ -239,7 +243,8 @@ func serve[T any](s *Server, handle func(*session, T)) http.HandlerFunc {
 		c.introduce()
 		ctx, cancel := context.WithCancelCause(r.Context())
 		answer := &answer{ResponseWriter: w}
-		v := &session{server: s, conn: c, w: answer, r: r.WithContext(ctx), ctx: ctx}
+		v := &session{server: s, conn: c, w: answer, r: r.WithContext(ctx), ctx: ctx, entry: entry}
+		entry.From(r.RemoteAddr)
 		v.work.Go(func() {
 			if c.wait(ctx, s.cfg.IdleTimeout) {
 				cancel(c.why())
@@ -248,6 +253,7 @@ func serve[T any](s *Server, handle func(*session, T)) http.HandlerFunc {
 		})
 		began := time.Now()
 		err := panics.Do(ctx, "serve session", func() error { handle(v, request); return nil })
+		entry.End(v.exitCode, err)
 		if err != nil && !answer.hijacked {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 		}

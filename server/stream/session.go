@@ -18,6 +18,7 @@ import (
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/stdio"
 	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/server/trail"
 )
 
 // session is one client's connection.
@@ -29,6 +30,9 @@ type session struct {
 	ctx    context.Context // ends when the client has gone
 	work   sync.WaitGroup  // goroutines, which end with the connection at the latest
 	ends   []func()        // what to do once the connection is closed
+
+	entry    *trail.Entry // in the audit trail
+	exitCode *int32       // of a command that has ended
 }
 
 func (v *session) atEnd(f func()) { v.ends = append(v.ends, f) }
@@ -68,6 +72,9 @@ func (s *Server) exec(v *session, req *cri.ExecRequest) {
 	command := oci.Command{Args: req.GetCmd(), Terminal: req.GetTty(), Stdin: req.GetStdin()}
 	v.converse(wanted{req.GetStdin(), req.GetStdout(), req.GetStderr(), req.GetTty()}, func(client pod.Client) error {
 		code, err := s.engine.Exec(v.ctx, req.GetContainerId(), command, client)
+		if err == nil {
+			v.exitCode = &code
+		}
 		if err == nil && code != 0 {
 			return exit(code)
 		}
@@ -91,16 +98,20 @@ func (v *session) converse(w wanted, run run) {
 	d, err := open(w)
 	if err != nil {
 		slog.DebugContext(v.ctx, "client did not open its session streams", "err", err)
+		v.entry.Fail(err)
 		return
 	}
 	stdin := v.interruptible(d.in)
 	err = run(pod.Client{
-		Stdin:  stdin,
-		Stdout: d.out, // a nil WriteCloser is a nil Writer, too
-		Stderr: d.err,
+		Stdin:  v.entry.Reader(stdin),
+		Stdout: v.entry.Writer(d.out), // a nil WriteCloser is a nil Writer, too
+		Stderr: v.entry.Writer(d.err),
 		Resize: v.sizes(d.resize),
 		Hangup: v.conn.drop,
 	})
+	if code := exit(0); !errors.As(err, &code) {
+		v.entry.Fail(err)
+	}
 	if stdin != nil {
 		_ = stdin.Close()
 	}

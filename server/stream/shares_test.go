@@ -97,12 +97,12 @@ func flood(t *testing.T, box *tickets, redeemed bool) {
 			if full != nil {
 				continue
 			}
-			token, err := box.issue(t.Context(), p, &cri.ExecRequest{})
+			token, err := box.issue(t.Context(), p, &cri.ExecRequest{}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if redeemed {
-				if _, _, ok := redeem[*cri.ExecRequest](box, token); !ok {
+				if _, _, _, ok := redeem[*cri.ExecRequest](box, token); !ok {
 					t.Fatal("the token is not good")
 				}
 			}
@@ -133,11 +133,11 @@ func TestOneTenantCannotHoldAllSessions(t *testing.T) {
 					waiting++
 				}
 				for i := range 20 {
-					if _, err := c.box.issue(t.Context(), party{"modest", fmt.Sprint(i % 2)}, &cri.ExecRequest{}); err != nil {
+					if _, err := c.box.issue(t.Context(), party{"modest", fmt.Sprint(i % 2)}, &cri.ExecRequest{}, nil); err != nil {
 						t.Errorf("session %d of another tenant: %v", i, err)
 					}
 				}
-				if _, err := c.box.issue(t.Context(), party{"greedy", "0"}, &cri.ExecRequest{}); !errors.Is(err, fault.Exhausted) {
+				if _, err := c.box.issue(t.Context(), party{"greedy", "0"}, &cri.ExecRequest{}, nil); !errors.Is(err, fault.Exhausted) {
 					t.Errorf("one too many: %v", err)
 				}
 				if c.box.refused.snapshot()[c.reason] == 0 {

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -22,6 +23,8 @@ import (
 
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
+	"github.com/crius-run/crius/server/trail"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
@@ -157,5 +160,86 @@ func TestExecWithRealClients(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// running has every pod and container that is asked for.
+type running struct{}
+
+func (running) Container(id string) (*view.Container, error) {
+	return &view.Container{ID: id, SandboxID: "p", Config: &cri.ContainerConfig{}}, nil
+}
+
+func (running) Sandbox(id string) (*view.Sandbox, error) {
+	return &view.Sandbox{ID: id, Config: &cri.PodSandboxConfig{}}, nil
+}
+
+// A session leaves one record, with what has passed and how it ended, whatever its transport. Not
+// parallel, as the others here.
+func TestSessionsLeaveOneRecord(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "audit.log")
+	records := trail.New(t.Context(), trail.Options{Level: trail.People, File: file}, running{})
+	s := serveWith(t, Config{Trail: records}, &fakeEngine{exec: echo, forward: intoThisPod})
+	for name, executor := range executors {
+		for command, stdin := range map[string]string{"seven": "some words", "error": "other words"} {
+			address, err := s.Exec(t.Context(), &cri.ExecRequest{ContainerId: name, Cmd: []string{command}, Stdin: true, Stdout: true, Stderr: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			u, err := url.Parse(address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			e, err := executor(u)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = e.StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdin: strings.NewReader(stdin), Stdout: io.Discard, Stderr: io.Discard})
+		}
+	}
+	port := listen(t, "127.0.0.1:0", echoes)
+	for transport := range dialers {
+		t.Run(transport, func(t *testing.T) {
+			k := forwardPorts(t, s, transport, port)
+			k.works(t, 0)
+			k.works(t, 0)
+		})
+	}
+	const all = 6
+	var lines []string
+	wait.For(t, "all records", func() bool {
+		text, _ := os.ReadFile(file)
+		lines = strings.SplitAfter(string(text), "\n")
+		return len(lines) > all
+	})
+	if err := records.Close(t.Context()); err != nil || len(lines) != all+1 {
+		t.Fatalf("%d records, %v", len(lines)-1, err)
+	}
+	count := func(parts ...string) (n int) {
+		for _, line := range lines {
+			has := true
+			for _, part := range parts {
+				has = has && strings.Contains(line, part)
+			}
+			if has {
+				n++
+			}
+		}
+		return n
+	}
+	for name := range executors {
+		id := fmt.Sprintf(`"container_id":%q`, name)
+		if n := count(`"verb":"exec"`, id, `"command":["seven"]`, `"bytes_in":10,"bytes_out":18`, `"exit_code":7`); n != 1 {
+			t.Errorf("%d records of the command's end over %s", n, name)
+		}
+		if n := count(`"verb":"exec"`, id, `"command":["error"]`, `"bytes_in":11,"bytes_out":19`, `"error":"no such command"`); n != 1 {
+			t.Errorf("%d records of the error over %s", n, name)
+		}
+	}
+	if n := count(`"verb":"port-forward"`, `"pod_id":"x"`, fmt.Sprintf(`"ports":[%d]`, port), `"remote":"127.0.0.1:`, `"bytes_in":10,"bytes_out":10`, `"connections":2`); n != len(dialers) {
+		t.Errorf("%d records of forwards", n)
+	}
+	if t.Failed() {
+		t.Logf("%s", lines)
 	}
 }

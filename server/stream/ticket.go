@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/server/trail"
 )
 
 const (
@@ -50,12 +51,13 @@ func newTickets(most, mostEach int) *tickets {
 type ticket struct {
 	party   party
 	session any // an ExecRequest, an AttachRequest or a PortForwardRequest
+	entry   *trail.Entry
 	expires time.Time
 }
 
 // issue keeps session until it is redeemed, and returns the token for it. Where there
 // are too many sessions it waits for one to end, up to placeWait or the end of ctx.
-func (t *tickets) issue(ctx context.Context, p party, session any) (string, error) {
+func (t *tickets) issue(ctx context.Context, p party, session any, entry *trail.Entry) (string, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.expire()
@@ -67,7 +69,7 @@ func (t *tickets) issue(ctx context.Context, p party, session any) (string, erro
 		return "", err
 	}
 	token := rand.Text()
-	t.waiting[token] = ticket{p, session, time.Now().Add(ticketLife)}
+	t.waiting[token] = ticket{p, session, entry, time.Now().Add(ticketLife)}
 	t.pending.count(p, 1)
 	t.open.count(p, 1)
 	return token, nil
@@ -132,24 +134,24 @@ func (t *tickets) await(ctx context.Context, p party) {
 	}
 }
 
-// redeem takes a ticket of one kind of session. The caller must call end when the
+// redeem takes a ticket of one kind of session, with its entry in the audit trail. The caller must call end when the
 // session has ended and its connection is closed.
-func redeem[T any](t *tickets, token string) (session T, end func(), ok bool) {
+func redeem[T any](t *tickets, token string) (session T, entry *trail.Entry, end func(), ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	waiting, ok := t.waiting[token]
 	if !ok {
-		return session, nil, false
+		return session, nil, nil, false
 	}
 	if session, ok = waiting.session.(T); !ok {
-		return session, nil, false
+		return session, nil, nil, false
 	}
 	t.drop(token, waiting.party)
 	if !time.Now().Before(waiting.expires) {
 		t.end(waiting.party)
-		return session, nil, false
+		return session, nil, nil, false
 	}
-	return session, func() {
+	return session, waiting.entry, func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		t.end(waiting.party)

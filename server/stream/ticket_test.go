@@ -17,7 +17,7 @@ func TestTickets(t *testing.T) {
 	t.Parallel()
 	box := newTickets(0, 0)
 	request := &cri.ExecRequest{ContainerId: "x"}
-	token, err := box.issue(t.Context(), party{target: "x"}, request)
+	token, err := box.issue(t.Context(), party{target: "x"}, request, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,16 +25,16 @@ func TestTickets(t *testing.T) {
 	if len(token)*each < bits {
 		t.Errorf("token %q has %d bits", token, len(token)*each)
 	}
-	if _, _, ok := redeem[*cri.AttachRequest](box, token); ok {
+	if _, _, _, ok := redeem[*cri.AttachRequest](box, token); ok {
 		t.Error("exec's token is good for attach")
 	}
-	if _, _, ok := redeem[*cri.ExecRequest](box, token+"A"); ok {
+	if _, _, _, ok := redeem[*cri.ExecRequest](box, token+"A"); ok {
 		t.Error("another token is good")
 	}
-	if got, _, ok := redeem[*cri.ExecRequest](box, token); !ok || got != request {
+	if got, _, _, ok := redeem[*cri.ExecRequest](box, token); !ok || got != request {
 		t.Errorf("redeemed %v, %v", got, ok)
 	}
-	if _, _, ok := redeem[*cri.ExecRequest](box, token); ok {
+	if _, _, _, ok := redeem[*cri.ExecRequest](box, token); ok {
 		t.Error("a token is good twice")
 	}
 }
@@ -44,7 +44,7 @@ func TestTicketsExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		box := newTickets(0, 0)
 		issue := func() string {
-			token, err := box.issue(t.Context(), party{target: "x"}, &cri.ExecRequest{})
+			token, err := box.issue(t.Context(), party{target: "x"}, &cri.ExecRequest{}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -52,17 +52,17 @@ func TestTicketsExpire(t *testing.T) {
 		}
 		good, stale := issue(), issue()
 		time.Sleep(ticketLife - time.Second)
-		if _, _, ok := redeem[*cri.ExecRequest](box, good); !ok {
+		if _, _, _, ok := redeem[*cri.ExecRequest](box, good); !ok {
 			t.Error("not good for a minute")
 		}
 		time.Sleep(2 * time.Second)
-		if _, _, ok := redeem[*cri.ExecRequest](box, stale); ok {
+		if _, _, _, ok := redeem[*cri.ExecRequest](box, stale); ok {
 			t.Error("good for more than a minute")
 		}
 		for box.pending.admits(party{target: "x"}) {
 			issue()
 		}
-		if _, err := box.issue(t.Context(), party{target: "x"}, &cri.ExecRequest{}); !errors.Is(err, fault.Exhausted) {
+		if _, err := box.issue(t.Context(), party{target: "x"}, &cri.ExecRequest{}, nil); !errors.Is(err, fault.Exhausted) {
 			t.Errorf("one too many: %v", err)
 		}
 		time.Sleep(ticketLife + time.Second)
@@ -80,7 +80,7 @@ func TestSessionsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		box := newTickets(5, 3)
 		issue := func(target string) (string, error) {
-			return box.issue(t.Context(), party{target, target}, &cri.ExecRequest{})
+			return box.issue(t.Context(), party{target, target}, &cri.ExecRequest{}, nil)
 		}
 		var ends []func()
 		begin := func(target string) {
@@ -89,7 +89,7 @@ func TestSessionsAreCounted(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, end, ok := redeem[*cri.ExecRequest](box, token)
+			_, _, end, ok := redeem[*cri.ExecRequest](box, token)
 			if !ok {
 				t.Fatal("the token is not good")
 			}
@@ -141,14 +141,14 @@ func TestIssueWaitsForASessionToEnd(t *testing.T) {
 func issueWaits(t *testing.T, box *tickets) {
 	issue := func(ctx context.Context) (token string, took time.Duration, err error) {
 		began := time.Now()
-		token, err = box.issue(ctx, party{target: "x"}, &cri.ExecRequest{})
+		token, err = box.issue(ctx, party{target: "x"}, &cri.ExecRequest{}, nil)
 		return token, time.Since(began), err
 	}
 	token, _, err := issue(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, end, ok := redeem[*cri.ExecRequest](box, token)
+	_, _, end, ok := redeem[*cri.ExecRequest](box, token)
 	if !ok {
 		t.Fatal("the token is not good")
 	}
@@ -188,13 +188,13 @@ func TestIssueWaitsForAClientToConnect(t *testing.T) {
 		var token string
 		for box.pending.admits(p) {
 			var err error
-			if token, err = box.issue(t.Context(), p, &cri.ExecRequest{}); err != nil {
+			if token, err = box.issue(t.Context(), p, &cri.ExecRequest{}, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
-		time.AfterFunc(time.Second, func() { _, _, _ = redeem[*cri.ExecRequest](box, token) })
+		time.AfterFunc(time.Second, func() { _, _, _, _ = redeem[*cri.ExecRequest](box, token) })
 		began := time.Now()
-		if _, err := box.issue(t.Context(), p, &cri.ExecRequest{}); err != nil || time.Since(began) != time.Second {
+		if _, err := box.issue(t.Context(), p, &cri.ExecRequest{}, nil); err != nil || time.Since(began) != time.Second {
 			t.Errorf("issued after %s: %v", time.Since(began), err)
 		}
 	})
