@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
@@ -14,16 +15,48 @@ import (
 	"github.com/crius-run/crius/pod/records"
 )
 
+// secondLook is the time after which the namespaces of a pod that seems dead are looked for again.
+// The end of a pod is final, and a mount may be gone for a moment while somebody mounts or moves the
+// file system above it.
+const secondLook = time.Second
+
 // checkAlive ends the pod if it is dead, as a server that starts would find: a namespace is no
-// longer pinned, for instance. No container can be created in it, and the kubelet makes a new pod
-// once this one is not ready (cri-o#1927). What cannot be looked at now counts as there, and is
-// unseen. checkAlive does not wait: creations under way are cancelled, and undo themselves.
-func (s *Sandbox) checkAlive() (unseen []error, dead error) {
+// longer pinned, for instance, now and after secondLook. No container can be created in it, and the
+// kubelet makes a new pod once this one is not ready (cri-o#1927). What cannot be looked at now
+// counts as there. checkAlive does not wait for verbs: creations under way are cancelled, and undo
+// themselves.
+func (s *Sandbox) checkAlive() (dead error) {
+	if lost, _ := s.lost(); len(lost) == 0 || !s.engine.awaitSecondLook() {
+		return nil
+	}
+	_, dead = s.endIfLost()
+	return dead
+}
+
+// lost returns what a ready pod has lost, and what cannot be looked at.
+func (s *Sandbox) lost() (lost, unseen []error) {
 	now := s.Now()
 	if now.Phase != records.Ready || s.ending.Err() != nil {
 		return nil, nil
 	}
-	lost, unseen := audit.Lost(records.Pod{PodPlan: s.plan, PodState: now.PodState}, now.infra, s.engine.planner.Boot)
+	return audit.Lost(records.Pod{PodPlan: s.plan, PodState: now.PodState}, now.infra, s.engine.planner.Boot)
+}
+
+// awaitSecondLook reports whether the second look may be taken: not while the server ends.
+func (e *Engine) awaitSecondLook() bool {
+	pause := time.NewTimer(secondLook)
+	defer pause.Stop()
+	select {
+	case <-pause.C:
+		return true
+	case <-e.background.Closing().Done():
+		return false
+	}
+}
+
+// endIfLost is the second look.
+func (s *Sandbox) endIfLost() (unseen []error, dead error) {
+	lost, unseen := s.lost()
 	if len(lost) == 0 {
 		return unseen, nil
 	}
@@ -77,7 +110,8 @@ type pins struct {
 	again  bool // something could not be looked at
 }
 
-// check ends the pods that are dead. If another list is just looking, it does not wait for that.
+// check ends the pods that are dead, by one second look at all of them. If another list is just
+// looking, it does not wait for that.
 func (p *pins) check(all []*Sandbox) {
 	if !p.mu.TryLock() {
 		return
@@ -87,9 +121,27 @@ func (p *pins) check(all []*Sandbox) {
 		return
 	}
 	p.again = false
+	var suspects []*Sandbox
 	for _, s := range all {
-		unseen, _ := s.checkAlive()
+		lost, unseen := s.lost()
 		p.again = p.again || len(unseen) > 0
+		if len(lost) > 0 {
+			suspects = append(suspects, s)
+		}
+	}
+	if len(suspects) == 0 || !suspects[0].engine.awaitSecondLook() {
+		return
+	}
+	dead := 0
+	for _, s := range suspects {
+		unseen, err := s.endIfLost()
+		p.again = p.again || len(unseen) > 0
+		if err != nil {
+			dead++
+		}
+	}
+	if dead > 1 {
+		slog.Error("several pods have lost their namespaces at once, pods not ready: find out what unmounts them", "pods", dead, "dir", suspects[0].engine.cfg.NamespacesDir)
 	}
 }
 

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -55,6 +57,69 @@ func TestReadersSeeADeadPodAtOnce(t *testing.T) {
 			b.remove(e, pod)
 			b.nothingLeft()
 		})
+	}
+}
+
+// A pod lives on if what pins its namespaces is gone for a moment only. If several pods have lost
+// theirs, the log says so once.
+func TestPodsAreEndedAtASecondLook(t *testing.T) {
+	timeless(t, func(t *testing.T, b *bench) {
+		e := b.engine()
+		pods := []string{b.run(e, "a"), b.run(e, "b"), b.run(e, "c")}
+		pin := func(pod string) string { return filepath.Join(b.cfg.NamespacesDir, "utsns", "crius-"+pod) }
+		ready := func() (all []string) {
+			for _, v := range e.Sandboxes() {
+				if v.State == cri.PodSandboxState_SANDBOX_READY {
+					all = append(all, v.ID)
+				}
+			}
+			return all
+		}
+		b.want(ready(), pods...)
+		for name, look := range map[string]func(){
+			"status": func() { _, _ = e.Sandbox(pods[0]) },
+			"list":   func() { e.Sandboxes() },
+			"create": func() { b.create(e, pods[0], "c") },
+		} {
+			for _, pod := range pods {
+				if err := unix.Unmount(pin(pod), 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+			looked := make(chan struct{})
+			go func() {
+				defer close(looked)
+				look()
+			}()
+			synctest.Wait() // for the first look
+			for _, pod := range pods {
+				if err := unix.Mount("/proc/self/ns/uts", pin(pod), "", unix.MS_BIND, ""); err != nil {
+					t.Fatal(err)
+				}
+			}
+			<-looked
+			if got := ready(); len(got) != len(pods) {
+				t.Errorf("%s: %d pods are ready", name, len(got))
+			}
+		}
+		for _, pod := range pods[1:] {
+			if err := unix.Unmount(pin(pod), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.want(ready(), pods[0])
+		for _, pod := range pods {
+			b.remove(e, pod)
+		}
+		b.nothingLeft()
+	})
+}
+
+// want compares ids in any order.
+func (b *bench) want(got []string, ids ...string) {
+	b.Helper()
+	if slices.Sort(got); !slices.Equal(got, slices.Sorted(slices.Values(ids))) {
+		b.Errorf("ready are %q, want %q", got, ids)
 	}
 }
 

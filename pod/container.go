@@ -72,7 +72,7 @@ func (e *Engine) newContainer(id string, s *Sandbox, rec records.Container) *Con
 		exited: make(chan struct{}),
 	}
 	c.ID, c.Kind = id, c.kind()
-	c.Change(func(now *liveContainer) { now.ContainerState = rec.ContainerState })
+	c.Change(func(now *liveContainer) { now.ContainerState, now.created = rec.ContainerState, rec.CreatedAt })
 	c.nri.Plugins, c.nri.Describe = e.deps.Plugins, c.describe
 	c.stop = &stop.Stopper{
 		ID: id, Ref: ref, Signal: unix.Signal(c.plan.StopNumber), Exited: c.exited, Work: e.background, Sandboxed: s.plan.Sandboxed,
@@ -103,6 +103,7 @@ type liveContainer struct {
 	// stands in for it.
 	unreachable bool
 	log         conmon.LogTrouble // as the task reported it last
+	created     time.Time         // as readers see it; see clock.go
 	exit        *conmon.Exit
 	gone        bool // removed
 }
@@ -146,7 +147,7 @@ func (c *Container) show(now *liveContainer) *view.Container {
 		ImageID:    c.plan.ImageID,
 		ImageRef:   c.plan.ImageRef,
 		State:      cri.ContainerState_CONTAINER_CREATED,
-		CreatedAt:  c.plan.CreatedAt,
+		CreatedAt:  now.created,
 		StartedAt:  now.StartedAt,
 		LogPath:    c.plan.LogPath,
 		Mounts:     c.plan.Mounts(),

@@ -83,7 +83,7 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 		return nil, fmt.Errorf("image %s is an OCI artifact, which has files and no program to run; mount it as an image volume: %w", cfg.GetImage().GetImage(), fault.Invalid)
 	}
 	plan, err := e.planner.Container(blueprint.ContainerRequest{
-		ID: id, PodID: s.ID, Pod: &s.plan, Handler: s.runtime.Handler(), Config: cfg, Image: image, At: s.containerTime(cfg.GetMetadata().GetName()),
+		ID: id, PodID: s.ID, Pod: &s.plan, Handler: s.runtime.Handler(), Config: cfg, Image: image, At: s.containerTime(cfg.GetMetadata()),
 		Labels: e.labels, Tuner: e.tuner,
 	})
 	if err != nil {
@@ -125,7 +125,7 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 // admit ties the creation of a container to its pod: the end of the pod cancels it. The caller
 // calls done when the container belongs to the pod or is gone.
 func (s *Sandbox) admit(ctx context.Context) (_ context.Context, done func(), _ error) {
-	if _, err := s.checkAlive(); err != nil {
+	if err := s.checkAlive(); err != nil {
 		return nil, nil, err
 	}
 	admitted := false

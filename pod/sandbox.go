@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -75,7 +76,7 @@ func (e *Engine) newSandbox(id string, rec records.Pod) (*Sandbox, error) {
 		plan:    rec.PodPlan,
 	}
 	s.ID, s.Kind = id, s.kind()
-	s.Change(func(now *livePod) { now.PodState = rec.PodState })
+	s.Change(func(now *livePod) { now.PodState, now.created = rec.PodState, rec.CreatedAt })
 	s.nri = nri.PodEvents{Plugins: e.deps.Plugins, Describe: s.describe}
 	s.ending, s.callOff = context.WithCancelCause(context.WithoutCancel(e.background.Closing()))
 	s.clamped.Store(rec.Overhead.M != nil || rec.Resources.M != nil) // an earlier server may have clamped it
@@ -89,6 +90,7 @@ type livePod struct {
 	unreachable bool         // the monitor of infra has not answered since the server was started
 	containers  []*Container // replaced, never modified
 	gone        bool         // removed
+	created     time.Time    // as readers see it; see clock.go
 	detachErr   error        // why the last release of the network failed
 }
 
@@ -138,7 +140,7 @@ func (s *Sandbox) show(now *livePod) *view.Sandbox {
 		Handler:   s.plan.Handler,
 		Config:    records.Pod{PodPlan: s.plan, PodState: now.PodState}.Current(),
 		State:     cri.PodSandboxState_SANDBOX_NOTREADY,
-		CreatedAt: s.plan.CreatedAt,
+		CreatedAt: now.created,
 		Memo:      new(view.Memo),
 	}
 	if !s.plan.ByDefault {

@@ -17,7 +17,7 @@ func (e *Engine) Sandbox(id string) (*view.Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, _ = s.checkAlive() // the view shows it
+	_ = s.checkAlive() // the view shows it
 	return s.View(), nil
 }
 
