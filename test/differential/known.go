@@ -1,0 +1,30 @@
+//go:build differential
+
+package differential
+
+import "regexp"
+
+// Verdicts on an image or a layer, other than that both tools do the same.
+const (
+	different      = "different"
+	refusedByUs    = "refused by crius alone"
+	refusedByThem  = "refused by the other tool alone"
+	cannotBeReread = "not readable"
+	cannotRebuild  = "cannot be rebuilt"
+)
+
+// known are the differences that have a reason.
+var known = []struct {
+	verdict string
+	name    *regexp.Regexp // of the image
+	detail  string         // a part of the difference
+	reason  string
+}{
+	{different, regexp.MustCompile(`^attributes by`), `user.a=""`, "Debian's library leaves out attributes without a value"},
+	{different, regexp.MustCompile(`trusted attributes$`), "trusted.", "overlayfs would follow trusted attributes"},
+	{refusedByThem, regexp.MustCompile(`attributes of a (link|pipe)$`), "lsetxattr", "the kernel takes no user.* there, and crius leaves them out"},
+	{refusedByThem, regexp.MustCompile(`(names with \.\.|through it|link to the outside)$`), "no such file or directory", "Debian's library reads the files back by name, without the root of the layer"},
+	{refusedByUs, regexp.MustCompile(`^generated`), "takes the place of a directory", "the library looks directories up again at the end, through what has taken their place"},
+	{cannotRebuild, regexp.MustCompile(`^sparse by`), "", "the record of an archive does not have its map of holes"},
+	{cannotRebuild, regexp.MustCompile(`(names with \.\.|through it|link to the outside)$`), "", "files are read back by their names in the archive"},
+}
