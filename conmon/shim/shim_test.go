@@ -51,7 +51,7 @@ func TestAnswersToStart(t *testing.T) {
 		`{"version":4,"address":"unix:///x","protocol":"ttrpc"}`: {complaint: "version 4"},
 		"vsock://3:1024": {complaint: "only unix sockets"},
 		"unix://x":       {complaint: "has no address"},
-		`{"version":3,"address":"unix:///x","protocol":"grpc"}`:  {complaint: `unsupported shim protocol "grpc"`},
+		`{"version":3,"address":"unix:///x","protocol":"grpc"}`: {complaint: `unsupported shim protocol "grpc"`},
 	} {
 		got, err := parseEndpoint([]byte(answer))
 		if want.complaint != "" {
