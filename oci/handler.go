@@ -43,6 +43,7 @@ type entry struct {
 	log           logs
 	output        *capture.Budget
 	prober        prober
+	refused       error // why no pod can be made with it, until the table is reloaded; nil: pods can
 
 	// Of a runtime that pods keep, see Table.Bind.
 	origin    *Origin       // nil: it is one of the configuration
@@ -70,6 +71,9 @@ func (h *entry) sameAs(other *entry) bool {
 func (h *entry) lastProbe() *Abilities { return h.prober.answer() }
 
 func (h *entry) probe(ctx context.Context, ask question) (*Abilities, error) {
+	if h.refused != nil {
+		return nil, fmt.Errorf("handler %s: %w", h.name, h.refused)
+	}
 	if h.origin != nil {
 		return h.probeOrigin(ctx, ask)
 	}

@@ -42,6 +42,8 @@ func (t *Table) Bind(name string, origin Origin) (Runtime, error) {
 	if err != nil {
 		return nil, err
 	}
+	t.changing.Lock()
+	defer t.changing.Unlock()
 	now := t.now.Load()
 	now.mu.Lock()
 	defer now.mu.Unlock()
@@ -113,6 +115,10 @@ func (h *entry) probeOrigin(ctx context.Context, ask question) (*Abilities, erro
 	a, err := h.prober.probe(ctx, h.handler.Path, ask)
 	if err == nil && h.isOrigin(a) {
 		return a, nil
+	}
+	if behind, is := errors.AsType[*behindError](err); is { // the shim itself is there
+		return nil, fmt.Errorf("handler %s: %s, which the shim %s of the pod runs, is gone (%w): restore it there, or recreate the pod, which can be stopped and removed: %w",
+			h.name, behind.binary, h.handler.Path, behind.cause, fault.Unavailable)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("handler %s: %w", h.name, err)

@@ -36,7 +36,7 @@ type shimmed struct {
 }
 
 func (r *shimmed) Probe(ctx context.Context) (*Abilities, error) {
-	if !programs.Executable(r.client) {
+	if r.refused == nil && !programs.Executable(r.client) {
 		return nil, fmt.Errorf("handler %s: %s, a part of crius, is missing or not executable: reinstall crius: %w", r.name, r.client, fault.Unavailable)
 	}
 	return r.probe(ctx, r.ask)
@@ -76,7 +76,7 @@ func (r *shimmed) askRunc(ctx context.Context) (*Abilities, error) {
 	}
 	path, err := exec.LookPath(binary)
 	if err != nil {
-		return nil, fmt.Errorf("the shim needs %s (%w): install it, or add --BinaryName=PATH to the handler's options: %w", binary, err, fault.Unavailable)
+		return nil, &behindError{binary, err}
 	}
 	a, err := ask(ctx, path, r.features)
 	if err != nil {
@@ -85,6 +85,18 @@ func (r *shimmed) askRunc(ctx context.Context) (*Abilities, error) {
 	a.Sandboxed, a.behind = false, a.Version
 	return a, nil
 }
+
+// behindError says that the runtime that a shim runs is missing.
+type behindError struct {
+	binary string
+	cause  error
+}
+
+func (e *behindError) Error() string {
+	return fmt.Sprintf("the shim needs %s (%s): install it, or add --BinaryName=PATH to the handler's options", e.binary, e.cause)
+}
+
+func (e *behindError) Unwrap() []error { return []error{e.cause, fault.Unavailable} }
 
 // ofRunc recognizes runc's shim by the first line of its output, which is the
 // name under which it was called.

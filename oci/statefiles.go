@@ -39,15 +39,16 @@ func (r *cli) stateFilesOf(id string, patterns []string) ([]string, error) {
 }
 
 // StateFiles reads the root of the runtime.
-func (r *cli) StateFiles() (StateFiles, error) { return readStateFiles(r.handler.Root) }
+func (r *cli) StateFiles() (StateFiles, error) { return StateFilesIn(r.handler.Root) }
 
 // StateFiles returns runc's state files behind its shim. Other shims keep
 // theirs in places of their own.
 func (r *shimmed) StateFiles() (StateFiles, error) {
-	return readStateFiles(filepath.Join(r.handler.Root, shim.Namespace))
+	return StateFilesIn(filepath.Join(r.handler.Root, shim.Namespace))
 }
 
-func readStateFiles(dir string) (StateFiles, error) {
+// StateFilesIn reads a directory of runtimes' files.
+func StateFilesIn(dir string) (StateFiles, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

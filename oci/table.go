@@ -20,6 +20,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/programs"
+	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/oci/version"
 )
 
@@ -30,6 +31,8 @@ type Table struct {
 	output  *capture.Budget // of the Execs of all handlers
 	now     atomic.Pointer[handlers]
 	version atomic.Uint64
+
+	changing sync.Mutex // held by Reload and Bind: what pods keep must not get lost in between
 }
 
 // handlers are those of one configuration.
@@ -55,7 +58,9 @@ func (h *handlers) kept() map[binding]driver {
 
 // NewTable makes the handlers of cfg. Runtimes keep their own state below
 // runDir unless their configuration says otherwise. A missing binary is not an
-// error here: Probe reports it for as long as it lasts.
+// error here: Probe reports it for as long as it lasts. Nor is a file that a
+// handler names and that cannot be read, unless it is the default one: Probe
+// reports it until the next Reload.
 func NewTable(cfg Config, runDir string) (*Table, error) {
 	monitor, err := findMonitor(cfg.Monitor)
 	if err != nil {
@@ -63,12 +68,19 @@ func NewTable(cfg Config, runDir string) (*Table, error) {
 	}
 	t := &Table{monitor: monitor, runDir: runDir, output: capture.NewBudget(maxOutputInSum)}
 	t.now.Store(&handlers{})
-	return t, t.Reload(cfg)
+	return t, t.reload(cfg, func(name string) bool { return name != cfg.DefaultHandler })
 }
 
 // Reload replaces the handlers with those of cfg: all of them or, on an error,
 // none. Pods keep the handler that they were made with.
 func (t *Table) Reload(cfg Config) error {
+	return t.reload(cfg, func(string) bool { return false })
+}
+
+// reload asks mayRefuse whether a handler that cannot be used may be in the table all the same.
+func (t *Table) reload(cfg Config, mayRefuse func(name string) bool) error {
+	t.changing.Lock()
+	defer t.changing.Unlock()
 	before := t.now.Load()
 	next := &handlers{
 		defaultName: cfg.DefaultHandler, byName: make(map[string]driver), backported: cfg.BackportedCVEs,
@@ -76,11 +88,12 @@ func (t *Table) Reload(cfg Config) error {
 	}
 	for name, handler := range cfg.Handlers {
 		runtime, err := t.runtime(cfg, name, handler)
-		if err != nil {
+		if err != nil && (runtime == nil || !mayRefuse(name)) {
 			return err
 		}
+		runtime.configured().refused = err
 		// An unchanged handler already knows its binary.
-		if old := before.byName[name]; old != nil && old.configured().sameAs(runtime.configured()) {
+		if old := before.byName[name]; old != nil && old.configured().refused == nil && old.configured().sameAs(runtime.configured()) {
 			runtime = old
 		}
 		next.byName[name] = runtime
@@ -102,22 +115,45 @@ func (t *Table) Reload(cfg Config) error {
 	return nil
 }
 
+// DefaultRoot returns where the runtime of a handler keeps its state unless the configuration says
+// otherwise.
+func DefaultRoot(runDir, handler string) string { return filepath.Join(runDir, "runtime", handler) }
+
+// runtime returns a handler of the configuration, also beside an error that concerns this handler
+// alone.
 func (t *Table) runtime(cfg Config, name string, handler Handler) (driver, error) {
 	if handler.Type != "oci" && handler.Type != "shim" {
 		return nil, fmt.Errorf("runtime.handlers.%s.type is %q, use \"oci\" for an OCI runtime or \"shim\" for a containerd shim: %w",
 			name, handler.Type, fault.Invalid)
 	}
 	if handler.Root == "" {
-		handler.Root = filepath.Join(t.runDir, "runtime", name)
+		handler.Root = DefaultRoot(t.runDir, name)
 	}
-	known, err := readFeatures(handler.Features)
-	if err != nil {
-		return nil, fmt.Errorf("runtime.handlers.%s.features: %w", name, err)
+	known, unread := readFeatures(handler.Features)
+	if unread != nil {
+		unread = fmt.Errorf("runtime.handlers.%s.features: %w", name, unread)
 	}
-	return t.driver(cfg, name, handler, known)
+	r, err := t.driver(cfg, name, handler, known)
+	return r, errors.Join(unread, checkFiles(name, handler), err)
 }
 
-// driver makes a handler. known is the content of its features file, nil for none.
+// checkFiles reads what a handler names for containers.
+func checkFiles(name string, handler Handler) (err error) {
+	if path := handler.SeccompProfile; path != "" {
+		if _, unread := spec.LoadProfile(path); unread != nil {
+			err = fmt.Errorf("runtime.handlers.%s.seccomp_profile: %w", name, unread)
+		}
+	}
+	if path := handler.BaseRuntimeSpec; path != "" {
+		if _, unread := spec.LoadBase(path); unread != nil {
+			err = errors.Join(err, fmt.Errorf("runtime.handlers.%s.base_runtime_spec: %w", name, unread))
+		}
+	}
+	return err
+}
+
+// driver makes a handler, also beside an error. known is the content of its features file, nil for
+// none.
 func (t *Table) driver(cfg Config, name string, handler Handler, known *features.Features) (driver, error) {
 	monitorCgroup := handler.MonitorCgroup
 	if monitorCgroup == "" {
@@ -137,9 +173,9 @@ func (t *Table) driver(cfg Config, name string, handler Handler, known *features
 	const ofShims = "crius-conmon-shim"
 	client, err := programs.Find(ofShims, filepath.Dir(t.monitor))
 	if err != nil {
-		return nil, fmt.Errorf("runtime.handlers.%s.type is \"shim\": %s not found in the directory of %s or in PATH: install it: %w", name, ofShims, t.monitor, fault.Unavailable)
+		err = fmt.Errorf("runtime.handlers.%s.type is \"shim\": %s not found in the directory of %s or in PATH: install it: %w", name, ofShims, t.monitor, fault.Unavailable)
 	}
-	return &shimmed{entry: h, client: client, server: filepath.Join(t.runDir, "crius")}, nil
+	return &shimmed{entry: h, client: client, server: filepath.Join(t.runDir, "crius")}, err
 }
 
 func (h *handlers) names() []string { return slices.Sorted(maps.Keys(h.byName)) }

@@ -82,6 +82,7 @@ func (r *recovery) run(ctx context.Context) error {
 	r.adopt(ctx, ctrs)
 	r.restoreTuning(ctx, ctrs)
 	r.restoreNetwork(ctx, pods)
+	r.recorded = ctrs
 	r.loadSandboxes(ctx, pods)
 	r.recoverContainers(ctx, ctrs)
 	r.recoverSandboxes(ctx)
@@ -98,6 +99,7 @@ func (r *recovery) run(ctx context.Context) error {
 // recovery is one run of Recover.
 type recovery struct {
 	engine    *Engine
+	recorded  map[string]*records.Container
 	sandboxes map[string]*Sandbox    // those whose runtimes are known
 	origins   map[string]*oci.Origin // of the handlers as they are configured; nil: not known
 	answers   waiting                // of monitors, and for the teardown of unfinished containers
@@ -125,25 +127,6 @@ func (r *recovery) loadSandboxes(ctx context.Context, pods map[string]*records.P
 			r.noteOrigin(ctx, s)
 		}
 		r.sandboxes[id] = s
-	}
-}
-
-// noteOrigin records how the handler is configured now for a pod of a crius that did not record
-// it, so that later changes do not concern the pod.
-func (r *recovery) noteOrigin(ctx context.Context, s *Sandbox) {
-	origin, known := r.origins[s.plan.Handler]
-	if !known {
-		if abilities, err := s.runtime.Probe(ctx); err == nil {
-			origin = oci.OriginOf(s.runtime.Handler(), abilities)
-		}
-		r.origins[s.plan.Handler] = origin
-	}
-	if origin == nil || s.Now().Phase == records.Creating || s.Now().Phase == records.Removing {
-		return
-	}
-	s.plan.Origin = origin
-	if err := s.Put(ctx); err != nil {
-		slog.WarnContext(ctx, "cannot record how a pod's handler is configured", "pod", s.ID, "err", err)
 	}
 }
 

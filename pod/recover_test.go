@@ -444,27 +444,3 @@ func TestUnfinishedPodWhoseDetachFailsLate(t *testing.T) {
 		b.nothingLeft()
 	})
 }
-
-// A pod from before the origin was recorded gets it when the server is started, so that later
-// changes of the handler do not concern it.
-func TestOriginOfAPodOfAnEarlierVersion(t *testing.T) {
-	b := newBench(t)
-	e := b.engine()
-	pod := b.run(e, "a")
-	made := e.sandboxes.All()[0].record()
-	if made.Origin == nil {
-		t.Fatal("the origin of a new pod is not recorded")
-	}
-	b.close(e)
-	earlier := made
-	earlier.Origin = nil
-	if err := e.records.Pods.Put(t.Context(), pod, &earlier); err != nil {
-		t.Fatal(err)
-	}
-	e = b.engine()
-	if rec, err := e.records.Pods.Get(pod); err != nil || !reflect.DeepEqual(rec.Origin, made.Origin) {
-		t.Errorf("on record: %+v, %v; want %+v", rec.Origin, err, made.Origin)
-	}
-	b.remove(e, pod)
-	b.nothingLeft()
-}

@@ -32,11 +32,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 	if byDefault {
 		handler = e.deps.Runtimes.Default()
 	}
-	runtime, err := e.deps.Runtimes.Get(handler)
-	if err != nil {
-		return "", err
-	}
-	abilities, err := e.status.Probe(ctx, handler)
+	runtime, abilities, err := e.status.Runtime(ctx, handler)
 	if err != nil {
 		return "", err
 	}

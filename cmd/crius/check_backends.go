@@ -25,9 +25,6 @@ func (n *node) checkRuntimes(ctx context.Context) []finding {
 		return []finding{fail("", "%v", err)}
 	}
 	findings := []finding{checkMonitor(table.Monitor())}
-	if err := checkProfiles(c.Runtime); err != nil {
-		findings = append(findings, fail("", "%v", err))
-	}
 	reports, _ := table.Report(ctx)
 	for _, r := range reports {
 		switch {

@@ -109,9 +109,6 @@ func (s *settings) apply(wanted *config.Loaded, runtimes reloader) (result contr
 	if err != nil {
 		return result, err
 	}
-	if err := checkProfiles(next.Config.Runtime); err != nil {
-		return result, err
-	}
 	if err := runtimes.Reload(next.Config.Runtime); err != nil {
 		return result, err
 	}
@@ -165,24 +162,6 @@ func writeReloaded(w io.Writer, r control.Reloaded) {
 	for _, key := range r.Later {
 		fmt.Fprintf(w, "needs a restart: %s\n", key)
 	}
-}
-
-// checkProfiles reads the seccomp profiles and base specs of all handlers.
-func checkProfiles(cfg oci.Config) error {
-	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(cfg.Handlers)) {
-		if path := cfg.Handlers[name].SeccompProfile; path != "" {
-			if _, err := spec.LoadProfile(path); err != nil {
-				errs = append(errs, fmt.Errorf("runtime.handlers.%s.seccomp_profile: %w", name, err))
-			}
-		}
-		if path := cfg.Handlers[name].BaseRuntimeSpec; path != "" {
-			if _, err := spec.LoadBase(path); err != nil {
-				errs = append(errs, fmt.Errorf("runtime.handlers.%s.base_runtime_spec: %w", name, err))
-			}
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // reportHandlers logs the state of each handler.

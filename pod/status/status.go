@@ -181,18 +181,24 @@ func (n *Node) offered(ctx context.Context, name string) *cri.RuntimeHandler {
 
 // Probe returns what pods of a handler may ask for, or why the handler cannot run pods now.
 func (n *Node) Probe(ctx context.Context, handler string) (*oci.Abilities, error) {
+	_, abilities, err := n.Runtime(ctx, handler)
+	return abilities, err
+}
+
+// Runtime returns the runtime of a handler as it is configured now, and what Probe returns of it.
+func (n *Node) Runtime(ctx context.Context, handler string) (oci.Runtime, *oci.Abilities, error) {
 	runtime, err := n.runtimes.Get(handler)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := n.runtimes.MonitorReady(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	abilities, err := runtime.Probe(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return abilities, abilities.CanServe(cmp.Or(handler, n.runtimes.Default()), runtime.Handler())
+	return runtime, abilities, abilities.CanServe(cmp.Or(handler, n.runtimes.Default()), runtime.Handler())
 }
 
 // CanMap returns why a handler's pods cannot have user namespaces of their own: both their
