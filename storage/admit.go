@@ -32,15 +32,24 @@ type Use struct {
 // maxAsked bounds how often a policy is asked about one use.
 const maxAsked = 256
 
-// Admit asks the signature policy about an image in the store, as Pull did. The pull may have been
-// for another namespace, or under another policy or other keys. A refusal is ErrSignature, and
-// fault.Denied or fault.Precondition (docs/decisions/0031-signatures-at-use.md).
+// Admit asks the signature policy and the image verifiers about an image in the store, as Pull did.
+// The pull may have been for another namespace, or under another policy or other keys. A refusal is
+// ErrSignature, and fault.Denied or fault.Precondition (docs/decisions/0031-signatures-at-use.md).
 func (s *Store) Admit(ctx context.Context, use Use) error {
 	policy, err := s.policies.For(use.Namespace)
-	if err != nil || policy.AcceptsAll {
+	if err != nil {
 		return err
 	}
-	return trace.Do(ctx, "check signature policy", func(ctx context.Context) error { return s.admit(ctx, policy, use) })
+	if !policy.AcceptsAll {
+		err := trace.Do(ctx, "check signature policy", func(ctx context.Context) error { return s.admit(ctx, policy, use) })
+		if err != nil {
+			return err
+		}
+	}
+	if !s.verifiers.On() || s.cfg.VerifiersAtPullOnly {
+		return nil
+	}
+	return s.verify(ctx, use)
 }
 
 func (s *Store) admit(ctx context.Context, policy *trust.Policy, use Use) error {
@@ -103,7 +112,7 @@ func (s *Store) namesOfUse(record *cstorage.Image, asked string) ([]reference.Na
 		found = pulled
 	}
 	if len(found) == 0 {
-		return nil, pullerror.Shown(fmt.Sprintf("image %s refused by the signature policy: it was not pulled as %q, and the policy judges an image by the names it was pulled by; "+
+		return nil, pullerror.Shown(fmt.Sprintf("image %s refused by the signature policy: it was not pulled as %q, and an image is judged by the names it was pulled by; "+
 			"use one of those names, or pull it by this one", record.ID, asked), errors.Join(ErrSignature, fault.Denied))
 	}
 	return found, nil

@@ -23,6 +23,9 @@ type Config struct {
 	HostsDirs                []string      `toml:"hosts_dirs" apply:"restart" form:"path" input:"yes" help:"directories with containerd's REGISTRY/hosts.toml or _default/hosts.toml, such as /etc/containerd/certs.d, read at every pull; the first file that is found for a registry replaces its entries in registries.conf, but not blocked ones; empty: none"`
 	SignaturePolicy          string        `toml:"signature_policy" apply:"restart" form:"path or empty" input:"yes" help:"signature policy (policy.json) checked when images are pulled, run or mounted; empty: /etc/containers/policy.json"`
 	SignaturePolicyDir       string        `toml:"signature_policy_dir" apply:"restart" form:"path or empty" input:"yes" help:"directory with a NAMESPACE.json for each namespace whose pods need another policy than signature_policy; empty: none"`
+	VerifiersDir             string        `toml:"verifiers_dir" apply:"restart" form:"path or empty" input:"yes" help:"directory of image verifiers, programs by the protocol of containerd's: every file in it is asked about an image when it is pulled, run or mounted, and all must accept it by exit code 0; empty: none"`
+	VerifiersAtPullOnly      bool          `toml:"verifiers_at_pull_only" apply:"restart" help:"ask image verifiers only when an image is pulled, as containerd does; what is in the store already is run without"`
+	VerifierTimeout          time.Duration `toml:"verifier_timeout" apply:"restart" form:"positive" help:"how long one image verifier may take; the image is refused if it takes longer"`
 	AuthFile                 string        `toml:"auth_file" apply:"restart" form:"path or empty" input:"yes" help:"registry credentials for mirrors, and for registries for which the pull request carries none; empty: none"`
 	NamespacedAuthDir        string        `toml:"namespaced_auth_dir" apply:"restart" form:"path or empty" input:"yes" help:"directory in which a credential provider writes registry credentials, each for a single pull, as for CRI-O: NAMESPACE-SHA256.json, where SHA256 is the digest of the repository's name; such a file is used instead of auth_file and then deleted; empty: none"`
 	AdditionalArtifactStores []string      `toml:"additional_artifact_stores" apply:"restart" form:"path" input:"yes" help:"directories, each with a crius-artifacts as in an image root, whose OCI artifacts are used as well and never changed; such as a network file system with models; empty: none"`
@@ -74,6 +77,7 @@ func DefaultConfig() Config {
 		ProgressTimeout: 5 * time.Minute,
 		MinPullRate:     1 << 10,
 		PullTimeout:     24 * time.Hour, // a hundred gigabytes at 10 Mbit/s
+		VerifierTimeout: 10 * time.Second,
 		Volumes:         "mkdir",
 	}
 }

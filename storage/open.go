@@ -26,6 +26,7 @@ import (
 	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/hosts"
 	"github.com/crius-run/crius/storage/registry/trust"
+	"github.com/crius-run/crius/storage/registry/verifier"
 	"github.com/crius-run/crius/storage/reserve"
 	"github.com/crius-run/crius/storage/unpack"
 )
@@ -171,6 +172,7 @@ func (s *Store) furnish(ctx context.Context, options types.StoreOptions, lock ow
 	s.containersDir = cmp.Or(cfg.containersDir(), s.store.GraphRoot())
 	s.projects = cfg.projects()
 	s.policies = trust.NewPolicies(cfg.SignaturePolicy, cfg.SignaturePolicyDir)
+	s.verifiers = &verifier.Verifiers{Dir: cfg.VerifiersDir, Timeout: cfg.VerifierTimeout}
 	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir) })
 	s.leftovers = durable.NewLeftovers(s.store, s.locks)
 	s.downloads = download.In(cmp.Or(cfg.TemporaryDir, s.roots.ForImages()))

@@ -49,6 +49,7 @@ func (s *Store) newPuller(options types.StoreOptions) *pull.Puller {
 		Artifacts:    s.artifacts.Store,
 		Downloads:    s.downloads,
 		Policies:     s.policies,
+		Verifiers:    s.verifiers,
 		Signatures:   &trust.Stored{Store: s.store},
 		Counts:       &s.pulls,
 		Cgroups:      s.cfg.PullCgroups,

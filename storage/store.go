@@ -52,6 +52,7 @@ import (
 	"github.com/crius-run/crius/storage/registry"
 	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/trust"
+	"github.com/crius-run/crius/storage/registry/verifier"
 	"github.com/crius-run/crius/storage/reserve"
 	"github.com/crius-run/crius/storage/unpack"
 	"github.com/crius-run/crius/storage/unpack/untar"
@@ -98,6 +99,7 @@ type Store struct {
 	device       func() string // of the file system of the writable layers
 	pulls        progress.Counts
 	policies     *trust.Policies
+	verifiers    *verifier.Verifiers
 	puller       *pull.Puller
 	unwatch      func() // see durable.Locks.Panicked
 

@@ -15,7 +15,7 @@ import (
 // Admit asks a signature policy about an artifact under the name of ref. A refusal is
 // trust.ErrSignature.
 func (s *Store) Admit(ctx context.Context, policy *trust.Policy, a *Artifact, ref types.ImageReference) error {
-	content, err := read(ctx, a.remote, a.dir, func() ([]byte, error) { return os.ReadFile(filepath.Join(a.dir, manifestName)) })
+	content, err := s.Manifest(ctx, a)
 	if err != nil {
 		return err
 	}
@@ -33,6 +33,11 @@ func (s *Store) Admit(ctx context.Context, policy *trust.Policy, a *Artifact, re
 		return err
 	}
 	return policy.Check(ctx, signed)
+}
+
+// Manifest returns the manifest of an artifact.
+func (s *Store) Manifest(ctx context.Context, a *Artifact) ([]byte, error) {
+	return read(ctx, a.remote, a.dir, func() ([]byte, error) { return os.ReadFile(filepath.Join(a.dir, manifestName)) })
 }
 
 // unsigned is an artifact for trust.WithSignatures.

@@ -36,6 +36,7 @@ import (
 	"github.com/crius-run/crius/storage/registry/hosts"
 	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/registry/trust"
+	"github.com/crius-run/crius/storage/registry/verifier"
 	"github.com/crius-run/crius/storage/unpack"
 )
 
@@ -64,6 +65,7 @@ type Puller struct {
 	Artifacts  *artifact.Store
 	Downloads  *download.Dir
 	Policies   *trust.Policies
+	Verifiers  *verifier.Verifiers
 	Signatures *trust.Stored
 	Counts     *progress.Counts
 	Program    *unpack.Program // nil: this program is the worker of all pulls
@@ -313,6 +315,9 @@ func (p *Puller) reach(ctx context.Context, n named) (_ *source.Image, leave fun
 	}
 	if err != nil {
 		return nil, nil, source.Because(err, progress.CauseOf(ctx, err))
+	}
+	if _, err := p.Verifiers.Check(ctx, n.name.String(), src.Descriptor()); err != nil {
+		return nil, nil, errors.Join(err, src.Close())
 	}
 	return src, func() { _ = src.Close(); end() }, nil
 }

@@ -225,6 +225,12 @@ func (d *Documents) Document() Document {
 	return d.Manifests[""]
 }
 
+// Descriptor describes the index or the manifest to which the name leads.
+func (d *Documents) Descriptor() imagespec.Descriptor {
+	top := d.Manifests[""]
+	return imagespec.Descriptor{MediaType: top.MediaType, Digest: digest.FromBytes(top.Content), Size: int64(len(top.Content))}
+}
+
 func (d *Documents) parsed() (manifest.Manifest, error) {
 	document := d.Document()
 	return parse(document.Content, document.MediaType)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -27,7 +28,7 @@ func Containerd(file string) (*Import, error) {
 	c.out.Files = files
 	c.plain(containerdRules, c.containerdKeys)
 	d := containerdConversion{c, version}
-	for _, joint := range []func(){d.socket, d.streams, d.pinned, d.apparmor, d.unprivileged, d.capabilities, d.plugins, d.tracing, d.old, d.runtimes} {
+	for _, joint := range []func(){d.socket, d.streams, d.pinned, d.apparmor, d.unprivileged, d.capabilities, d.plugins, d.tracing, d.disabled, d.verifiers, d.old, d.runtimes} {
 		joint()
 	}
 	c.out.Differ = append(c.out.Differ, "images: crius does not use containerd's image store; images are pulled again")
@@ -275,6 +276,48 @@ func (c containerdConversion) tracing() {
 		endpoint = scheme + endpoint
 	}
 	c.set("tracing.endpoint", endpoint, c.from(at), "")
+}
+
+// disabledPlugins lists the plugins that containerd does not load.
+func (c containerdConversion) disabledPlugins() []string {
+	l, set := c.top.leaf("disabled_plugins")
+	if !set {
+		return nil
+	}
+	list, err := textsOf(l.value)
+	if err != nil {
+		c.problem(l.place, "disabled_plugins", err.Error())
+	}
+	return list
+}
+
+// disabled keeps NRI plugins out if containerd does not load its own part of NRI. No other plugin
+// that can be disabled has a counterpart in crius.
+func (c containerdConversion) disabled() {
+	if slices.Contains(c.disabledPlugins(), "io.containerd.nri.v1.nri") {
+		c.set("nri.enable", false, c.from([]string{"disabled_plugins"}), "")
+	}
+}
+
+const verifierPlugin = "io.containerd.image-verifier.v1.bindir"
+
+// verifiers has crius ask containerd's image verifiers, at pulls only as containerd does, if there
+// are any: containerd accepts every image if their directory does not exist, crius none.
+func (c containerdConversion) verifiers() {
+	path := []string{"plugins", verifierPlugin, "bin_dir"}
+	dir := c.text(path...)
+	if dir == "" {
+		dir = "/opt/containerd/image-verifier/bin" // containerd's default
+	}
+	most := []string{"plugins", verifierPlugin, "max_verifiers"}
+	if n, set := typed[int64](c.conversion, most); set && n == 0 || slices.Contains(c.disabledPlugins(), verifierPlugin) {
+		return // it asks none
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) == 0 {
+		return
+	}
+	c.set("image.verifiers_dir", dir, c.from(path), "all programs in it are asked, whatever max_verifiers says")
+	c.set("image.verifiers_at_pull_only", true, c.from(path), "as containerd; without this line they are asked when an image is run as well")
 }
 
 // old remarks on two old tables of runtimes without a name.

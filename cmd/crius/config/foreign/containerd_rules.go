@@ -20,7 +20,7 @@ var containerdRules = []rule{
 	{key: "state", verdict: builtin, why: ownState},
 	{key: "temp", verdict: builtin, why: ownState},
 	{key: "plugin_dir", verdict: builtin, why: noPluginOfIts},
-	{key: "disabled_plugins", verdict: builtin, why: noPluginOfIts},
+	{key: "disabled_plugins", verdict: mapped, to: "nri.enable", joint: true},
 	{key: "required_plugins", verdict: builtin, why: noPluginOfIts},
 	{key: "oom_score", verdict: builtin, why: ownService},
 	{key: "imports", verdict: builtin, why: "the files are read"},
@@ -162,6 +162,9 @@ var containerdRules = []rule{
 	{key: "plugins.otlp.insecure", verdict: mapped, to: "tracing.endpoint", joint: true},
 	{key: "plugins.tracing.sampling_ratio", verdict: mapped, to: "tracing.sampling_rate_per_million", as: perMillion},
 	{key: "plugins.tracing.service_name", verdict: refused, off: []any{"", "containerd"}, why: "traces are sent under the name crius"},
+	{key: "plugins.verifier.bin_dir", verdict: mapped, to: "image.verifiers_dir", joint: true},
+	{key: "plugins.verifier.max_verifiers", verdict: mapped, to: "image.verifiers_dir", joint: true},
+	{key: "plugins.verifier.per_verifier_timeout", verdict: mapped, to: "image.verifier_timeout", as: duration},
 	{key: "plugins.OTHER", verdict: builtin, why: noPluginOfIts},
 }
 
@@ -176,6 +179,7 @@ var plugin = map[string]string{
 	"io.containerd.server.v1.grpc":            "serve-grpc",
 	"io.containerd.tracing.processor.v1.otlp": "otlp",
 	"io.containerd.internal.v1.tracing":       "tracing",
+	verifierPlugin:                            "verifier",
 }
 
 // fourteenCapabilities are containerd's default capabilities.

@@ -2,6 +2,7 @@ package foreign
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -337,6 +338,25 @@ func TestContainerdValues(t *testing.T) {
 		"runtime.cgroup_driver":      `"cgroupfs"`,
 		"runtime.handlers.runc.type": "",
 	})
+}
+
+// Images that containerd has verified before it pulled them are verified by crius.
+func TestContainerdVerifiers(t *testing.T) {
+	const plugin = "[plugins.'io.containerd.image-verifier.v1.bindir']"
+	dir := t.TempDir()
+	text := func(more string) string {
+		return more + "version = 3\n" + plugin + fmt.Sprintf("\nbin_dir = %q\nper_verifier_timeout = '3s'\n", dir)
+	}
+	wantSettings(t, containerdOf(t, text("")), map[string]string{"image.verifiers_dir": ""}) // it has none
+	if err := os.WriteFile(filepath.Join(dir, "cosign"), nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	wantSettings(t, containerdOf(t, text("")), map[string]string{
+		"image.verifiers_dir": fmt.Sprintf("%q", dir), "image.verifiers_at_pull_only": "true", "image.verifier_timeout": `"3s"`, "nri.enable": "",
+	})
+	wantSettings(t, containerdOf(t, text("")+"max_verifiers = 0\n"), map[string]string{"image.verifiers_dir": ""})
+	wantSettings(t, containerdOf(t, text("disabled_plugins = ['io.containerd.image-verifier.v1.bindir', 'io.containerd.nri.v1.nri']\n")),
+		map[string]string{"image.verifiers_dir": "", "nri.enable": "false"})
 }
 
 func TestContainerdRemarks(t *testing.T) {

@@ -1,0 +1,177 @@
+// Package verifier asks programs of the operator whether an image may be used, by the protocol of
+// containerd's image verifiers: every file of a directory is a program, which is called with
+//
+//	-name NAME -digest DIGEST -stdin-media-type application/vnd.oci.descriptor.v1+json
+//
+// and the descriptor of the image on its standard input. It accepts the image by exit code 0, and
+// says why or why not on its standard output. All of them must accept it.
+//
+// A program that cannot be run, or takes too long, counts as one that refuses. So does a directory
+// that does not exist, unlike with containerd: a typing error must not switch verification off.
+package verifier
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/crius-run/crius/internal/capture"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/inherit"
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage/registry/trust"
+)
+
+const (
+	maxPrograms = 64
+	maxVerdict  = 4 << 10 // bytes of the output of one program that are kept
+	maxAnswers  = 4096    // that are cached
+	keepAnswer  = time.Hour
+)
+
+// Verifiers are the programs in a directory. They are safe for concurrent use.
+type Verifiers struct {
+	Dir     string        // empty: every image is accepted
+	Timeout time.Duration // of each program
+
+	mu      sync.Mutex
+	answers map[[sha256.Size]byte]answer
+}
+
+// answer accepts an image.
+type answer struct {
+	given   time.Time
+	verdict string
+}
+
+// On reports whether there is a directory.
+func (v *Verifiers) On() bool { return v != nil && v.Dir != "" }
+
+// Check asks all programs about an image under a name, and returns what they say. A refusal is
+// trust.ErrSignature, and fault.Denied, or fault.Precondition if a program cannot be asked.
+func (v *Verifiers) Check(ctx context.Context, name string, image imagespec.Descriptor) (verdict string, err error) {
+	if !v.On() {
+		return "", nil
+	}
+	programs, err := v.programs()
+	if err != nil {
+		return "", fmt.Errorf("image verifiers: %w: %w: %w", err, trust.ErrSignature, fault.Precondition)
+	}
+	key := v.key(programs, name, image.Digest)
+	if verdict, known := v.cached(key); known {
+		return verdict, nil
+	}
+	var verdicts []string
+	for _, p := range programs {
+		err := trace.Do(ctx, "run image verifier", func(ctx context.Context) error {
+			said, err := v.run(ctx, p.path, name, image)
+			verdicts = append(verdicts, filepath.Base(p.path)+": "+said)
+			return err
+		})
+		if err != nil {
+			return "", fmt.Errorf("image verifier %s: %w", filepath.Base(p.path), err)
+		}
+	}
+	verdict = strings.Join(verdicts, "; ")
+	v.cache(key, verdict)
+	slog.InfoContext(ctx, "image verifiers accept the image", "image", name, "digest", image.Digest, "verdict", verdict)
+	return verdict, nil
+}
+
+// file is a file of the directory as it is now.
+type file struct {
+	path  string
+	state string // changes if the file is replaced or written
+}
+
+// programs are the files of the directory, by name.
+func (v *Verifiers) programs() (all []file, err error) {
+	entries, err := os.ReadDir(v.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("image.verifiers_dir: %w: create it, or unset the option if images need not be verified", err)
+	}
+	if len(entries) > maxPrograms {
+		return nil, fmt.Errorf("%s has %d files, at most %d verifiers are asked: remove some", v.Dir, len(entries), maxPrograms)
+	}
+	for _, e := range entries {
+		path := filepath.Join(v.Dir, e.Name())
+		info, err := os.Stat(path)
+		if err != nil {
+			return nil, err
+		}
+		if !info.Mode().IsRegular() || info.Mode().Perm()&0o111 == 0 {
+			return nil, fmt.Errorf("%s is not a program: remove it, or make it executable", path)
+		}
+		state := fmt.Sprint(info.Size(), info.ModTime().UnixNano())
+		if st, ok := info.Sys().(*syscall.Stat_t); ok {
+			state += fmt.Sprint(" ", st.Dev, st.Ino, st.Ctim.Nano())
+		}
+		all = append(all, file{path, state})
+	}
+	return all, nil
+}
+
+// run asks one program.
+func (v *Verifiers) run(ctx context.Context, path, name string, image imagespec.Descriptor) (said string, err error) {
+	descriptor, err := json.Marshal(image)
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, v.Timeout, fmt.Errorf("no answer within image.verifier_timeout (%s): %w: %w", v.Timeout, trust.ErrSignature, fault.Precondition))
+	defer cancel()
+	out, diagnosis := &capture.Head{Max: maxVerdict}, &capture.Tail{Max: maxVerdict}
+	cmd := exec.CommandContext(ctx, path, "-name", name, "-digest", image.Digest.String(), "-stdin-media-type", imagespec.MediaTypeDescriptor)
+	cmd.Dir, cmd.Env = "/", inherit.Environ()
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(descriptor), out, diagnosis
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second
+	err = inherit.Start(cmd.Run)
+	said = strings.TrimSpace(strings.ToValidUTF8(string(out.Bytes()), "?"))
+	slog.DebugContext(ctx, "image verifier has ended", "program", path, "image", name, "verdict", said, "stderr", diagnosis.String(), "err", err)
+	var exit *exec.ExitError
+	switch {
+	case err == nil, errors.Is(err, exec.ErrWaitDelay): // a child has kept its output open
+		return said, nil
+	case ctx.Err() != nil:
+		return said, context.Cause(ctx)
+	case errors.As(err, &exit) && exit.Exited():
+		return said, fmt.Errorf("refuses %s (exit code %d): %s: %w: %w", name, exit.ExitCode(), said, trust.ErrSignature, fault.Denied)
+	}
+	return said, fmt.Errorf("%w: %w: %w", err, trust.ErrSignature, fault.Precondition)
+}
+
+// key stands for these programs, and an image under a name.
+func (v *Verifiers) key(programs []file, name string, d digest.Digest) [sha256.Size]byte {
+	return sha256.Sum256(fmt.Appendf(nil, "%q %q %q", programs, name, d))
+}
+
+func (v *Verifiers) cached(key [sha256.Size]byte) (verdict string, ok bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	a, ok := v.answers[key]
+	return a.verdict, ok && time.Since(a.given) < keepAnswer
+}
+
+func (v *Verifiers) cache(key [sha256.Size]byte, verdict string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.answers == nil || len(v.answers) >= maxAnswers {
+		v.answers = map[[sha256.Size]byte]answer{}
+	}
+	v.answers[key] = answer{time.Now(), verdict}
+}
