@@ -24,6 +24,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/inherit"
 	"github.com/crius-run/crius/internal/poll"
+	"github.com/crius-run/crius/internal/trace"
 )
 
 const (
@@ -99,6 +100,7 @@ func deathSignal(env []string) syscall.Signal {
 var start = inherit.Start
 
 func run(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
+	defer trace.For(ctx, "CNI plugin "+filepath.Base(path))()
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	stdout := &capture.Head{Max: maxOutput, Full: func() error { stop(errTalkative); return errTalkative }}

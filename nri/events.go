@@ -8,11 +8,14 @@ import (
 	"sync"
 
 	"github.com/containerd/nri/pkg/api"
+
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // RunPod asks plugins whether a pod may run. The caller must call release, also after
 // an error, as soon as Node.Pods returns the pod or the pod is gone.
 func (p *Plugins) RunPod(ctx context.Context, pod func() *Pod) (release func(), err error) {
+	defer trace.For(ctx, "NRI plugins")()
 	return p.ask(func() error {
 		m := pod().message()
 		return p.answered(m, "", func() error { return refused(p.library.RunPodSandbox(ctx, &api.RunPodSandboxRequest{Pod: m})) })
@@ -21,6 +24,7 @@ func (p *Plugins) RunPod(ctx context.Context, pod func() *Pod) (release func(), 
 
 // UpdatePod asks plugins whether a pod may get these resources.
 func (p *Plugins) UpdatePod(ctx context.Context, pod func() *Pod, overhead, resources *Resources) error {
+	defer trace.For(ctx, "NRI plugins")()
 	release, connected := p.hold()
 	defer release()
 	if !connected {
@@ -60,6 +64,7 @@ func (p *Plugins) RemovePod(ctx context.Context, pod func() *Pod) {
 // therefore to all plugins within their time limits, even if the caller stops
 // waiting.
 func (p *Plugins) notifyOfPod(ctx context.Context, what string, pod func() *Pod, send func(context.Context, *api.PodSandbox) error) {
+	defer trace.For(ctx, "NRI plugins")()
 	ctx = context.WithoutCancel(ctx)
 	release, connected := p.hold()
 	defer release()
@@ -76,6 +81,7 @@ func (p *Plugins) notifyOfPod(ctx context.Context, what string, pod func() *Pod,
 // place, and returns the limits that they set. The caller must call release, also after an error, as soon
 // as Node.Containers returns the container or the container is gone.
 func (p *Plugins) CreateContainer(ctx context.Context, container func() *Container) (set *Resources, release func(), err error) {
+	defer trace.For(ctx, "NRI plugins")()
 	release, err = p.ask(func() (err error) {
 		set, err = p.createContainer(ctx, container())
 		return err
@@ -115,6 +121,7 @@ func (p *Plugins) ContainerCreated(ctx context.Context, container func() *Contai
 
 // StartContainer asks plugins whether a container may be started.
 func (p *Plugins) StartContainer(ctx context.Context, container func() *Container) error {
+	defer trace.For(ctx, "NRI plugins")()
 	release, connected := p.hold()
 	defer release()
 	if !connected {
@@ -134,6 +141,7 @@ func (p *Plugins) ContainerStarted(ctx context.Context, container func() *Contai
 // UpdateContainer lets plugins change the new limits of a container in place, and
 // returns the limits that they set.
 func (p *Plugins) UpdateContainer(ctx context.Context, container func() *Container, r *Resources) (set *Resources, err error) {
+	defer trace.For(ctx, "NRI plugins")()
 	release, connected := p.hold()
 	defer release()
 	if !connected {
@@ -189,6 +197,7 @@ func (p *Plugins) RemoveContainer(ctx context.Context, container func() *Contain
 
 // notifyOfContainer is notifyOfPod for a container.
 func (p *Plugins) notifyOfContainer(ctx context.Context, what string, container func() *Container, send func(context.Context, *api.PodSandbox, *api.Container) error) {
+	defer trace.For(ctx, "NRI plugins")()
 	ctx = context.WithoutCancel(ctx)
 	release, connected := p.hold()
 	defer release()

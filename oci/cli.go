@@ -23,6 +23,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/flock"
 	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci/limits"
 	"github.com/crius-run/crius/oci/proc"
 	"github.com/crius-run/crius/oci/stdio"
@@ -67,6 +68,7 @@ func (r *cli) runWith(ctx context.Context, ref Ref, c command, args ...string) (
 	if !slices.Contains(args, ref.ID) { // some verbs have arguments after the id
 		args = append(args, ref.ID)
 	}
+	defer trace.For(ctx, "runtime "+r.name)()
 	c.argv, c.env = r.argv(a, args...), mountItselfIn(ref.Dir)
 	out, err := c.run(ctx)
 	if err != nil {

@@ -65,6 +65,8 @@ func (k known) Knows(id string) bool {
 	return k.engine.sandboxes.Knows(id) || k.engine.containers.Knows(id)
 }
 
+func (k known) NameOf(text string) string { return k.engine.names.of(text) }
+
 func (k known) CgroupParents() []string { return k.engine.CgroupParents() }
 
 // CgroupParents returns the cgroups below which those of pods and containers are, including

@@ -32,6 +32,9 @@ func TestContainerRemovalThatFailsIsRetried(t *testing.T) {
 			if _, err := e.Container(ctr); !errors.Is(err, fault.NotFound) || e.cleanups.Len() != 1 {
 				t.Errorf("%s: the removed container: %v; %d pending cleanups", step, err, e.cleanups.Len())
 			}
+			if p := e.Summary().Pending; len(p) != 1 || p[0].ID != ctr || p[0].Name != "default/a/c" {
+				t.Errorf("%s: pending: %+v", step, p)
+			}
 			again := b.create(e, pod, "c") // the same name
 			b.node.set(func() { delete(b.node.fail, step) })
 			b.awaitCleanups(e)

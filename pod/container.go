@@ -72,6 +72,7 @@ func (e *Engine) newContainer(id string, s *Sandbox, rec records.Container) *Con
 		exited: make(chan struct{}),
 	}
 	c.ID, c.Kind = id, c.kind()
+	e.names.noteContainer(id, s.ID, &c.plan)
 	c.Change(func(now *liveContainer) { now.ContainerState, now.created = rec.ContainerState, rec.CreatedAt })
 	c.nri.Plugins, c.nri.Describe = e.deps.Plugins, c.describe
 	c.stop = &stop.Stopper{

@@ -3,10 +3,13 @@ package pod
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/retry"
 	"github.com/crius-run/crius/internal/trace"
 )
 
@@ -28,6 +31,7 @@ type Summary struct {
 	Unreachable int          // monitors that have not answered since the server was started
 	Logs        int          // running containers whose logs lack what they write
 	Cleanups    int          // objects whose cleanup did not finish and is retried
+	Pending     []Pending    // the cleanups, by id
 	Work        []trace.Work // under way, the longest first
 
 	OOMKilled    uint64 // containers that the kernel killed when memory ran out
@@ -37,12 +41,30 @@ type Summary struct {
 	EventsDropped uint64 // view.Hub.Dropped
 }
 
+// Pending is a cleanup that did not finish and is retried.
+type Pending struct {
+	ID    string    `json:"id"`             // of the object, after words that say what is to be done
+	Name  string    `json:"name,omitempty"` // namespace and name of the pod, and the container's; empty: unknown
+	Since time.Time `json:"since"`
+	Err   string    `json:"error,omitempty"` // of the last attempt; empty: there was none yet
+}
+
+func (e *Engine) pending() []Pending {
+	return mapped(e.cleanups.Pending(), func(p retry.Pending) Pending {
+		shown := Pending{ID: p.Key, Name: e.names.of(p.Key), Since: p.Since}
+		if p.Err != nil {
+			shown.Err = fault.Text(p.Err)
+		}
+		return shown
+	})
+}
+
 // Summary counts what is on the node.
 func (e *Engine) Summary() Summary {
 	s := Summary{
 		Pods:         map[cri.PodSandboxState]int{},
 		Containers:   map[cri.ContainerState]int{},
-		Cleanups:     e.cleanups.Len(),
+		Pending:      e.pending(),
 		Work:         e.deps.Trace.Active(),
 		OOMKilled:    e.counters.oomKilled.Load(),
 		MonitorsLost: e.counters.monitorsLost.Load(),
@@ -50,6 +72,7 @@ func (e *Engine) Summary() Summary {
 
 		EventsDropped: e.events.Dropped(),
 	}
+	s.Cleanups = len(s.Pending)
 	count := func(pid int, unreachable bool) {
 		if pid != 0 {
 			s.Monitors++

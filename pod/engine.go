@@ -56,6 +56,7 @@ type Engine struct {
 	verbs       flight.Group[verb, struct{}]
 	pulls       flight.Group[pullKey, *storage.Image]
 	cleanups    *retry.Queue
+	names       names
 	events      view.Hub
 	counters    counters
 	pins        pins
@@ -149,6 +150,7 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 	}
 	e.pulling, e.endPulls = context.WithCancelCause(context.WithoutCancel(ctx))
 	e.cleanups = e.newCleanups()
+	deps.Trace.SetNames(e.names.of)
 	if e.tuner, err = e.newTuner(); err != nil {
 		return nil, err
 	}
@@ -221,7 +223,7 @@ func (e *Engine) onPod(ctx context.Context, name, id string, work func(*Sandbox,
 		return doneIfAbsent(err)
 	}
 	return e.run(ctx, verb{name, s.ID}, func(ctx context.Context) error {
-		s.Life.Lock()
+		s.LockLife(ctx)
 		defer s.Life.Unlock()
 		if err := work(s, ctx); err != nil {
 			return fmt.Errorf("%s %s: %w", name, s.ID, err)

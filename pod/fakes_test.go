@@ -305,6 +305,7 @@ func (f fakeNetwork) Collect(ctx context.Context, _ []string, live network.Live)
 }
 
 func (f fakeNetwork) Ready(ctx context.Context) error { return f.step(ctx, "network ready", func() {}) }
+func (fakeNetwork) Grace() error                      { return nil }
 func (f fakeNetwork) SetPodCIDR(string) error         { return nil }
 
 // Runtime

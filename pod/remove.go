@@ -20,7 +20,7 @@ func (e *Engine) RemoveContainer(ctx context.Context, id string) error {
 }
 
 func (c *Container) remove(ctx context.Context) error {
-	c.Life.Lock()
+	c.LockLife(ctx)
 	defer c.Life.Unlock()
 	if c.Now().Phase == records.Removing {
 		return nil // an earlier call is at it

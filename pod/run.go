@@ -105,6 +105,7 @@ func (e *Engine) runSandbox(ctx context.Context, id string, plan records.PodPlan
 	}
 	if err != nil {
 		e.labels.Levels.Free(id)
+		e.names.retire(id)
 		return err
 	}
 	if err = s.Put(ctx); err == nil {

@@ -76,6 +76,7 @@ func (e *Engine) newSandbox(id string, rec records.Pod) (*Sandbox, error) {
 		plan:    rec.PodPlan,
 	}
 	s.ID, s.Kind = id, s.kind()
+	e.names.notePod(id, &s.plan)
 	s.Change(func(now *livePod) { now.PodState, now.created = rec.PodState, rec.CreatedAt })
 	s.nri = nri.PodEvents{Plugins: e.deps.Plugins, Describe: s.describe}
 	s.ending, s.callOff = context.WithCancelCause(context.WithoutCancel(e.background.Closing()))

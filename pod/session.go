@@ -12,6 +12,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/stdio"
@@ -31,7 +32,7 @@ func (e *Engine) ExecSync(ctx context.Context, id string, cmd []string, timeout 
 	}
 	kills := cgroup.OOMKills(c.plan.Cgroup)
 	var result *oci.ExecResult
-	err = e.deps.Trace.Do(ctx, "exec", c.ID, func(ctx context.Context) (err error) {
+	err = e.deps.Trace.Do(trace.CallersLimit(ctx), "exec", c.ID, func(ctx context.Context) (err error) {
 		result, err = c.Now().task.Exec(ctx, cmd, timeout)
 		return err
 	})

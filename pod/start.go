@@ -21,7 +21,7 @@ func (e *Engine) StartContainer(ctx context.Context, id string) error {
 		return err
 	}
 	return e.run(ctx, verb{"start", c.ID}, func(ctx context.Context) error {
-		c.Life.Lock()
+		c.LockLife(ctx)
 		defer c.Life.Unlock()
 		if err := c.start(ctx); err != nil {
 			return fmt.Errorf("start container %s: %w", c.ID, err)

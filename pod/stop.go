@@ -123,7 +123,7 @@ func (s *Sandbox) settleStop(ctx context.Context) error {
 
 // expire stops a pod that is dead already.
 func (s *Sandbox) expire(ctx context.Context) error {
-	s.Life.Lock()
+	s.LockLife(ctx)
 	defer s.Life.Unlock()
 	return s.stop(ctx)
 }

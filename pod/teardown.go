@@ -53,7 +53,11 @@ func (c *Container) teardown(ctx context.Context) error {
 		return err
 	}
 	c.sandbox.room.Free(c.ID)
-	return c.Forget(ctx)
+	if err := c.Forget(ctx); err != nil {
+		return err
+	}
+	c.engine.names.retire(c.ID)
+	return nil
 }
 
 // removeUnusedLog removes the log that the monitor of a failed create has made, unless somebody
@@ -91,6 +95,7 @@ func (s *Sandbox) teardown(ctx context.Context) error {
 		return err
 	}
 	s.engine.labels.Levels.Free(s.ID)
+	s.engine.names.retire(s.ID)
 	return nil
 }
 

@@ -34,7 +34,7 @@ func (e *Engine) UpdateContainerResources(ctx context.Context, id string, r *cri
 // changeResources applies r to the limits in force, and change to the result.
 func (c *Container) changeResources(ctx context.Context, r *cri.LinuxContainerResources, change nri.Change) error {
 	c.sandbox.raiseRuntimeSandbox(ctx)
-	c.Life.Lock()
+	c.LockLife(ctx)
 	defer c.Life.Unlock()
 	if c.View().State == cri.ContainerState_CONTAINER_EXITED {
 		return fmt.Errorf("container %s has exited: %w", c.ID, fault.Precondition)
@@ -104,7 +104,7 @@ func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead
 	if err != nil {
 		return err
 	}
-	s.Life.Lock()
+	s.LockLife(ctx)
 	defer s.Life.Unlock()
 	if s.View().State != cri.PodSandboxState_SANDBOX_READY {
 		return fmt.Errorf("pod %s is not ready: %w", s.ID, fault.Precondition)
@@ -164,7 +164,7 @@ func (s *Sandbox) raiseRuntimeSandbox(ctx context.Context) {
 	if !s.clamped.Load() {
 		return
 	}
-	s.Life.Lock()
+	s.LockLife(ctx)
 	defer s.Life.Unlock()
 	if s.Now().Phase != records.Ready {
 		return

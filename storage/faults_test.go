@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
@@ -253,5 +254,38 @@ func TestLayerWithoutAnEnd(t *testing.T) {
 		img := n.pull(r.Addr() + "/app:1")
 		n.remove(img.ID)
 		n.empty()
+	}
+}
+
+// A pull that waits because its registry asks it to says so, and does not hold up the end of the
+// server.
+func TestRegistryThatAsksToWait(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := serve(t, "app", "1", motd(t, "patience"))
+	r.Inject(registry.Fault{Path: "/manifests/", Do: registry.TooManyRequests(3600)})
+	name := r.Addr() + "/app:1"
+	tracer := trace.New()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- tracer.Do(testContext(t), "pull image", name, func(ctx context.Context) error {
+			_, err := n.Pull(ctx, PullRequest{Image: name})
+			return err
+		})
+	}()
+	throttled := func() bool {
+		pulls, work := n.Pulls().Active(), tracer.Active()
+		return len(pulls) == 1 && pulls[0].Image == name && pulls[0].Throttled == r.Addr() && time.Until(pulls[0].Until) > 0 &&
+			len(work) == 1 && work[0].Step == "registry asks to wait" && work[0].WaitsFor == r.Addr() && work[0].Until.Equal(pulls[0].Until)
+	}
+	if !wait.Until(t.Context(), throttled) {
+		t.Errorf("pulls: %+v; work: %+v", n.Pulls().Active(), tracer.Active())
+	}
+	n.Pulls().Interrupt()
+	if err := <-ended; !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "crius is stopping, and registry "+r.Addr()+" has asked to wait until") {
+		t.Errorf("interrupted: %v", err)
+	}
+	if pulls := n.Pulls().Active(); len(pulls) != 0 {
+		t.Errorf("still listed: %+v", pulls)
 	}
 }

@@ -186,7 +186,7 @@ func (s *Store) furnish(ctx context.Context, options types.StoreOptions, lock ow
 		s.puller.Program, err = unpack.OpenProgram(cfg.Unpacker)
 	}
 	if err == nil && !cfg.ReadOnly {
-		err = trace.Do(ctx, "post-crash check", func(ctx context.Context) error { return s.manifest.Check(ctx, s.store) })
+		err = trace.Long(ctx, "post-crash check", func(ctx context.Context) error { return s.manifest.Check(ctx, s.store) })
 	}
 	return err
 }

@@ -48,6 +48,7 @@ import (
 	"github.com/crius-run/crius/storage/pull"
 	"github.com/crius-run/crius/storage/pull/progress"
 	"github.com/crius-run/crius/storage/pull/pullerror"
+	"github.com/crius-run/crius/storage/pull/throttle"
 	"github.com/crius-run/crius/storage/quota"
 	"github.com/crius-run/crius/storage/registry"
 	"github.com/crius-run/crius/storage/registry/download"
@@ -75,6 +76,7 @@ func Init() bool {
 	liblog.Capture(func(ctx context.Context, level slog.Level, text string) {
 		liblog.Log(ctx, level, pullerror.Cut(pullerror.Redact(text)))
 	})
+	liblog.Listen(throttle.Heard)
 	return false
 }
 

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"github.com/crius-run/crius/cmd/crius/config"
+	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/nri"
@@ -33,9 +34,6 @@ type backends struct {
 // openServing opens the backends of a server, which also pulls images. It calls progress
 // during the post-crash check (storage.Options).
 func openServing(ctx context.Context, cfg config.Config, progress func(), tracer *trace.Tracer) (*backends, error) {
-	if err := checkProfiles(cfg.Runtime); err != nil {
-		return nil, err
-	}
 	if err := pullCgroupOf(cfg).Ready(); err != nil {
 		slog.WarnContext(ctx, "image.pull_cgroup: images cannot be pulled", "err", err)
 	}
@@ -51,6 +49,7 @@ func openServing(ctx context.Context, cfg config.Config, progress func(), tracer
 		return nil, err
 	}
 	opened.pulling = pulling
+	context.AfterFunc(ctx, opened.store.Pulls().Interrupt)
 	return opened, nil
 }
 
@@ -82,6 +81,9 @@ func openStore(ctx context.Context, tracer *trace.Tracer, options storage.Option
 func (b *backends) engine(ctx context.Context) (*pod.Engine, *network.Network, error) {
 	cni := network.New(network.Options{Config: b.cfg.Network, PodCIDRFile: filepath.Join(b.cfg.Root, "pod-cidr")})
 	engine, err := pod.New(ctx, podOptions(b.cfg, b.runtimes.Monitor()), pod.Deps{Images: b.store, Network: cni, Runtimes: b.runtimes, Trace: b.tracer, Plugins: b.plugins})
+	if err == nil {
+		logx.SetNames(engine.NamesForLog)
+	}
 	return engine, cni, err
 }
 

@@ -86,11 +86,11 @@ func nodeFindings(checked control.Checked) []finding {
 func nodeFinding(f audit.Finding) finding {
 	switch {
 	case f.Repaired:
-		return ok("repaired: %s: %s (%s)", f.Object, f.Wrong, f.Remedy)
+		return ok("repaired: %s: %s (%s)", f, f.Wrong, f.Remedy)
 	case f.Err != "":
-		return fail("fix the cause, then run crius check --repair again", "%s: %s; the repair failed: %s", f.Object, f.Wrong, f.Err)
+		return fail("fix the cause, then run crius check --repair again", "%s: %s; the repair failed: %s", f, f.Wrong, f.Err)
 	case f.Remedy != "":
-		return fail("run crius check --repair, which will "+f.Remedy, "%s: %s", f.Object, f.Wrong)
+		return fail("run crius check --repair, which will "+f.Remedy, "%s: %s", f, f.Wrong)
 	}
-	return fail(f.Advice, "%s: %s", f.Object, f.Wrong)
+	return fail(f.Advice, "%s: %s", f, f.Wrong)
 }

@@ -36,7 +36,8 @@ type vitals struct {
 	Heap        uint64    `json:"heapBytes"`
 	Work        []work    `json:"work"`
 
-	Pulls []progress.Pull `json:"pulls"`
+	Pending []pod.Pending   `json:"pending"` // the cleanups, with the reason of the last attempt
+	Pulls   []progress.Pull `json:"pulls"`
 
 	Inherited []string `json:"inherited,omitempty"` // attributes of the server that containers inherit
 }
@@ -51,6 +52,10 @@ type work struct {
 	Seconds     float64 `json:"seconds"`
 	Step        string  `json:"step,omitempty"`
 	StepSeconds float64 `json:"stepSeconds,omitempty"`
+
+	Name     string    `json:"name,omitempty"`     // of the object: namespace/pod or namespace/pod/container
+	WaitsFor string    `json:"waitsFor,omitempty"` // what the step waits for, if known
+	Until    time.Time `json:"until,omitzero"`     // when the step ends at the latest; zero: unknown
 }
 
 func newVitals(since time.Time, inherited []string, s pod.Summary, pulls *progress.Counts) vitals {
@@ -58,7 +63,7 @@ func newVitals(since time.Time, inherited []string, s pod.Summary, pulls *progre
 	runtime.ReadMemStats(&memory)
 	v := vitals{
 		PID: os.Getpid(), Since: since, Inherited: inherited, Monitors: s.Monitors, Unreachable: s.Unreachable, Logs: s.Logs, Cleanups: s.Cleanups,
-		Goroutines: runtime.NumGoroutine(), Heap: memory.HeapAlloc, Work: []work{}, Pulls: pulls.Active(),
+		Goroutines: runtime.NumGoroutine(), Heap: memory.HeapAlloc, Work: []work{}, Pending: s.Pending, Pulls: pulls.Active(),
 		Pods: states{
 			"ready":    s.Pods[cri.PodSandboxState_SANDBOX_READY],
 			"notready": s.Pods[cri.PodSandboxState_SANDBOX_NOTREADY],
@@ -76,7 +81,7 @@ func newVitals(since time.Time, inherited []string, s pod.Summary, pulls *progre
 }
 
 func newWork(w trace.Work) work {
-	return work{w.Operation, w.Object, w.Took.Seconds(), w.Step, w.StepTook.Seconds()}
+	return work{w.Operation, w.Object, w.Took.Seconds(), w.Step, w.StepTook.Seconds(), w.Name, w.WaitsFor, w.Until}
 }
 
 // stuck is the duration from which an operation counts as stuck.
@@ -187,7 +192,8 @@ func (r statusReport) write(w io.Writer, socket string) {
 		fmt.Fprintf(w, "logs\t%d running containers write what does not reach their logs; crius check lists them\n", v.Logs)
 	}
 	if v.Cleanups > 0 {
-		fmt.Fprintf(w, "pending cleanups\t%d, retrying; the log says why\n", v.Cleanups)
+		fmt.Fprintf(w, "pending cleanups\t%d, retrying\n", v.Cleanups)
+		writePending(w, v.Pending)
 	}
 	fmt.Fprintf(w, "uses\t%.1f MiB of heap, %d goroutines\n", float64(v.Heap)/(1<<20), v.Goroutines)
 	writeWork(w, v.Work)
@@ -237,15 +243,46 @@ func writePlugins(w io.Writer, r nri.Report) {
 	}
 }
 
+// mostPending is how many pending cleanups are listed; crius check lists all of them.
+const mostPending = 10
+
+func writePending(w io.Writer, list []pod.Pending) {
+	for i, p := range list {
+		if i == mostPending {
+			fmt.Fprintf(w, "\tand %d more; crius check lists them\n", len(list)-i)
+			return
+		}
+		fmt.Fprintf(w, "\t%s, for %s", named(p.ID, p.Name), cli.Brief(time.Since(p.Since)))
+		if p.Err != "" {
+			fmt.Fprintf(w, ": %s", cli.Printable(p.Err))
+		}
+		fmt.Fprintln(w)
+	}
+}
+
+// named returns an id with its name, if it has one.
+func named(id, name string) string {
+	if name == "" {
+		return cli.Printable(id)
+	}
+	return cli.Printable(name) + " (" + cli.Printable(id) + ")"
+}
+
 func writeWork(w io.Writer, list []work) {
 	for i, one := range list {
 		heading := ""
 		if i == 0 {
 			heading = "operations"
 		}
-		fmt.Fprintf(w, "%s\t%s %s, running for %s", heading, one.Operation, cli.Printable(one.Object), cli.Brief(seconds(one.Seconds)))
+		fmt.Fprintf(w, "%s\t%s %s, running for %s", heading, one.Operation, named(one.Object, one.Name), cli.Brief(seconds(one.Seconds)))
 		if one.Step != "" {
 			fmt.Fprintf(w, "; step: %s, for %s", one.Step, cli.Brief(seconds(one.StepSeconds)))
+		}
+		if one.WaitsFor != "" {
+			fmt.Fprintf(w, "; waits for %s", cli.Printable(one.WaitsFor))
+		}
+		if !one.Until.IsZero() {
+			fmt.Fprintf(w, ", until %s at the latest", one.Until.Local().Format(time.TimeOnly))
 		}
 		fmt.Fprintln(w)
 	}

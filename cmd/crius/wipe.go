@@ -81,7 +81,7 @@ func wipe(ctx context.Context, cfg config.Config, how wiping) (err error) {
 		return err
 	}
 	for _, f := range wiped.Left {
-		fmt.Fprintf(how.out, "left: %s: %s", cli.Printable(f.Object), cli.Printable(f.Wrong))
+		fmt.Fprintf(how.out, "left: %s: %s", cli.Printable(f.String()), cli.Printable(f.Wrong))
 		for _, more := range []string{f.Err, f.Advice} {
 			if more != "" {
 				fmt.Fprintf(how.out, ": %s", cli.Printable(more))

@@ -13,6 +13,8 @@ import (
 	"io"
 	"log/slog"
 	"slices"
+	"strings"
+	"sync/atomic"
 
 	"github.com/crius-run/crius/internal/fault"
 )
@@ -71,11 +73,49 @@ func attrsOf(ctx context.Context) []slog.Attr {
 	return attrs
 }
 
-// handler adds the attributes of the context to each record.
+// naming returns the names of the object that has an id.
+var naming atomic.Pointer[func(id string) []slog.Attr]
+
+// SetNames has each record that names a pod, a container or something else by its id, under one
+// of the keys pod, container and id, carry the attributes that nameOf returns for the id: ids are
+// on no other node, and in no manifest.
+func SetNames(nameOf func(id string) []slog.Attr) { naming.Store(&nameOf) }
+
+// namesIn returns the names of the object that a record is about: its container, or else its pod.
+func namesIn(r slog.Record, attrs []slog.Attr) (names []slog.Attr) {
+	nameOf := naming.Load()
+	if nameOf == nil {
+		return nil
+	}
+	ids := map[string]string{}
+	note := func(a slog.Attr) bool {
+		if _, known := ids[a.Key]; !known && a.Value.Kind() == slog.KindString {
+			ids[a.Key] = a.Value.String()
+		}
+		return true
+	}
+	r.Attrs(note)
+	for _, a := range attrs {
+		note(a)
+	}
+	for _, key := range []string{"container", "pod", "id"} {
+		if id := ids[key]; id != "" {
+			if names = (*nameOf)(id[strings.LastIndexByte(id, ' ')+1:]); len(names) > 0 {
+				return names
+			}
+		}
+	}
+	return nil
+}
+
+// handler adds the attributes of the context to each record, and the names of its object.
 type handler struct{ slog.Handler }
 
 func (h handler) Handle(ctx context.Context, r slog.Record) error {
 	attrs := attrsOf(ctx)
+	if names := namesIn(r, attrs); len(names) > 0 {
+		attrs = append(slices.Clone(attrs), names...)
+	}
 	if len(attrs) == 0 {
 		return h.Handler.Handle(ctx, r)
 	}
@@ -84,6 +124,7 @@ func (h handler) Handle(ctx context.Context, r slog.Record) error {
 	r = r.Clone()
 	for _, a := range attrs {
 		if !said[a.Key] { // the record's own attribute wins
+			said[a.Key] = true
 			r.AddAttrs(a)
 		}
 	}

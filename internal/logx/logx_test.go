@@ -66,6 +66,38 @@ func TestContextSurvivesWith(t *testing.T) {
 	}
 }
 
+func TestRecordsCarryTheNamesOfTheirObject(t *testing.T) {
+	SetNames(func(id string) []slog.Attr {
+		switch id {
+		case "p1":
+			return []slog.Attr{slog.String("pod_name", "shop/cart")}
+		case "c1":
+			return []slog.Attr{slog.String("pod_name", "shop/cart"), slog.String("container_name", "app")}
+		}
+		return nil
+	})
+	defer naming.Store(nil)
+	bg := context.Background()
+	for what, c := range map[string]struct {
+		ctx  context.Context
+		args []any
+		want string
+	}{
+		"pod":             {bg, []any{"pod", "p1"}, `msg=hello pod=p1 pod_name=shop/cart`},
+		"container first": {bg, []any{"pod", "p1", "container", "c1"}, `msg=hello pod=p1 container=c1 pod_name=shop/cart container_name=app`},
+		"cleanup":         {bg, []any{"id", "exit of c1"}, `msg=hello id="exit of c1" pod_name=shop/cart container_name=app`},
+		"context":         {With(bg, "pod", "p1"), nil, `msg=hello pod=p1 pod_name=shop/cart`},
+		"own name wins":   {bg, []any{"pod", "p1", "pod_name", "x"}, `msg=hello pod=p1 pod_name=x`},
+		"unknown":         {bg, []any{"pod", "p2"}, `msg=hello pod=p2`},
+	} {
+		l, b := logger(t, "text", slog.LevelInfo)
+		l.InfoContext(c.ctx, "hello", c.args...)
+		if got := line(t, b); got != c.want {
+			t.Errorf("%s: %s, want %s", what, got, c.want)
+		}
+	}
+}
+
 func TestLevels(t *testing.T) {
 	var level slog.LevelVar
 	l, b := logger(t, "text", &level)

@@ -2,6 +2,7 @@
 package retry
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -56,6 +57,8 @@ type item struct {
 	work       Work
 	attempting chan struct{} // full during an attempt
 	attempted  chan struct{} // closed after the first attempt, or once the item is over
+	added      time.Time
+	err        error         // of the last attempt, guarded by the queue's lock
 	over       chan struct{} // closed when the work is done or has been replaced
 }
 
@@ -74,7 +77,7 @@ func (q *Queue) AddNow(key string, work Work) (attempted <-chan struct{}) {
 }
 
 func (q *Queue) add(key string, work Work, now bool) <-chan struct{} {
-	i := &item{key: key, work: work, attempting: make(chan struct{}, 1), attempted: make(chan struct{}), over: make(chan struct{})}
+	i := &item{key: key, work: work, attempting: make(chan struct{}, 1), attempted: make(chan struct{}), over: make(chan struct{}), added: time.Now()}
 	q.mu.Lock()
 	before := q.items[key]
 	q.items[key] = i
@@ -96,6 +99,25 @@ func (q *Queue) Keys() []string {
 	}
 	slices.Sort(keys)
 	return keys
+}
+
+// Pending is an item of a queue.
+type Pending struct {
+	Key   string
+	Since time.Time
+	Err   error // of the last attempt; nil: there was none yet
+}
+
+// Pending returns the items, in the order of their keys.
+func (q *Queue) Pending() []Pending {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	list := make([]Pending, 0, len(q.items))
+	for key, i := range q.items {
+		list = append(list, Pending{key, i.added, i.err})
+	}
+	slices.SortFunc(list, func(a, b Pending) int { return cmp.Compare(a.Key, b.Key) })
+	return list
 }
 
 // Len is the number of items.
@@ -209,6 +231,7 @@ func (q *Queue) attempt(ctx context.Context, i *item) error {
 		if err == nil {
 			q.finish(i)
 		}
+		q.failed(i, err)
 		result <- err
 	})
 	select {
@@ -223,6 +246,12 @@ func (q *Queue) attempt(ctx context.Context, i *item) error {
 	case <-time.After(lastWord):
 		return fmt.Errorf("the attempt is still running: %w", context.Cause(ctx))
 	}
+}
+
+func (q *Queue) failed(i *item, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	i.err = err
 }
 
 // finish removes an item, but not another one that has replaced it.

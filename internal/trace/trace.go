@@ -9,6 +9,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/crius-run/crius/internal/panics"
@@ -50,6 +51,7 @@ type Tracer struct {
 	Hook Hook
 
 	observers []Observer
+	naming    atomic.Pointer[func(object string) string]
 
 	mu     sync.Mutex
 	active map[*operation]bool
@@ -57,6 +59,21 @@ type Tracer struct {
 
 // New returns a Tracer with observers.
 func New(observers ...Observer) *Tracer { return &Tracer{observers: observers} }
+
+// SetNames gives the tracer a function that returns the name by which people know an object, such
+// as the namespace and name of a pod, and "" if the object has no other name.
+func (t *Tracer) SetNames(nameOf func(object string) string) {
+	if t != nil {
+		t.naming.Store(&nameOf)
+	}
+}
+
+func (t *Tracer) nameOf(object string) string {
+	if nameOf := t.naming.Load(); nameOf != nil {
+		return (*nameOf)(object)
+	}
+	return ""
+}
 
 // operation is a piece of work on one object.
 type operation struct {
@@ -66,13 +83,15 @@ type operation struct {
 	began  time.Time
 
 	mu    sync.Mutex
-	steps []stepped // under way, each within the one before, unless several run concurrently
+	steps []*stepped // under way, each within the one before, unless several run concurrently
+	hit   *stepped   // the first one that ended at a time limit
 }
 
+// stepped is a step or a wait under way.
 type stepped struct {
-	id    *byte
-	name  string
+	Waiting
 	began time.Time
+	alone bool // it has no name of its own, nor a step around it that has one
 }
 
 type operationKey struct{}
@@ -92,7 +111,9 @@ func (t *Tracer) Do(ctx context.Context, name, object string, f func(context.Con
 	t.active[o] = true
 	t.mu.Unlock()
 	defer o.leave()
-	return t.observed(context.WithValue(ctx, operationKey{}, o), Operation, name, object, f)
+	err := t.observed(context.WithValue(ctx, operationKey{}, o), Operation, name, object, f)
+	o.reportLimit(ctx, err)
+	return err
 }
 
 // Call runs f, which answers a call of a CRI method.
@@ -119,20 +140,23 @@ func Leave(ctx context.Context) {
 
 // Do runs f as a step of the operation of ctx.
 func Do(ctx context.Context, name string, f func(context.Context) error) error {
+	return do(ctx, Waiting{Name: name}, f)
+}
+
+// Long is Do for a step that may take as long as it needs: a copy that moves on, for instance.
+// The log does not report it as slow, but reports slow waits and steps within it.
+func Long(ctx context.Context, name string, f func(context.Context) error) error {
+	return do(ctx, Waiting{Name: name, Patient: true}, f)
+}
+
+func do(ctx context.Context, w Waiting, f func(context.Context) error) error {
 	o, _ := ctx.Value(operationKey{}).(*operation)
 	if o == nil {
 		return f(ctx)
 	}
-	s := stepped{id: new(byte), name: name, began: time.Now()}
-	o.mu.Lock()
-	o.steps = append(o.steps, s)
-	o.mu.Unlock()
-	defer func() {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		o.steps = slices.DeleteFunc(o.steps, func(other stepped) bool { return other.id == s.id })
-	}()
-	return o.tracer.observed(ctx, Step, name, "", func(ctx context.Context) error { return o.step(ctx, name, f) })
+	return o.enter(ctx, w, func(ctx context.Context) error {
+		return o.tracer.observed(ctx, Step, w.Name, "", func(ctx context.Context) error { return o.step(ctx, w.Name, f) })
+	})
 }
 
 // step runs f between its two points.
@@ -176,9 +200,12 @@ func (t *Tracer) observed(ctx context.Context, kind Kind, name, object string, f
 type Work struct {
 	Operation string        `json:"operation"`
 	Object    string        `json:"object"`
+	Name      string        `json:"name,omitempty"` // of the object, if Object is an id
 	Took      time.Duration `json:"took"`
 	Step      string        `json:"step,omitempty"` // the one that began last; empty: between two steps
 	StepTook  time.Duration `json:"stepTook,omitempty"`
+	WaitsFor  string        `json:"waitsFor,omitempty"` // what the step waits for, if known
+	Until     time.Time     `json:"until,omitzero"`     // when the step ends at the latest; zero: unknown
 }
 
 // Active lists the operations under way, the longest-running first.
@@ -202,11 +229,12 @@ func (t *Tracer) Active() []Work {
 }
 
 func (o *operation) work(now time.Time) Work {
-	w := Work{Operation: o.name, Object: o.object, Took: now.Sub(o.began)}
+	w := Work{Operation: o.name, Object: o.object, Name: o.tracer.nameOf(o.object), Took: now.Sub(o.began)}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if n := len(o.steps); n > 0 {
-		w.Step, w.StepTook = o.steps[n-1].name, now.Sub(o.steps[n-1].began)
+		last := o.steps[n-1]
+		w.Step, w.StepTook, w.WaitsFor, w.Until = last.Name, now.Sub(last.began), last.For, last.Until
 	}
 	return w
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/background"
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/retry"
 	"github.com/crius-run/crius/network"
@@ -42,6 +43,9 @@ type Node interface {
 	// anything with the id exists, it is known by this, by its record or by a pending cleanup.
 	// No id is used twice.
 	Knows(id string) bool
+	// NameOf returns the name of the object whose id is the last word of a text, "" if it is
+	// unknown: namespace/pod or namespace/pod/container.
+	NameOf(text string) string
 	// CgroupParents returns the cgroups below which those of pods and containers are.
 	CgroupParents() []string
 	// Sweep removes everything of the engine with this id. It is idempotent.
@@ -190,7 +194,11 @@ func (a *Auditor) Verify(ctx context.Context, repair bool) ([]Finding, error) {
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
-	return v.report.Findings(), err
+	findings := v.report.Findings()
+	for i := range findings {
+		findings[i].Name = a.Node.NameOf(findings[i].Object)
+	}
+	return findings, err
 }
 
 // look compares everything.
@@ -265,9 +273,13 @@ func (v *verification) store(ctx context.Context) error {
 
 // pending reports cleanups that are being retried.
 func (v *verification) pending(ctx context.Context) error {
-	for _, id := range v.Cleanups.Keys() {
-		again := Remedy{"retry it now", func(ctx context.Context) error { return v.Cleanups.Try(ctx, id) }}
-		v.report.Add(ctx, "cleanup of "+id, []Problem{{Wrong: "could not be finished, see the log", Remedy: again}})
+	for _, p := range v.Cleanups.Pending() {
+		again := Remedy{"retry it now", func(ctx context.Context) error { return v.Cleanups.Try(ctx, p.Key) }}
+		wrong := "could not be finished, retrying"
+		if p.Err != nil {
+			wrong += ": " + fault.Text(p.Err)
+		}
+		v.report.Add(ctx, "cleanup of "+p.Key, []Problem{{Wrong: wrong, Remedy: again}})
 	}
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 // Finding is a difference between the node and its records, or an object without one.
 type Finding struct {
 	Object   string `json:"object"`           // "pod ID", "container ID", or what it is
+	Name     string `json:"name,omitempty"`   // of the pod or container: namespace/pod or namespace/pod/container
 	Wrong    string `json:"wrong"`            // what is wrong
 	Remedy   string `json:"remedy,omitempty"` // what a repair does, or has done; empty: none is possible
 	Advice   string `json:"advice,omitempty"` // what a person can do
@@ -89,6 +90,14 @@ func (r *Report) Findings() []Finding {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.SortedStableFunc(slices.Values(r.findings), func(a, b Finding) int { return cmp.Compare(a.Object, b.Object) })
+}
+
+// String returns the object with its name.
+func (f Finding) String() string {
+	if f.Name == "" {
+		return f.Object
+	}
+	return f.Object + " (" + f.Name + ")"
 }
 
 // Mended merges the findings from before a server's start with those after it: a finding that

@@ -12,6 +12,7 @@ import (
 
 	"github.com/crius-run/crius/internal/guarded"
 	"github.com/crius-run/crius/internal/record"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/view"
 )
@@ -96,10 +97,19 @@ func (o *Object[S, R, V]) Tell() {
 	o.progress.Reach(now, skip, o.Kind.Emit)
 }
 
+// LockLife locks Life. If a verb holds it, that is what the operation of ctx waits for.
+func (o *Object[S, R, V]) LockLife(ctx context.Context) {
+	if o.Life.TryLock() {
+		return
+	}
+	wait := trace.Waiting{Name: "wait for other operation", For: "another operation on " + o.ID}
+	_ = trace.Wait(ctx, wait, func(context.Context) error { o.Life.Lock(); return nil })
+}
+
 // Finish calls work with Life held, unless the object is being removed: the removal has taken
 // over then.
 func (o *Object[S, R, V]) Finish(ctx context.Context, work func(context.Context) error) error {
-	o.Life.Lock()
+	o.LockLife(ctx)
 	defer o.Life.Unlock()
 	if o.Now().Reached() == records.Removing {
 		return nil

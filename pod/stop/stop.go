@@ -104,10 +104,17 @@ func (s *Stopper) End(ctx context.Context, grace time.Duration) error {
 			s.Work.Insist("stop container "+s.ID, func() { s.stopAndKill(ctx, graceful) })
 		})
 	}
+	limit := min(grace, math.MaxInt64-dieTime) + dieTime
+	wait := trace.Waiting{Name: "wait for container exit", For: "the container's processes", Until: time.Now().Add(limit), Patient: true}
+	return trace.Wait(ctx, wait, func(ctx context.Context) error { return s.awaitExit(ctx, limit) })
+}
+
+// awaitExit waits until the container is dead, for at most limit.
+func (s *Stopper) awaitExit(ctx context.Context, limit time.Duration) error {
 	select {
 	case <-s.Exited:
 		return nil
-	case <-time.After(min(grace, math.MaxInt64-dieTime) + dieTime):
+	case <-time.After(limit):
 		return fmt.Errorf("not dead %s after SIGKILL, still trying: %s: %w", dieTime, s.undead(), fault.Timeout)
 	case <-ctx.Done():
 		return fmt.Errorf("not stopped yet, still trying: %w", context.Cause(ctx))

@@ -83,7 +83,7 @@ func (s Sources) collect(ctx context.Context, now time.Time) content {
 	c := content{Version: s.Version, Time: now, Up: now.Sub(s.Since), Cleanups: node.Cleanups, Conditions: s.conditions(ctx)}
 	operations := make([]work, len(node.Work))
 	for i, w := range node.Work {
-		w.Operation, w.Object, w.Step = short(w.Operation), short(w.Object), short(w.Step)
+		w.Operation, w.Object, w.Step, w.WaitsFor = short(w.Operation), short(cmp.Or(w.Name, w.Object)), short(w.Step), short(w.WaitsFor)
 		operations[i] = work{w, w.Took > stuck}
 	}
 	c.Work = first(operations)

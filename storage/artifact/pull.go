@@ -130,7 +130,7 @@ func (s *Store) begin(made *Artifact, src *source.Image) (*pull, error) {
 }
 
 func (p *pull) run(ctx context.Context) (*Artifact, error) {
-	if err := trace.Do(ctx, "fetch artifact", p.fetchAll); err != nil {
+	if err := trace.Long(ctx, "fetch artifact", p.fetchAll); err != nil {
 		return nil, err
 	}
 	if err := trace.Call(ctx, "write artifact", p.write); err != nil {

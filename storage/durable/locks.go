@@ -17,6 +17,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/peer"
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // Locks are the lock files of containers/storage. The library waits for them without limit and
@@ -188,6 +189,11 @@ func (l *Locks) Await(ctx context.Context, purpose int16) error {
 	if held == nil {
 		return nil
 	}
+	wait := trace.Waiting{Name: "wait for image store lock", For: "another process that uses the image store", Until: time.Now().Add(LockTime)}
+	return trace.Wait(ctx, wait, func(ctx context.Context) error { return l.await(ctx, purpose, held) })
+}
+
+func (l *Locks) await(ctx context.Context, purpose int16, held error) error {
 	const often = 50 * time.Millisecond
 	limit := time.NewTimer(LockTime)
 	defer limit.Stop()

@@ -26,11 +26,14 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/artifact"
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/pull/progress"
 	"github.com/crius-run/crius/storage/pull/pullerror"
+	"github.com/crius-run/crius/storage/pull/throttle"
 	"github.com/crius-run/crius/storage/registry"
 	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/hosts"
@@ -158,6 +161,8 @@ func (p *Puller) pullFor(ctx context.Context, n named) error {
 		}
 	}()
 	n.authFile, n.secrets = auth.File, append(registry.Secrets(n.request.Auth), auth.Secrets...)
+	ctx, end := p.Counts.Begin(ctx, n.name.String())
+	defer end()
 	if err := p.pullFromAny(ctx, n); err != nil {
 		failed := pullerror.Failed{Name: n.name, Secrets: n.secrets}
 		if pullerror.LoginRefused(err) && !source.FromMirror(err) { // mirrors get other credentials
@@ -307,23 +312,58 @@ func (p *Puller) reach(ctx context.Context, n named) (_ *source.Image, leave fun
 	if err != nil {
 		return nil, nil, err
 	}
-	ctx, cancel := p.boundReach(ctx, left)
-	defer cancel()
-	src, err := source.Open(ctx, sys, policy, n.name, func(config digest.Digest) []byte { return storedConfig(p.Library, config) }, dir)
-	if err == nil {
-		err = src.Unlock(ctx, p.DecryptionKeys)
-	}
+	endThrottle := p.reportThrottle(ctx, sys, n.name)
+	defer func() {
+		if err != nil {
+			endThrottle()
+		}
+	}()
+	src, err := p.openSource(ctx, sys, policy, n.name, dir, left)
 	if err != nil {
-		return nil, nil, source.Because(err, progress.CauseOf(ctx, err))
+		return nil, nil, err
 	}
 	if _, err := p.Verifiers.Check(ctx, n.name.String(), src.Descriptor()); err != nil {
 		return nil, nil, errors.Join(err, src.Close())
 	}
-	return src, func() { _ = src.Close(); end() }, nil
+	return src, func() { _ = src.Close(); endThrottle(); end() }, nil
 }
 
-// boundReach bounds the time until the image is inspected, if nothing comes. A source before others
-// has a share of it, so that a mirror that says nothing leaves time for them.
+// reportThrottle shows and logs, until end is called, when a registry asks the pull to wait. The
+// library waits as it is asked.
+func (p *Puller) reportThrottle(ctx context.Context, sys *types.SystemContext, name reference.Named) (end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := throttle.Begin(source.Sources(sys, name), func(w throttle.Wait) {
+		slog.WarnContext(ctx, "registry asks to wait: too many requests", "registry", w.Host, "image", name.String(), "until", w.Until.Format(time.RFC3339))
+		done := p.Counts.Throttle(ctx, w.Host, w.Until)
+		go panics.Run(ctx, "show wait for registry", func() {
+			defer done()
+			wait := trace.Waiting{Name: "registry asks to wait", For: w.Host, Until: w.Until, Patient: true}
+			_ = trace.Wait(ctx, wait, func(ctx context.Context) error { poll.Pause(ctx, time.Until(w.Until)); return nil })
+		})
+	})
+	return func() { stop(); cancel() }
+}
+
+// openSource reaches the first mirror of the name that has the image, or the registry itself, and
+// inspects the image. It gives up if nothing comes. A source before others has a share of the time,
+// so that a mirror that says nothing leaves some for them.
+func (p *Puller) openSource(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, name reference.Named, dir string, sources int) (src *source.Image, err error) {
+	ctx, cancel := p.boundReach(ctx, sources)
+	defer cancel()
+	err = trace.Wait(ctx, trace.Waiting{Name: "ask registry", For: reference.Domain(name)}, func(ctx context.Context) (err error) {
+		src, err = source.Open(ctx, sys, policy, name, func(config digest.Digest) []byte { return storedConfig(p.Library, config) }, dir)
+		if err == nil {
+			err = src.Unlock(ctx, p.DecryptionKeys)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, source.Because(err, progress.CauseOf(ctx, err))
+	}
+	return src, nil
+}
+
+// boundReach bounds the time until an image is inspected.
 func (p *Puller) boundReach(ctx context.Context, sources int) (context.Context, context.CancelFunc) {
 	limit, cause := p.ProgressTimeout/time.Duration(sources), progress.ErrStalled
 	switch {
@@ -351,7 +391,10 @@ func (p *Puller) pullImage(ctx context.Context, n named, src *source.Image) (id 
 		return "", err
 	}
 	task := unpack.Task{Secrets: n.secrets, Pod: n.request.Cgroup}
-	id, err = trace.Get(ctx, "copy image", func(ctx context.Context) (string, error) { return p.copy(ctx, src, job, task) })
+	err = trace.Long(ctx, "copy image", func(ctx context.Context) (err error) {
+		id, err = p.copy(ctx, src, job, task)
+		return err
+	})
 	job.End(ctx, err == nil)
 	if err != nil {
 		return "", src.Failed(err)

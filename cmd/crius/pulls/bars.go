@@ -71,8 +71,8 @@ func bar(p progress.Pull) string {
 func phase(p progress.Pull, perSec float64) string {
 	left := max(p.Total-p.Bytes, 0)
 	switch {
-	case p.Blobs == 0:
-		return "asking the registry"
+	case p.Blobs == 0, p.Throttled != "":
+		return registryState(p)
 	case left > 0:
 		text := fmt.Sprintf("%s, %s, %s", amount(p), blobs(p), speed(p, perSec))
 		if perSec >= 1 {

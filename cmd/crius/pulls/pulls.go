@@ -79,8 +79,20 @@ func writeLines(w io.Writer, list []progress.Pull, now time.Time) {
 	}
 	for _, p := range list {
 		took := now.Sub(p.Since)
+		if p.Blobs == 0 || p.Throttled != "" {
+			fmt.Fprintf(w, "%s\t%s\t%s\n", cli.Printable(p.Image), cli.Brief(took), registryState(p))
+			continue
+		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", cli.Printable(p.Image), cli.Brief(took), amount(p), blobs(p), speed(p, float64(p.Bytes-p.Resumed)/took.Seconds()))
 	}
+}
+
+// registryState says what a pull waits for that has no blobs yet, or may not ask for them.
+func registryState(p progress.Pull) string {
+	if p.Throttled == "" {
+		return "asking the registry"
+	}
+	return fmt.Sprintf("registry %s asks to wait until %s (too many requests)", cli.Printable(p.Throttled), p.Until.Local().Format(time.TimeOnly))
 }
 
 func amount(p progress.Pull) string {

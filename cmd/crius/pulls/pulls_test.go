@@ -114,6 +114,23 @@ func TestBars(t *testing.T) {
 	}
 }
 
+// A pull is listed before its registry has answered, and while the registry asks it to wait.
+func TestPullsThatWaitForTheirRegistry(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	asking := progress.Pull{Image: "r.test/a:1", Since: now.Add(-time.Minute)}
+	throttled := progress.Pull{Image: "r.test/b:1", Since: now.Add(-time.Minute), Blobs: 2, Throttled: "r.test", Until: now}
+	state := "registry r.test asks to wait until " + now.Local().Format(time.TimeOnly) + " (too many requests)"
+	var lines, page strings.Builder
+	writeLines(&lines, []progress.Pull{asking, throttled}, now)
+	if want := "r.test/a:1\t1m0s\tasking the registry\nr.test/b:1\t1m0s\t" + state + "\n"; lines.String() != want {
+		t.Errorf("%q, want %q", lines.String(), want)
+	}
+	if new(bars).write(&page, []progress.Pull{throttled}, now); !strings.HasSuffix(page.String(), "\t"+state+"\n") {
+		t.Errorf("%q", page.String())
+	}
+}
+
 // The rate follows the current speed, and the remaining time follows the rate.
 func TestRateOfPull(t *testing.T) {
 	t.Parallel()

@@ -65,6 +65,7 @@ type Watchdog struct {
 	asked  func() bool   // reports whether an answer is under way
 	cancel context.CancelCauseFunc
 	end    chan struct{}
+	ended  func() // nil: the pull continues without the watchdog
 	done   sync.WaitGroup
 }
 
@@ -73,7 +74,7 @@ type Watchdog struct {
 func New(counts *Counts, image string, limit time.Duration, rate int64, asked func() bool, cancel context.CancelCauseFunc) *Watchdog {
 	return &Watchdog{
 		counts: counts,
-		pull:   counts.begin(image),
+		pull:   &Pull{Image: image, Since: time.Now()},
 		limit:  limit,
 		least:  int64(limit.Seconds() * float64(rate)),
 		asked:  asked,
@@ -83,8 +84,14 @@ func New(counts *Counts, image string, limit time.Duration, rate int64, asked fu
 	}
 }
 
-// Start begins to watch, until Stop.
+// Start begins to watch, until Stop. If ctx is that of a pull (Counts.Begin), it counts for it.
 func (w *Watchdog) Start(ctx context.Context) *Watchdog {
+	if p, ok := ctx.Value(pullKey{}).(*Pull); ok {
+		w.counts.restart(p)
+		w.pull = p
+	} else {
+		_, w.pull, w.ended = w.counts.begin(ctx, w.pull.Image)
+	}
 	w.done.Go(func() {
 		if panics.Do(ctx, "watch pull", func() error { w.run(); return nil }) != nil {
 			w.discard()
@@ -100,8 +107,9 @@ type Counts struct {
 	Fetched atomic.Int64 // blobs
 	Present atomic.Int64 // blobs that did not have to be fetched
 
-	mu     sync.Mutex
-	active map[*Pull]bool
+	mu          sync.Mutex
+	active      map[*Pull]context.CancelCauseFunc
+	interrupted bool
 }
 
 // Pull is a pull under way. Its layers count when it is their turn, a few at a time, so the totals
@@ -118,6 +126,10 @@ type Pull struct {
 	Resumed   int64 `json:"resumed"`   // of the bytes that have come, those of earlier pulls
 
 	Connections int `json:"connections"` // over which blobs are coming
+
+	// Throttled is the registry that has asked to wait until Until; empty: none has.
+	Throttled string    `json:"throttled,omitempty"`
+	Until     time.Time `json:"until,omitzero"`
 }
 
 // Connections returns the event for a change of 1 or -1 in the number of connections.
@@ -140,21 +152,80 @@ func (c *Counts) Active() []Pull {
 	return list
 }
 
-func (c *Counts) begin(image string) *Pull {
+type pullKey struct{}
+
+// Begin lists a pull of an image until end is called, from before its registry has answered.
+// Watchdogs that are started with the returned context count for it.
+func (c *Counts) Begin(ctx context.Context, image string) (_ context.Context, end func()) {
+	ctx, p, end := c.begin(ctx, image)
+	return context.WithValue(ctx, pullKey{}, p), end
+}
+
+func (c *Counts) begin(ctx context.Context, image string) (context.Context, *Pull, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
 	p := &Pull{Image: image, Since: time.Now()}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.active == nil {
-		c.active = map[*Pull]bool{}
+		c.active = map[*Pull]context.CancelCauseFunc{}
 	}
-	c.active[p] = true
-	return p
+	c.active[p] = cancel
+	return ctx, p, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.active, p)
+		cancel(nil)
+	}
 }
 
-func (c *Counts) end(p *Pull) {
+// restart makes a pull one that has fetched nothing yet: it is tried once more, from another
+// registry for instance.
+func (c *Counts) restart(p *Pull) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.active, p)
+	*p = Pull{Image: p.Image, Since: p.Since}
+}
+
+// Throttle shows, until done is called, that the registry at host has asked the pull of ctx to
+// wait. If the counts are or become Interrupted meanwhile, the pull ends.
+func (c *Counts) Throttle(ctx context.Context, host string, until time.Time) (done func()) {
+	p, ok := ctx.Value(pullKey{}).(*Pull)
+	if !ok {
+		return func() {}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p.Throttled, p.Until = host, until
+	if c.interrupted {
+		c.interrupt(p)
+	}
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if p.Throttled == host && p.Until.Equal(until) {
+			p.Throttled, p.Until = "", time.Time{}
+		}
+	}
+}
+
+// Interrupt ends the pulls that wait because a registry has asked them to, and those that would
+// wait later: nobody should wait for them when the server stops.
+func (c *Counts) Interrupt() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.interrupted = true
+	for p := range c.active {
+		if p.Throttled != "" {
+			c.interrupt(p)
+		}
+	}
+}
+
+// interrupt ends a pull, with the lock held.
+func (c *Counts) interrupt(p *Pull) {
+	if cancel := c.active[p]; cancel != nil {
+		cancel(fmt.Errorf("crius is stopping, and registry %s has asked to wait until %s: %w", p.Throttled, p.Until.Format(time.TimeOnly), fault.Unavailable))
+	}
 }
 
 // note counts an event of the pull p. After it, coming blobs of the pull are still to come.
@@ -189,7 +260,9 @@ func (c *Counts) note(p *Pull, event types.ProgressProperties, coming int) {
 func (w *Watchdog) Stop() {
 	close(w.end)
 	w.done.Wait()
-	w.counts.end(w.pull)
+	if w.ended != nil {
+		w.ended()
+	}
 }
 
 func (w *Watchdog) run() {

@@ -24,6 +24,7 @@ import (
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/pull/progress"
 	"github.com/crius-run/crius/storage/pull/pullerror"
 )
@@ -108,6 +109,21 @@ func (p *Pull) turn(ctx context.Context, info types.BlobInfo, alone bool) (*part
 	if err != nil {
 		return nil, err
 	}
+	select {
+	case part.turn <- struct{}{}:
+		return part, nil
+	default:
+	}
+	wait := trace.Waiting{Name: "wait for other pull", For: "another pull that downloads layer " + info.Digest.String(), Patient: true}
+	err = trace.Wait(ctx, wait, func(ctx context.Context) (err error) {
+		part, err = p.awaitTurn(ctx, info, part)
+		return err
+	})
+	return part, err
+}
+
+// awaitTurn waits for the turn to fetch a blob whose file is part.
+func (p *Pull) awaitTurn(ctx context.Context, info types.BlobInfo, part *part) (_ *part, err error) {
 	patience := time.NewTicker(p.dir.Patience)
 	defer patience.Stop()
 	for came := part.came.Load(); ; {

@@ -23,6 +23,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/pull/pullerror"
+	"github.com/crius-run/crius/storage/pull/throttle"
 	"github.com/crius-run/crius/storage/registry/trust"
 )
 
@@ -69,6 +70,19 @@ func pullSources(sys *types.SystemContext, name reference.Named) ([]sysregistrie
 		return []sysregistriesv2.PullSource{{Reference: name}}, nil
 	}
 	return registry.PullSourcesFromReference(name)
+}
+
+// Sources returns the repositories from which an image may be pulled.
+func Sources(sys *types.SystemContext, name reference.Named) []throttle.Source {
+	sources, err := pullSources(sys, name)
+	if err != nil {
+		sources = []sysregistriesv2.PullSource{{Reference: name}}
+	}
+	list := make([]throttle.Source, len(sources))
+	for i, s := range sources {
+		list[i] = throttle.Source{Host: reference.Domain(s.Reference), Repository: reference.Path(s.Reference)}
+	}
+	return list
 }
 
 // addAttachments adds the attachments to the image's signatures, and returns the image with all of

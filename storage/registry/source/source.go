@@ -29,6 +29,7 @@ import (
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/registry/decrypt"
 	"github.com/crius-run/crius/storage/registry/trust"
 	"github.com/crius-run/crius/storage/unpack/layers"
@@ -334,13 +335,16 @@ func (s *Image) admitLarge(ctx context.Context) error {
 		s.waited.Store(true)
 		s.waiting.Add(-1)
 	}()
-	select {
-	case s.LargeWindows <- struct{}{}:
-		s.large = true
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	wait := trace.Waiting{Name: "wait for other pull", For: "another pull whose layers need much memory", Patient: true}
+	return trace.Wait(ctx, wait, func(ctx context.Context) error {
+		select {
+		case s.LargeWindows <- struct{}{}:
+			s.large = true
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	})
 }
 
 // End releases LargeWindows to other pulls. It is called after the copy.
