@@ -55,6 +55,17 @@ type health struct {
 	since time.Time // when err first occurred
 }
 
+// Grace returns why the network is not ready while Ready still takes it for ready, for the rest of
+// Config.ReadyGrace; nil: it is ready, or Ready says that it is not.
+func (n *Network) Grace() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.health.ready || n.health.err == nil {
+		return nil
+	}
+	return fmt.Errorf("pods cannot be given a network now; within network.ready_grace_period (%s) the node counts as ready: %w", n.cfg.ReadyGrace, n.health.err)
+}
+
 // withGrace records the present state of the network, and returns the error to
 // report.
 func (n *Network) withGrace(ctx context.Context, err error) error {

@@ -68,16 +68,22 @@ func TestReadyWhileAddOnRestarts(t *testing.T) {
 		if err := n.Ready(t.Context()); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
+		if err := n.Grace(); !errors.Is(err, fault.Unavailable) {
+			t.Errorf("%s: within its grace period for %v", what, err)
+		}
 		if since, text := n.Info()["notReadySince"], n.Info()["notReady"]; since == nil || text == nil {
 			t.Errorf("%s: information has %v, %v", what, since, text)
 		}
 		n.answer(``)
 		n.conf("10-fake.conflist", statusConf)
 	}
+	if err := n.Ready(t.Context()); err != nil || n.Grace() != nil {
+		t.Errorf("ready again: %v, %v", err, n.Grace())
+	}
 	n.restart()
 	n.answer(`exit 1`)
-	if err := n.Ready(t.Context()); err == nil {
-		t.Error("a new server was never ready")
+	if err := n.Ready(t.Context()); err == nil || n.Grace() != nil {
+		t.Errorf("a new server was never ready: %v, %v", err, n.Grace())
 	}
 }
 

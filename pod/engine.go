@@ -155,7 +155,7 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 		return nil, err
 	}
 	e.audit = e.newAuditor()
-	e.status = status.New(deps.Runtimes, deps.Images, deps.Network, e.background)
+	e.status = status.New(deps.Runtimes, deps.Images, deps.Network, func() error { return cgroup.Usable(cfg.CgroupDriver) }, e.background)
 	return e, nil
 }
 

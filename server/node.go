@@ -83,13 +83,22 @@ func (s *nodeAPI) statusOf(runtime *view.RuntimeStatus, network *view.NetworkSta
 	response := &cri.StatusResponse{
 		Status: &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{
 			condition(cri.RuntimeReady, "RuntimeNotReady", s.runtimeText.of(runtime.NotReady)),
-			condition(cri.NetworkReady, "NetworkPluginNotReady", s.networkText.of(network.NotReady)),
+			s.networkCondition(network),
 		}},
 		RuntimeHandlers: runtime.Handlers,
 		Features:        features(),
 	}
 	s.made.Store(&madeStatus{runtime, network, response})
 	return response
+}
+
+// networkCondition also says why pods cannot be given a network while the condition is met: for
+// people, since kubelets read the reason and message of unmet conditions only.
+func (s *nodeAPI) networkCondition(network *view.NetworkStatus) *cri.RuntimeCondition {
+	if network.NotReady == nil && network.Grace != nil {
+		return &cri.RuntimeCondition{Type: cri.NetworkReady, Status: true, Reason: "NetworkPluginInGracePeriod", Message: clip(s.networkText.of(network.Grace))}
+	}
+	return condition(cri.NetworkReady, "NetworkPluginNotReady", s.networkText.of(network.NotReady))
 }
 
 // condition returns a condition that is met unless text says why not; reason is

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -12,18 +13,20 @@ import (
 
 	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
+	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/peer"
+	"github.com/crius-run/crius/server"
 )
 
 // checkServer asks the server of this configuration, if one is running, for its conditions.
 func (n *node) checkServer(ctx context.Context) []finding {
 	socket := n.config.Config.API.Listen
 	if cli.Unserved(ctx, socket) != nil {
-		return []finding{ok("no server is running at %s", socket)}
+		return []finding{n.serverAway(socket)}
 	}
 	var report statusReport
-	err := cli.Ask(ctx, socket, func(ctx context.Context, server cli.Server) (err error) {
-		report, err = askStatus(ctx, server)
+	err := cli.Ask(ctx, socket, func(ctx context.Context, asked cli.Server) (err error) {
+		report, err = askStatus(ctx, asked)
 		return err
 	})
 	if err != nil {
@@ -33,6 +36,8 @@ func (n *node) checkServer(ctx context.Context) []finding {
 	findings := []finding{ok("%s %s has been running for %s", report.Name, report.Version, cli.Brief(time.Since(report.Server.Since)))}
 	for _, c := range report.Conditions {
 		switch {
+		case c.GetStatus() && c.GetMessage() != "":
+			findings = append(findings, warn("", "%s is still true: %s", c.GetType(), c.GetMessage()))
 		case c.GetStatus():
 		case c.GetType() == cri.NetworkReady: // hostNetwork pods run, as on every new node
 			findings = append(findings, warn("", "%s is false: %s", c.GetType(), c.GetMessage()))
@@ -47,6 +52,43 @@ func (n *node) checkServer(ctx context.Context) []finding {
 		findings = append(findings, warn("change the server's unit, or how it is started", "containers inherit from the server: %s", what))
 	}
 	return append(findings, n.olderConfiguration(report)...)
+}
+
+// serverAway says what it means that no server is running: nobody stops, restarts and executes in
+// the containers that run, and a node whose unit is enabled should have a server.
+func (n *node) serverAway(socket string) finding {
+	const advice = "systemctl start crius; if it has ended, its log says why: journalctl -u crius"
+	live := liveContainers(n.config.Config.RunRoot)
+	switch {
+	case live > 0:
+		return fail(advice, "no server is running at %s, but %s: nobody can stop or restart them, and the kubelet takes the node for not ready",
+			socket, counted(live, "container runs", "containers run"))
+	case socket == server.DefaultConfig().Listen && n.host.enabled("crius.service"):
+		return warn(advice, "no server is running at %s, although its unit crius.service is enabled", socket)
+	}
+	return ok("no server is running at %s", socket)
+}
+
+// liveContainers counts the containers of a run root whose process lives.
+func liveContainers(runRoot string) (live int) {
+	dirs, _ := filepath.Glob(filepath.Join(runRoot, "containers", "*"))
+	for _, dir := range dirs {
+		if p, err := conmon.ReadProcesses(dir); err == nil && conmon.Alive(p.Container) {
+			live++
+		}
+	}
+	return live
+}
+
+// enabled reports whether systemd starts a unit at boot.
+func (h host) enabled(unit string) bool {
+	for _, dir := range []string{"etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system"} {
+		links, _ := filepath.Glob(filepath.Join(h.root, dir, "*.wants", unit))
+		if len(links) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // listener names the process that listens on a socket.

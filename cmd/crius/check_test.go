@@ -53,6 +53,20 @@ func find(t *testing.T, findings []finding, word string) finding {
 	return finding{}
 }
 
+// A dead server is no trouble on a node that does not run crius yet, and one on a node that does.
+func TestCheckWithoutServer(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	toml := fmt.Sprintf("run_root = '%s'\napi.listen = '%s/crius.sock'\n", dir, dir)
+	want(t, testNode(t, toml, nil).checkServer(t.Context()), "no server is running at", statusOK)
+	enabled := map[string]string{"etc/systemd/system/multi-user.target.wants/crius.service": ""}
+	want(t, testNode(t, toml, enabled).checkServer(t.Context()), "no server is running at", statusOK) // the unit's is another one
+	n := testNode(t, "", enabled)
+	if f := n.serverAway(n.config.Config.API.Listen); f.Status != statusWarn || !strings.Contains(f.Text, "although its unit crius.service is enabled") {
+		t.Errorf("%+v", f)
+	}
+}
+
 func want(t *testing.T, findings []finding, word string, s status) {
 	t.Helper()
 	if f := find(t, findings, word); f.Status != s {

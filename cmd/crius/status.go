@@ -175,8 +175,11 @@ func (r statusReport) write(w io.Writer, socket string) {
 	fmt.Fprintf(w, "server\t%s %s at %s, up %s, pid %d\n", r.Name, r.Version, socket, cli.Brief(time.Since(v.Since)), v.PID)
 	for _, c := range r.Conditions {
 		answer := "yes"
-		if !c.Status {
+		switch {
+		case !c.Status:
 			answer = "NO: " + cli.Printable(c.Message)
+		case c.Message != "":
+			answer = "yes, but " + cli.Printable(c.Message)
 		}
 		fmt.Fprintf(w, "%s\t%s\n", c.Type, answer)
 	}

@@ -57,12 +57,14 @@ type Images interface {
 // Network is what is needed of CNI.
 type Network interface {
 	Ready(ctx context.Context) error
+	Grace() error
 }
 
 // Node has the answers.
 type Node struct {
 	runtimes Runtimes
 	images   Images
+	cgroups  func() error
 	mapping  mapping
 	runtime  *refresh.Value[view.RuntimeStatus]
 	network  *refresh.Value[view.NetworkStatus]
@@ -70,15 +72,17 @@ type Node struct {
 	watching sync.Once
 }
 
-// New returns a Node. Its checks run in checks, from the first question on.
-func New(runtimes Runtimes, images Images, network Network, checks *background.Group) *Node {
-	n := &Node{runtimes: runtimes, images: images, checks: checks}
+// New returns a Node. cgroups returns why pods cannot have cgroups. The checks run in checks, from
+// the first question on.
+func New(runtimes Runtimes, images Images, network Network, cgroups func() error, checks *background.Group) *Node {
+	n := &Node{runtimes: runtimes, images: images, cgroups: cgroups, checks: checks}
 	n.runtime = refresh.New(func(ctx context.Context) view.RuntimeStatus {
 		table := runtimes.Version()
 		return view.RuntimeStatus{Table: table, NotReady: n.runtimeReady(ctx), Handlers: n.Handlers(ctx)}
 	})
 	n.network = refresh.New(func(ctx context.Context) view.NetworkStatus {
-		return view.NetworkStatus{NotReady: network.Ready(ctx)}
+		err := network.Ready(ctx)
+		return view.NetworkStatus{NotReady: err, Grace: network.Grace()}
 	})
 	return n
 }
@@ -139,13 +143,13 @@ func current[T any](ctx context.Context, v *refresh.Value[T], willDo func(*T) bo
 }
 
 // runtimeReady returns why containers of the default handler cannot be run now: its runtime or
-// the monitor is missing or broken, or the store is not ready. Other handlers do not count
+// the monitor is missing or broken, the store is not ready, or there can be no cgroups. Other handlers do not count
 // (they are left out of the list): the pod that installs one may have to run first. The text
 // stays the same for as long as the cause does.
 func (n *Node) runtimeReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, oci.StatusTime)
 	defer cancel()
-	return errors.Join(n.images.Ready(ctx), n.runtimes.Ready(ctx))
+	return errors.Join(n.images.Ready(ctx), n.runtimes.Ready(ctx), n.cgroups())
 }
 
 // Handlers lists the RuntimeClass handlers that this node offers now in alphabetical order,

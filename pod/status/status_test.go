@@ -56,6 +56,7 @@ func (f fakeImages) CheckMapping(string) error       { return nil }
 type fakeNetwork struct{ *node }
 
 func (f fakeNetwork) Ready(ctx context.Context) error { return f.answer(ctx, "network ready") }
+func (f fakeNetwork) Grace() error                    { return f.answer(context.Background(), "network grace") }
 
 type fakeRuntimes struct{ *node }
 
@@ -117,7 +118,7 @@ func timeless(t *testing.T, test func(t *testing.T, b *bench)) {
 			looks.End(errInjected)
 			looks.Wait()
 		})
-		test(t, &bench{t, n, New(fakeRuntimes{n}, fakeImages{n}, fakeNetwork{n}, looks)})
+		test(t, &bench{t, n, New(fakeRuntimes{n}, fakeImages{n}, fakeNetwork{n}, func() error { return n.answer(context.Background(), "cgroups") }, looks)})
 	})
 }
 
@@ -279,7 +280,7 @@ func TestHandlersLeaveOutWhatCannotBeUsed(t *testing.T) {
 
 // A handler that makes no containers is not offered, and no pod of it is run.
 func TestHandlerThatCannotServe(t *testing.T) {
-	n := New(fakeRuntimes{&node{more: []string{"pinned"}}}, fakeImages{&node{}}, fakeNetwork{&node{}}, background.New(t.Context()))
+	n := New(fakeRuntimes{&node{more: []string{"pinned"}}}, fakeImages{&node{}}, fakeNetwork{&node{}}, func() error { return nil }, background.New(t.Context()))
 	if _, err := n.Probe(t.Context(), "pinned"); !errors.Is(err, fault.Unavailable) {
 		t.Errorf("%v", err)
 	}

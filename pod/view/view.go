@@ -90,5 +90,6 @@ type RuntimeStatus struct {
 
 // NetworkStatus is what readers see of the node's network; immutable like Sandbox.
 type NetworkStatus struct {
-	NotReady error // why pods cannot be given a network; nil: they can
+	NotReady error // why pods cannot be given a network; nil: they can, or Grace says why not
+	Grace    error // why they cannot now, while the network still counts as ready; nil: they can
 }

@@ -52,6 +52,7 @@ type condition struct {
 	Name    string
 	Known   bool
 	Problem string
+	But     string // what is wrong although the condition is met
 }
 
 type work struct {
@@ -104,6 +105,9 @@ func (s Sources) conditions(ctx context.Context) []condition {
 	}
 	if status, err := s.Network(ctx); err == nil {
 		list[1].found(status.NotReady)
+		if status.Grace != nil {
+			list[1].But = short(fault.Text(status.Grace))
+		}
 	}
 	return list
 }

@@ -115,6 +115,12 @@ func TestCheckAsksTheServer(t *testing.T) {
 	says("without a network", false, "NetworkReady is false: ")
 	must(t, w.Stop())
 	says("without a server", false, "no server is running at "+w.Socket())
+	must(t, w.Node.Start(t.Context()))
+	c := w.run(t, "runc").start(t, "sleep")
+	must(t, w.Stop())
+	says("without a server for a container", true, "no server is running at "+w.Socket()+", but 1 container runs", "-> systemctl start crius")
+	must(t, w.Node.Start(t.Context()))
+	c.stop(t, 0)
 }
 
 // An archive for a bug report describes the server, and nothing private of
