@@ -22,9 +22,9 @@ type Streams struct{ Stdin, Stdout, Stderr bool }
 // its output from now on, and its input. A stream is nil if it was not requested; Stdin
 // is also nil if the container has no input, or its input has ended.
 //
-// The monitor does not wait for a client that does not read: the output of one that
-// leaves more than wire.MostBehind bytes of a stream unread ends. Stdin can be written
-// to nevertheless.
+// The container waits in its writes for a client that leaves much of a stream unread, but
+// not for one that reads nothing for Spec.AttachWait: the output of that one ends. Stdin
+// can be written to nevertheless.
 type Attachment struct {
 	Stdin, Stdout, Stderr *os.File
 

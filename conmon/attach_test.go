@@ -284,12 +284,110 @@ func pipeMax(t *testing.T) (size int) {
 	return min(size, wire.MostBehind)
 }
 
-// The container, its log and other clients do not wait for a client that does
-// not read.
+// slowly is a container with a client that has not read anything yet while the container
+// writes size bytes in lines.
+func slowly(t *testing.T, runtime string, patience time.Duration, size int) (*container, *conmon.Client, *conmon.Attachment) {
+	c := newContainer(t, runtime, "flood", "1000", fmt.Sprint(size))
+	c.AttachWait = patience
+	client := c.launch()
+	a := c.attach(conmon.Streams{Stdout: true})
+	c.start()
+	c.awaitLogSize(pipeMax(t) / 8)
+	return c, client, a
+}
+
+func (c *container) awaitLogSize(size int) {
+	c.Helper()
+	wait.For(c.TB, fmt.Sprintf("%d bytes in the log", size), func() bool {
+		info, err := os.Stat(c.LogFile)
+		return err == nil && info.Size() >= int64(size)
+	})
+}
+
+// The container waits for an attached client that reads, which gets everything, however
+// slowly it reads.
+func TestAttachedClientThatReadsSlowlyGetsEverything(t *testing.T) {
+	const size = 3 * wire.MostBehind
+	everyRuntime(t, func(t *testing.T, runtime string) {
+		c, client, a := slowly(t, runtime, time.Hour, size)
+		var got strings.Builder
+		for piece := make([]byte, 8<<10); ; {
+			n, err := a.Stdout.Read(piece)
+			if got.Write(piece[:n]); err != nil {
+				break
+			}
+			if got.Len() < size-pipeMax(t) {
+				c.awaitLogSize(got.Len() + pipeMax(t)/8)
+			}
+		}
+		if err := a.Dropped(); err != nil {
+			t.Error(err)
+		}
+		exit(t, client)
+		stdout, _ := c.log()
+		same(t, "what the client has read", got.String(), stdout)
+		if len(stdout) < size {
+			t.Errorf("the log has %d bytes, want %d", len(stdout), size)
+		}
+	})
+}
+
+// The end of a container waits for nobody, and its client still gets everything.
+func TestContainerThatIsKilledWhileItWaitsForAClient(t *testing.T) {
+	everyRuntime(t, func(t *testing.T, runtime string) {
+		c, client, a := slowly(t, runtime, time.Hour, 100<<20)
+		if err := client.Signal(unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		exit(t, client)
+		got, err := io.ReadAll(a.Stdout)
+		if err != nil {
+			t.Error(err)
+		}
+		if err := a.Dropped(); err != nil {
+			t.Error(err)
+		}
+		stdout, _ := c.log()
+		same(t, "what the client has read", string(got), stdout)
+	})
+}
+
+// A client that reads nothing is waited for as long as it was agreed, and is then told so.
+func TestAttachedClientThatReadsNothingIsDroppedInTheEnd(t *testing.T) {
+	const size = 2 * wire.MostBehind
+	everyRuntime(t, func(t *testing.T, runtime string) {
+		c, client, a := slowly(t, runtime, 50*time.Millisecond, size)
+		exit(t, client)
+		if err := a.Dropped(); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "it read none of the output for 50ms; the container log is complete") {
+			t.Errorf("a client that reads nothing: %v", err)
+		}
+		if stdout, _ := c.log(); len(stdout) < size {
+			t.Errorf("the log has %d bytes, want %d", len(stdout), size)
+		}
+	})
+}
+
+// cri-o#7945: a client that wants no output holds nothing up.
+func TestAttachToTheInputAlone(t *testing.T) {
+	t.Parallel()
+	c := newContainer(t, "crun", "copy")
+	c.Stdin, c.AttachWait = true, time.Hour
+	client := c.run()
+	a := c.attach(conmon.Streams{Stdin: true})
+	text := strings.Repeat("0123456789abcde\n", 2<<20/16)
+	typeIn(t, a.Stdin, text)
+	a.CloseStdin()
+	exit(t, client)
+	stdout, _ := c.log()
+	same(t, "log", stdout, text+"end of input\n")
+}
+
+// With the option for that, the container, its log and other clients do not wait for a
+// client that does not read.
 func TestAttachedClientThatDoesNotReadIsDropped(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "copy")
-		c.Stdin = true
+		c.Stdin, c.AttachWait = true, conmon.NoAttachWait
 		client := c.run()
 		lazy, busy := c.attach(conmon.Streams{Stdout: true}), c.attach(everything)
 		piece := strings.Repeat("0123456789abcde\n", 1<<12)
@@ -382,7 +480,7 @@ func TestUnrequestedDescriptorsAreClosed(t *testing.T) {
 func TestReleaseDespiteSlowClient(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "burst", "300000")
-		c.Stdin = true
+		c.Stdin, c.AttachWait = true, conmon.NoAttachWait
 		client := c.run()
 		lazy := c.attach(everything)
 		lazy.CloseStdin() // and the burst begins

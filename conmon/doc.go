@@ -20,7 +20,7 @@
 //	crius-conmon --id=ID --dir=DIR --pid-file=FILE --exit-file=FILE
 //	    [--log-file=FILE [--log-dir=DIR]] [--terminal] [--stdin] [--stdin-once]
 //	    [--journal=SOCKET [--journal-field=NAME=VALUE]...]
-//	    [--helpers] [--start=WORD]... [--wait=WORD]...
+//	    [--attach-wait=MS] [--helpers] [--start=WORD]... [--wait=WORD]...
 //	    -- RUNTIME create ... ID
 //
 // It runs the runtime's create. If that fails, the monitor kills the processes
@@ -136,9 +136,12 @@
 //
 // A packet never changes its form. New versions add packets; a client ignores
 // and a monitor refuses unknown ones. No client can harm the container: there
-// are at most 32, and one that does not read its packets is dropped, as is one
-// that leaves more than 4 MiB of an output stream unread. Neither the container
-// nor its log nor another client ever waits for a client.
+// are at most 32, and one that does not read its packets is dropped. Of attached
+// clients the slowest sets the pace of the container, once it leaves more than 1.5
+// MiB of an output stream unread: it gets every byte. One that then reads nothing
+// for half a minute (--attach-wait) is dropped, and the container and the other
+// clients go on. The log has what the container has written at any time, and
+// neither its exit nor its stop waits for a client.
 //
 // End of the stream without exited means that the monitor is lost, unless the
 // exit file says that it had done its work.

@@ -34,6 +34,12 @@ const (
 	MostLogBytes  = 1<<40 - 1
 )
 
+// AttachWait of a Spec: the monitor's default, and no time that matters.
+const (
+	UsualAttachWait = wire.UsualAttachWait * time.Millisecond
+	NoAttachWait    = time.Millisecond
+)
+
 // NoRest as RestAfter of a Spec is longer than any container lives.
 const NoRest = wire.NoRest * time.Millisecond
 
@@ -90,6 +96,10 @@ type Spec struct {
 	// cgroup are not the container's, and are not killed with it.
 	Guest bool
 
+	// AttachWait is for how long the container waits in its writes for an attached client
+	// that reads nothing, in whole milliseconds; the client is then disconnected. 0: the
+	// monitor's default, UsualAttachWait; NoAttachWait: it never waits.
+	AttachWait time.Duration
 	// RestAfter is how long the monitor has nothing to do before it gives its
 	// memory back, in whole milliseconds; 0: the monitor's default; NoRest:
 	// never.
@@ -206,13 +216,17 @@ func (s Spec) options() (*wire.Options, error) {
 	if s.LogRate == 0 { // monitors of earlier versions do not know the option
 		burst = 0
 	}
+	wait := s.AttachWait
+	if wait == UsualAttachWait {
+		wait = 0
+	}
 	opt := &wire.Options{
 		Start: complete(s.Start), Wait: complete(s.Wait),
 		ID: s.ID, Dir: s.Dir, PidFile: s.PidFile, ExitFile: s.ExitFile, LogFile: s.LogFile, LogDir: s.LogDir,
 		LogRate: uint64(s.LogRate), LogBurst: uint64(burst), LogMost: uint64(s.LogMost),
 		OwnerUID: uint64(s.OwnerUID), OwnerGID: uint64(s.OwnerGID),
-		RestAfter: uint64(s.RestAfter / time.Millisecond),
-		Terminal:  s.Terminal, Stdin: s.Stdin, StdinOnce: s.StdinOnce, Helpers: s.Helpers, Fifos: s.Fifos, Guest: s.Guest,
+		AttachWait: uint64(wait / time.Millisecond), RestAfter: uint64(s.RestAfter / time.Millisecond),
+		Terminal: s.Terminal, Stdin: s.Stdin, StdinOnce: s.StdinOnce, Helpers: s.Helpers, Fifos: s.Fifos, Guest: s.Guest,
 		Runtime: append(runtime, s.ID),
 	}
 	if s.Journal != "" && s.LogFile != "" { // nor do they know these

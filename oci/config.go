@@ -3,23 +3,25 @@ package oci
 import (
 	"time"
 
+	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/oci/annotation"
 )
 
 // Config is the table of RuntimeClass handlers and what they share.
 type Config struct {
-	DefaultHandler string   `toml:"default_handler" apply:"reload" help:"handler of pods without a RuntimeClass"`
-	CgroupDriver   string   `toml:"cgroup_driver" apply:"restart" choices:"systemd,cgroupfs" help:"cgroup driver: cgroupfs or systemd; must match the kubelet's"`
-	Monitor        string   `toml:"monitor" apply:"restart" form:"path or empty" help:"path of crius-conmon; empty: searched in the directory of crius, then in PATH"`
-	MonitorCgroup  string   `toml:"monitor_cgroup" apply:"restart" help:"cgroup of the monitors; empty: a child of the crius service's cgroup"`
-	LogRate        int64    `toml:"container_log_rate" apply:"restart" help:"bytes per second by which the log of each container may grow, each line counted with its time and stream; beyond container_log_burst, lines are discarded and the log says how many bytes are missing; the container is not slowed down; for containers created from now on; 0: no limit"`
-	LogBurst       int64    `toml:"container_log_burst" apply:"restart" help:"bytes by which a container's log may exceed container_log_rate at once; at least 64 KiB"`
-	LogMaxSize     int64    `toml:"container_log_max_size" apply:"restart" help:"bytes that the log file of a container may have until the kubelet rotates it, as containerLogMaxSize in its configuration says; beyond that, lines are discarded in the same way; at least 64 KiB, and by as much more than containerLogMaxSize; for containers created from now on; 0: no limit"`
-	LogJournal     string   `toml:"container_log_journal" apply:"restart" form:"path or empty" help:"socket of journald, /run/systemd/journal/socket or that of a journal namespace (/run/systemd/journal.NAME/socket), to which the output of containers is written beside their logs, without the limits of the logs; what journald does not accept in time is lost to the journal, which says how many bytes are missing; for containers created from now on; empty: none"`
-	BackportedCVEs []string `toml:"backported_cves" apply:"restart" form:"CVE" help:"CVEs that the distribution has fixed in the runtimes of this node without a new version number, so that crius does not report them"`
-	HooksDir       []string `toml:"hooks_dir" apply:"restart" form:"path" input:"yes" help:"directories of OCI hooks (*.json, oci-hooks(5)), read for every container; a file in a later directory replaces one of the same name in an earlier one; a file that is invalid, or writable by users other than root, keeps containers from being created; empty: no hooks"`
-	BlockIOFile    string   `toml:"blockio_config_file" apply:"restart" form:"path or empty" help:"YAML file of block I/O classes (github.com/intel/goresctrl), which annotations of pods name; it is read for every container in one; empty: there are none"`
-	RDTFile        string   `toml:"rdt_config_file" apply:"restart" form:"path or empty" help:"YAML file of Intel RDT classes (github.com/intel/goresctrl), which annotations of pods name; at the start of the server other classes are removed from the resctrl file system; empty: there are none"`
+	DefaultHandler string        `toml:"default_handler" apply:"reload" help:"handler of pods without a RuntimeClass"`
+	CgroupDriver   string        `toml:"cgroup_driver" apply:"restart" choices:"systemd,cgroupfs" help:"cgroup driver: cgroupfs or systemd; must match the kubelet's"`
+	Monitor        string        `toml:"monitor" apply:"restart" form:"path or empty" help:"path of crius-conmon; empty: searched in the directory of crius, then in PATH"`
+	MonitorCgroup  string        `toml:"monitor_cgroup" apply:"restart" help:"cgroup of the monitors; empty: a child of the crius service's cgroup"`
+	LogRate        int64         `toml:"container_log_rate" apply:"restart" help:"bytes per second by which the log of each container may grow, each line counted with its time and stream; beyond container_log_burst, lines are discarded and the log says how many bytes are missing; the container is not slowed down; for containers created from now on; 0: no limit"`
+	LogBurst       int64         `toml:"container_log_burst" apply:"restart" help:"bytes by which a container's log may exceed container_log_rate at once; at least 64 KiB"`
+	LogMaxSize     int64         `toml:"container_log_max_size" apply:"restart" help:"bytes that the log file of a container may have until the kubelet rotates it, as containerLogMaxSize in its configuration says; beyond that, lines are discarded in the same way; at least 64 KiB, and by as much more than containerLogMaxSize; for containers created from now on; 0: no limit"`
+	LogJournal     string        `toml:"container_log_journal" apply:"restart" form:"path or empty" help:"socket of journald, /run/systemd/journal/socket or that of a journal namespace (/run/systemd/journal.NAME/socket), to which the output of containers is written beside their logs, without the limits of the logs; what journald does not accept in time is lost to the journal, which says how many bytes are missing; for containers created from now on; empty: none"`
+	AttachWait     time.Duration `toml:"container_attach_wait" apply:"restart" help:"how long a container waits in its writes for an attached client that does not read its output; a client that reads, however slowly, gets all of it, and the container writes no faster than the slowest client reads; one that reads nothing for this time is disconnected, and the log is complete in any case; for containers created from now on; 0: containers never wait, and a client that is more than 4 MiB behind is disconnected"`
+	BackportedCVEs []string      `toml:"backported_cves" apply:"restart" form:"CVE" help:"CVEs that the distribution has fixed in the runtimes of this node without a new version number, so that crius does not report them"`
+	HooksDir       []string      `toml:"hooks_dir" apply:"restart" form:"path" input:"yes" help:"directories of OCI hooks (*.json, oci-hooks(5)), read for every container; a file in a later directory replaces one of the same name in an earlier one; a file that is invalid, or writable by users other than root, keeps containers from being created; empty: no hooks"`
+	BlockIOFile    string        `toml:"blockio_config_file" apply:"restart" form:"path or empty" help:"YAML file of block I/O classes (github.com/intel/goresctrl), which annotations of pods name; it is read for every container in one; empty: there are none"`
+	RDTFile        string        `toml:"rdt_config_file" apply:"restart" form:"path or empty" help:"YAML file of Intel RDT classes (github.com/intel/goresctrl), which annotations of pods name; at the start of the server other classes are removed from the resctrl file system; empty: there are none"`
 	// CRIOHandlersDir is read by the package that reads the configuration.
 	CRIOHandlersDir string             `toml:"crio_handlers_dir" apply:"reload" form:"path or empty" input:"yes" help:"directory of CRI-O's drop-ins, such as /etc/crio/crio.conf.d, in which installers such as nvidia-ctk and kata-deploy configure runtimes and the default runtime; read before this configuration, which overrides it; ignored as a whole if it is invalid; other keys in it have no effect; empty: none"`
 	Handlers        map[string]Handler `toml:"handlers" help:"RuntimeClass handlers by name"`
@@ -64,6 +66,7 @@ func DefaultConfig() Config {
 		DefaultHandler: "runc",
 		CgroupDriver:   "systemd",
 		LogBurst:       16 << 20,
+		AttachWait:     conmon.UsualAttachWait,
 		HooksDir:       []string{"/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"},
 		Handlers: map[string]Handler{
 			"runc": DefaultHandlerConfig("runc"),

@@ -41,6 +41,7 @@ type entry struct {
 	monitor       string
 	monitorCgroup string
 	log           logs
+	attachWait    time.Duration
 	output        *capture.Budget
 	prober        prober
 	refused       error // why no pod can be made with it, until the table is reloaded; nil: pods can
@@ -106,6 +107,7 @@ func (h *entry) create(ctx context.Context, who string, a *Abilities, ref Ref, s
 	s.ID, s.Dir, s.ExitFile, s.PidFile = ref.ID, ref.Dir, ref.ExitFile, pidFile(ref)
 	s.Monitor, s.Cgroup = h.monitor, h.monitorCgroup
 	s.LogRate, s.LogBurst, s.LogMost, s.Journal = h.log.rate, h.log.burst, h.log.most, h.log.journal
+	s.AttachWait = h.attachWait
 	ctx, cancel := context.WithTimeoutCause(ctx, h.handler.CreateTimeout,
 		fmt.Errorf("%s did not create the container within %s: %w", who, h.handler.CreateTimeout, fault.Timeout))
 	defer cancel()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go/features"
 
+	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
@@ -165,7 +166,7 @@ func (t *Table) driver(cfg Config, name string, handler Handler, known *features
 	h := &entry{
 		name: name, handler: handler, features: known, systemd: cfg.CgroupDriver == "systemd",
 		monitor: t.monitor, monitorCgroup: monitorCgroup, output: t.output,
-		log: logs{cfg.LogRate, cfg.LogBurst, cfg.LogMaxSize, cfg.LogJournal},
+		log: logs{cfg.LogRate, cfg.LogBurst, cfg.LogMaxSize, cfg.LogJournal}, attachWait: max(cfg.AttachWait, conmon.NoAttachWait),
 	}
 	if handler.Type == "oci" {
 		return &cli{h}, nil

@@ -61,11 +61,12 @@ func (m *monitor) attach(i int, streams string, sent []int) error {
 }
 
 // detachAfter ends the output of a client after what the container has written until
-// now: all that its pipe holds, unless the log does not take it.
+// now: all that its pipe holds, unless the log does not take it. No client is awaited:
+// their pipes have room for that.
 func (s *stream) detachAfter(log *logFile, i int) {
 	if s.taps[i] >= 0 {
 		s.ready = true // the event may be still to come
-		s.pump(log, turn)
+		s.move(log, turn, func() bool { return false })
 		s.detach(i)
 	}
 }
@@ -77,7 +78,7 @@ func (s *stream) tap(i, fd int) {
 		syscall.Close(fd)
 		return
 	}
-	s.taps[i] = fd
+	s.taps[i], s.laggards[i] = fd, laggard{}
 	s.tapped++
 }
 
@@ -97,8 +98,84 @@ func lend(client, input int) error {
 	return syscall.Sendmsg(client, packet, syscall.UnixRights(input), nil, syscall.MSG_DONTWAIT|syscall.MSG_NOSIGNAL)
 }
 
+// laggard is a client that leaves so much unread that the container is not read.
+type laggard struct {
+	unread int   // as little as it has had unread since then; 0: it is none
+	waited int64 // for how many milliseconds it has read nothing
+}
+
+// Milliseconds between two looks at laggards, at most, and the least patience with them:
+// with less, none is waited for.
+const (
+	lookPause     = 32
+	leastPatience = 10
+)
+
+// await reports whether a client has to read before more is read from the container: one
+// that reads, however slowly, gets everything. One that has read nothing for all of the
+// patience is too slow. A dead container is not held up: what its pipe holds has room.
+func (s *stream) await() bool {
+	if s.tapped == 0 || s.last || s.patience < leastPatience {
+		s.pause = 0
+		return false
+	}
+	now := uptime()
+	passed := min(now-s.looked, 2*lookPause) // more means that this process has not run
+	s.looked = now
+	lags := false
+	for i, fd := range s.taps {
+		if fd >= 0 && s.lags(i, passed) {
+			lags = true
+		}
+	}
+	if lags {
+		s.pause = min(max(1, 2*s.pause), lookPause)
+	} else {
+		s.pause = 0
+	}
+	return lags
+}
+
+// laggards reports whether the container has to wait for a client.
+func (m *monitor) laggards() bool { return m.stdout.pause > 0 || m.stderr.pause > 0 }
+
+// lags reports whether a client has to be waited for. Passed is the time since the last look.
+func (s *stream) lags(i int, passed int64) bool {
+	l, left := &s.laggards[i], unread(s.taps[i])
+	switch {
+	case left <= mostUnread(s.taps[i], left):
+		*l = laggard{}
+		return false
+	case l.unread == 0, left < l.unread:
+		*l = laggard{unread: left}
+		return true
+	}
+	if l.waited += passed; l.waited < s.patience {
+		return true
+	}
+	s.tooSlow(i)
+	return false
+}
+
+// mostUnread is how much a client may leave unread in its pipe, which grows as it fills. A
+// page of a pipe is more than half full at least, so that the rest has room for one turn and
+// for all that the container's own pipe can hold when the container ends.
+func mostUnread(pipe, unread int) int {
+	const usual = 16 << 10 // far less than any pipe holds
+	for {
+		size := capacity(pipe)
+		if size < 0 {
+			return unread
+		}
+		most := max(size/2-pipeSize-bufferSize, min(usual, size/4))
+		if unread <= most || size >= wire.MostBehind || growPipe(pipe, 2*size) != nil {
+			return most
+		}
+	}
+}
+
 // share gives what has just been read to all clients that have attached. It never waits:
-// a client that is too far behind loses the rest.
+// a client whose pipe is full loses the rest.
 func (s *stream) share(chunk []byte) {
 	if s.tapped == 0 || len(chunk) == 0 {
 		return
@@ -137,11 +214,15 @@ func writeAhead(fd int, chunk []byte) error {
 	return nil
 }
 
-// dropLaggard ends the output of a client that does not keep up, and its connection,
+// dropLaggard ends the output of a client that does not read, and its connection,
 // unless the client has a share in the input: all that it has sent is to arrive, and the
 // end of a connection may end the input.
 func (m *monitor) dropLaggard(i int) {
-	m.send(i, wire.Message{Verb: wire.Dropped, Text: "it read the output too slowly; the container log is complete"})
+	why := "it read the output too slowly"
+	if m.stdout.patience >= leastPatience {
+		why = "it read none of the output for " + seconds(m.stdout.patience)
+	}
+	m.send(i, wire.Message{Verb: wire.Dropped, Text: why + "; the container log is complete"})
 	if !m.clients[i].input {
 		m.drop(i)
 		return
@@ -157,6 +238,9 @@ func (s *stream) detach(i int) {
 	syscall.Close(s.taps[i])
 	s.taps[i] = -1
 	s.tapped--
+	if s.tapped == 0 {
+		s.pause = 0
+	}
 }
 
 // untap lets everybody see the end of the stream.
@@ -164,6 +248,13 @@ func (s *stream) untap() {
 	for i := range s.taps {
 		s.detach(i)
 	}
+}
+
+func seconds(milliseconds int64) string {
+	if milliseconds%1000 != 0 {
+		return itoa(int(milliseconds)) + "ms"
+	}
+	return itoa(int(milliseconds/1000)) + "s"
 }
 
 func closeAll(fds []int) {

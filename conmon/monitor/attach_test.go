@@ -91,3 +91,67 @@ func TestDetachPassesOnWhatWasWritten(t *testing.T) {
 		return n == 0 && err == nil
 	})
 }
+
+// The container is not read while a client leaves too much unread. A client that reads is
+// waited for as long as it takes; one that does not loses its patience. A dead container is
+// read to its end, for which the pipe has room.
+func TestContainerWaitsForLaggards(t *testing.T) {
+	t.Parallel()
+	m := newMonitor(wire.Options{AttachWait: 1000}, nil)
+	var slow []int
+	m.stdout.tooSlow = func(client int) { slow = append(slow, client) }
+	var container, p [2]int
+	for _, pipe := range []*[2]int{&container, &p} {
+		if err := syscall.Pipe2(pipe[:], syscall.O_CLOEXEC|syscall.O_NONBLOCK); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = growPipe(container[0], pipeSize)
+	defer syscall.Close(container[1])
+	defer syscall.Close(p[0])
+	m.stdout.fd = container[0]
+	defer m.stdout.close()
+	m.stdout.tap(5, p[1])
+	// Pieces of which a page of a pipe can have one only.
+	piece := bytes.Repeat([]byte("0123456789abcde\n"), 2064/16)
+	fill := func() {
+		for {
+			if _, err := syscall.Write(container[1], piece); err != nil {
+				return
+			}
+			m.stdout.ready = true
+			m.stdout.pump(&m.log, bufferSize)
+			if m.stdout.pause > 0 {
+				return
+			}
+		}
+	}
+	for fill(); ; fill() {
+		if n, err := syscall.Write(container[1], piece); n < 0 && errors.Is(err, syscall.EAGAIN) {
+			break // the pipe of the container is full
+		}
+	}
+	if behind := unread(p[0]); m.stdout.pause == 0 || behind < 128<<10 || m.stdout.readable() {
+		t.Fatalf("pause %d, with %d bytes unread", m.stdout.pause, behind)
+	}
+	for range 10 { // a client that reads a little now and then
+		m.stdout.lags(5, 900)
+		if _, err := syscall.Read(p[0], make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		if !m.stdout.lags(5, 900) || len(slow) > 0 {
+			t.Fatal("a client that reads is not waited for")
+		}
+	}
+	if !m.stdout.lags(5, 900) || len(slow) > 0 || m.stdout.lags(5, 100) || len(slow) != 1 || slow[0] != 5 {
+		t.Errorf("a client that reads nothing: %v", slow)
+	}
+	before, left := unread(p[0]), unread(container[0])
+	m.stdout.last = true
+	for m.stdout.ready = true; m.stdout.ready; {
+		m.stdout.pump(&m.log, turn)
+	}
+	if len(slow) != 1 || unread(p[0]) != before+left {
+		t.Errorf("too slow %v; %d bytes of a dead container after %d, want %d more", slow, unread(p[0]), before, left)
+	}
+}

@@ -102,6 +102,8 @@ func newMonitor(opt wire.Options, env []string) *monitor {
 		m.stdout.taps[i], m.stderr.taps[i] = -1, -1
 	}
 	m.stdout.tooSlow, m.stderr.tooSlow = m.dropLaggard, m.dropLaggard
+	m.stdout.patience = int64(cmp.Or(opt.AttachWait, wire.UsualAttachWait))
+	m.stderr.patience = m.stdout.patience
 	return m
 }
 
@@ -130,7 +132,7 @@ func (m *monitor) loop() {
 		if n > m.questions {
 			m.active = uptime()
 		}
-		m.proceed(n == 0)
+		m.proceed(n == 0 && !m.laggards())
 	}
 }
 
@@ -147,8 +149,10 @@ func (m *monitor) pollTimeout() int {
 	)
 	moving := !m.log.blocked() || m.state == creating
 	switch {
-	case moving && (m.stdout.ready || m.stderr.ready):
+	case moving && (m.stdout.readable() || m.stderr.readable()):
 		return 0
+	case m.laggards():
+		return max(m.stdout.pause, m.stderr.pause)
 	case m.state == exited && !m.quiet:
 		return int(max(1, m.group.next-uptime()))
 	case m.log.blocked(), m.state == exited && !m.recorded, m.remote.again, m.remote.gone && m.state == running:

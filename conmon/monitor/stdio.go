@@ -27,22 +27,29 @@ type stream struct {
 	terminal bool
 	last     bool // the init is dead: a terminal nobody has open will never be opened again
 	ready    bool
+	pause    int  // for so many milliseconds nothing is read, since a client has to read first
 	touched  bool // buf has pages of its own
 	buf      []byte
 	pos, n   int // buf[pos:n] is not in the log yet
 
-	taps    [maxClients]int // pipes of clients, to which the stream is copied; -1: none
-	tapped  int             // of them that are in use
-	tooSlow func(client int)
+	taps     [maxClients]int // pipes of clients, to which the stream is copied; -1: none
+	tapped   int             // of them that are in use
+	laggards [maxClients]laggard
+	patience int64 // for how many milliseconds a client that does not read is waited for
+	looked   int64 // uptime of the last look at laggards
+	tooSlow  func(client int)
 }
 
 func (s *stream) ended() bool { return s.fd < 0 && s.pos == s.n }
+
+// readable reports whether reading is worth a try now.
+func (s *stream) readable() bool { return s.ready && s.pause == 0 }
 
 func (s *stream) close() {
 	if s.fd >= 0 {
 		syscall.Close(s.fd)
 	}
-	s.fd, s.ready = -1, false
+	s.fd, s.ready, s.pause = -1, false, 0
 	s.untap()
 }
 
@@ -68,12 +75,15 @@ func (s *stream) fill() int {
 }
 
 // pump moves bytes from the stream into the log, and to those who have attached,
-// until there are none, the log refuses, or about budget bytes have been moved.
+// until there are none, the log refuses, a client has to read first, or about budget
+// bytes have been moved.
 //
 // Who writes a line at a time, and fast, would be read a line at a time, each for
 // the price of several system calls. After two reads that brought little the
 // writer is let to get ahead; a single line goes out at once.
-func (s *stream) pump(log *logFile, budget int) {
+func (s *stream) pump(log *logFile, budget int) { s.move(log, budget, s.await) }
+
+func (s *stream) move(log *logFile, budget int, await func() bool) {
 	const little = 8 << 10
 	for drips := 0; !log.blocked(); {
 		used, full := log.add(s.name, s.buf[s.pos:s.n], s.fd < 0)
@@ -82,7 +92,7 @@ func (s *stream) pump(log *logFile, budget int) {
 			log.flush()
 			continue
 		}
-		if !s.ready || budget <= 0 {
+		if !s.ready || budget <= 0 || await() {
 			log.flush()
 			return
 		}

@@ -14,9 +14,10 @@ const (
 	MaxText   = 8 << 10
 )
 
-// MostBehind is how many bytes of one output stream an attached client may
-// leave unread in its pipe; fewer if the kernel does not let the pipe grow that
-// far: beyond fs.pipe-max-size that needs CAP_SYS_RESOURCE.
+// MostBehind is the size in bytes of the pipe in which an attached client may leave
+// output unread; smaller if the kernel does not let the pipe grow that far: beyond
+// fs.pipe-max-size that needs CAP_SYS_RESOURCE. When more than some 40 % of it are unread
+// the container waits (Options.AttachWait).
 const MostBehind = 4 << 20
 
 // Verb is the first word of a packet.

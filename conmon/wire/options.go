@@ -20,7 +20,8 @@ type Options struct {
 
 	OwnerUID, OwnerGID uint64 // of the container's pipes
 
-	RestAfter uint64 // milliseconds of idleness after which the monitor rests; 0: its default; or NoRest
+	AttachWait uint64 // milliseconds for which the container waits for an attached client that does not read; 0: UsualAttachWait
+	RestAfter  uint64 // milliseconds of idleness after which the monitor rests; 0: its default; or NoRest
 
 	Terminal  bool
 	Stdin     bool
@@ -63,6 +64,9 @@ const required = 4
 // maxNumber is the size of a number in bits, so that computations fit into 64.
 const maxNumber = 40
 
+// UsualAttachWait is the AttachWait of a monitor that was not given one.
+const UsualAttachWait = 30_000
+
 // NoRest as RestAfter keeps the monitor from resting.
 const NoRest = 1<<maxNumber - 1
 
@@ -91,13 +95,14 @@ func (o *Options) bools() [6]boolFlag {
 }
 
 // numbers returns the flags that are left out if they are 0.
-func (o *Options) numbers() [6]numberFlag {
+func (o *Options) numbers() [7]numberFlag {
 	return [...]numberFlag{
 		{"--log-rate", &o.LogRate},
 		{"--log-burst", &o.LogBurst},
 		{"--log-most", &o.LogMost},
 		{"--owner-uid", &o.OwnerUID},
 		{"--owner-gid", &o.OwnerGID},
+		{"--attach-wait", &o.AttachWait},
 		{"--rest-after", &o.RestAfter},
 	}
 }

@@ -7,11 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The monitor does not wait for attached clients: one that leaves too much of the output
-// unread (wire.MostBehind, or 1 MiB where pipes may not grow) loses the rest. A client
-// that sends faster than it reads the container's answers would fall behind by itself. So
-// its input waits while it is far behind, but not for ever: a client may read nothing
-// until it has sent everything.
+// The monitor does not wait for long for attached clients: one that leaves much of the
+// output unread, and reads nothing for a while, loses the rest (conmon.Spec.AttachWait). A
+// client that sends faster than it reads the container's answers would fall behind by
+// itself. So its input waits while it is far behind, but not for ever: a client may read
+// nothing until it has sent everything.
 const (
 	// farBehind is how much of a stream may be unread before the input waits. The container
 	// and the pipes on the way hold about half a MiB more.

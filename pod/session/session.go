@@ -28,9 +28,13 @@ type Client struct {
 }
 
 // drainTime is how long a client may leave the last output of an ended container unread: a
-// client that does not read must not hold anything up (cri-o#6699). A client that reads slowly
-// gets everything there is, which is no more than pipes hold.
-const drainTime = 2 * time.Second
+// client that does not read must not keep its session (cri-o#6699). A client that reads, however
+// slowly, gets everything there is, which is no more than pipes hold. Nothing but the session
+// waits for it.
+const drainTime = 30 * time.Second
+
+// inputTime is how long a container may leave a client's input unread, once that has ended.
+const inputTime = 2 * time.Second
 
 // quietTime is how long a container that has read all of a client's input may take until its
 // next output before it counts as answered.
@@ -91,8 +95,9 @@ func Exec(ctx context.Context, p Process, client Client, exited <-chan struct{})
 // Attach connects a client with the standard streams of a container until one of the two ends.
 // Exited is closed when the container ends. Attach closes the process in the end.
 //
-// A client that reads too slowly loses output, and its session ends with an error: at once if
-// it has a terminal or no input, otherwise when all of its input has been passed on.
+// The container waits for a client that reads slowly. One that reads nothing for a while (see
+// conmon.Attachment) loses output, and its session ends with an error: at once if it has a
+// terminal or no input, otherwise when all of its input has been passed on.
 func Attach(ctx context.Context, p Process, client Client, exited <-chan struct{}, input Input) error {
 	s := session{process: p, client: client, exited: exited, endInput: func() {}}
 	s.entire = client.Stdin != nil && !input.Terminal
@@ -220,7 +225,7 @@ func (s *session) awaitOutput(ctx context.Context, copied <-chan error, answered
 
 // detach ends the session after the last output of the container.
 func (s *session) detach(ctx context.Context, copied <-chan error, unread <-chan struct{}) error {
-	limited, cancel := context.WithTimeout(ctx, drainTime)
+	limited, cancel := context.WithTimeout(ctx, inputTime)
 	defer cancel()
 	dropped := s.process.Detach(limited)
 	select {
@@ -236,7 +241,7 @@ func (s *session) detach(ctx context.Context, copied <-chan error, unread <-chan
 
 // awaitAnswer closes answered when the container has answered the client's input, which has
 // ended: the container has read all of it and then written nothing for quietTime. It does not
-// wait longer than drainTime after the last read, even if the container writes all the time.
+// wait longer than inputTime after the last read, even if the container writes all the time.
 // Unread input of other clients counts as well. The time is counted in ticks, since a machine
 // that stands still for a while gets only one of them.
 func (s *session) awaitAnswer(unread func() int, over <-chan struct{}, answered chan<- struct{}) {
@@ -257,7 +262,7 @@ func (s *session) awaitAnswer(unread func() int, over <-chan struct{}, answered 
 		if n := s.taken.Load(); n != taken {
 			taken, sinceMoved = n, 0
 		}
-		if sinceRead >= int(drainTime/period) || least == 0 && sinceMoved >= int(quietTime/period) {
+		if sinceRead >= int(inputTime/period) || least == 0 && sinceMoved >= int(quietTime/period) {
 			close(answered)
 			return
 		}

@@ -3,6 +3,7 @@ package integration
 import (
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/test/kit/kubelet"
+	"github.com/crius-run/crius/test/kit/node"
 	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
@@ -347,11 +349,72 @@ func TestAttachWithInputToAContainerWithoutInput(t *testing.T) {
 	c.says(t, sum("")+"\n")
 }
 
+// kubectl attach > file: a container that writes as fast as it can, and its client.
+func TestAttachOfAFlood(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	const size = 32 << 20
+	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, handler string) {
+		c := w.run(t, handler).start(t, fmt.Sprintf("await /tmp/go ; noise %d ; exit 3", size))
+		e := c.attach(t, s)
+		c.exec(t, "write /tmp/go now")
+		if err := e.Wait(wait.Limit); err != nil {
+			t.Errorf("the session ended with %v", err)
+		}
+		equal(t, "sum of what is shown", sum(e.Stdout.String()), noiseSum(size))
+		equal(t, "exit code", c.wait(t).ExitCode, 3)
+	})
+}
+
+// A terminal that is paused (Ctrl-S), a laptop that sleeps: the container waits for its
+// client, which then gets every byte.
+func TestAttachedClientThatPausesGetsEverything(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	const lines = 1_500_000 // more than all buffers on the way hold
+	for i, kind := range []struct {
+		name   string
+		change func(*cri.ContainerConfig)
+		s      kubelet.Streams
+		end    string
+	}{{"terminal", terminal, w.websocket(), "\r\n"}, {"pipe", stdin, w.spdy(), "\n"}} {
+		t.Run(kind.name, func(t *testing.T) {
+			c := w.run(t, handlers[i]).start(t, fmt.Sprintf("line ; lines %d ; exit 3", lines), kind.change)
+			resumed := make(chan struct{})
+			r := c.attachRequest(attachInput)
+			e := kind.s.Open(t.Context(), w.attachURL(t, r), kubelet.Wants{Stdin: true, Stdout: true, Stderr: r.Stderr, TTY: r.Tty, Paused: resumed})
+			t.Cleanup(e.Leave)
+			typed(t, e, "go\n")
+			wait.For(t, "output that the client does not read", func() bool {
+				info, err := os.Stat(c.logFile())
+				return err == nil && info.Size() > 3<<20
+			})
+			close(resumed)
+			if err := e.Wait(wait.Limit); err != nil {
+				t.Errorf("the session ended with %v", err)
+			}
+			var want strings.Builder
+			for n := range lines {
+				fmt.Fprint(&want, "line ", n+1, kind.end)
+			}
+			_, got, _ := strings.Cut(e.Stdout.String(), `got "go"`+kind.end)
+			equal(t, "sum of what is shown", sum(got), sum(want.String()))
+			equal(t, "exit code", c.wait(t).ExitCode, 3)
+		})
+	}
+}
+
+// neverWaits has containers that wait for no client.
+func neverWaits(t *testing.T) *world {
+	t.Helper()
+	return private(t, node.Options{Config: "[runtime]\ncontainer_attach_wait = \"0\"\n"})
+}
+
 // A client that reads nothing is dropped. The container continues to write and
 // is logged, and other clients continue to read.
 func TestAttachThatIsNotReadDoesNotStopTheLog(t *testing.T) {
 	t.Parallel()
-	w := shared(t)
+	w := neverWaits(t)
 	const size = wire.MostBehind + 6<<20 // more than all buffers on the way hold
 	c := w.run(t, "crun").start(t, "cat", stdin)
 	streams, line := w.streamsOf(t, w.attachURL(t, c.attachRequest()), "stdout", "stderr")
@@ -425,7 +488,7 @@ func TestAttachTakesAllOfTheInput(t *testing.T) {
 // A client that reads nothing of a flood loses that, and none of its input.
 func TestAttachThatIsNotReadTakesAllOfTheInput(t *testing.T) {
 	t.Parallel()
-	w := shared(t)
+	w := neverWaits(t)
 	const size = 3 << 20
 	for i, change := range []func(*cri.ContainerConfig){once, stdin} {
 		c := w.run(t, handlers[i]).start(t, fmt.Sprintf("line ; noise %d ; await /tmp/go ; cat", wire.MostBehind+6<<20), change)

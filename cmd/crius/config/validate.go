@@ -125,6 +125,7 @@ func (v *validator) logLimit(c *oci.Config) {
 		"must be from %d, so that a long line fits, to %d, got %d", least, most, c.LogBurst)
 	v.require(c.LogMaxSize == 0 || c.LogMaxSize >= least && c.LogMaxSize <= most, &c.LogMaxSize,
 		"must be 0, for no limit, or from %d, so that a long line fits, to %d, got %d", least, most, c.LogMaxSize)
+	v.require(c.AttachWait <= time.Hour, &c.AttachWait, "must be at most 1h, so that a client that has gone does not stop a container for longer")
 }
 
 // workloads checks the tables of workloads. An annotation must not activate two, since a

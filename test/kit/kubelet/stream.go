@@ -50,8 +50,9 @@ type Wants struct {
 	Stdin, Stdout, Stderr, TTY bool
 	// Size is the terminal's initial size, unless it is zero.
 	Size Size
-	// Unread makes a client that reads no output.
+	// Unread makes a client that reads no output, Paused one that does not until it is closed.
 	Unread bool
+	Paused <-chan struct{}
 }
 
 // A Session is an exec or attach session of client-go with the server.
@@ -77,10 +78,10 @@ func (s Streams) Open(ctx context.Context, address string, w Wants) *Session {
 		options.Stdin = stdin
 	}
 	if w.Stdout {
-		options.Stdout = out.writer(&out.Stdout, w.Unread)
+		options.Stdout = out.writer(&out.Stdout, w)
 	}
 	if w.Stderr {
-		options.Stderr = out.writer(&out.Stderr, w.Unread)
+		options.Stderr = out.writer(&out.Stderr, w)
 	}
 	if w.TTY {
 		options.TerminalSizeQueue = (*sizeQueue)(out)
@@ -142,11 +143,30 @@ func (s Streams) config() *rest.Config {
 	return &rest.Config{TLSClientConfig: s.TLS, Proxy: direct}
 }
 
-func (s *Session) writer(to *Output, unread bool) io.Writer {
-	if unread {
+func (s *Session) writer(to *Output, w Wants) io.Writer {
+	switch {
+	case w.Unread:
 		return stuck{s.ctx}
+	case w.Paused != nil:
+		return paused{to, s.ctx, w.Paused}
 	}
 	return to
+}
+
+// paused is a writer that accepts nothing until it is resumed.
+type paused struct {
+	io.Writer
+	ctx     context.Context
+	resumed <-chan struct{}
+}
+
+func (p paused) Write(b []byte) (int, error) {
+	select {
+	case <-p.resumed:
+		return p.Writer.Write(b)
+	case <-p.ctx.Done():
+		return 0, p.ctx.Err()
+	}
 }
 
 // stuck is a writer that accepts nothing while its session lasts.
