@@ -101,7 +101,7 @@ func TestOriginIsOfOneConfiguration(t *testing.T) {
 	e := b.engine()
 	runtimes := reloading{fakeRuntimes{b.node}, new(atomic.Int32)}
 	e.deps.Runtimes = runtimes
-	e.status = status.New(runtimes, e.deps.Images, e.deps.Network, e.background)
+	e.status = status.New(runtimes, e.deps.Images, e.deps.Network, func() error { return nil }, e.background)
 	b.run(e, "a")
 	if h := e.sandboxes.All()[0].record().Origin.Handler; len(h.Options) != 1 || h.Path != "/"+h.Options[0] {
 		t.Errorf("path %s, options %q", h.Path, h.Options)
