@@ -20,10 +20,11 @@ type dormancy struct {
 	ended chan struct{}
 }
 
-// openDormant returns a client of a monitor that rests and lives, else nil.
+// openDormant returns a client of a monitor that rests, lives and has nothing to report of its log,
+// else nil.
 func openDormant(dir, exitFile string) *Client {
 	known, err := ReadProcesses(dir)
-	if err != nil || known.Rests == nil {
+	if err != nil || known.Rests == nil || known.Rests.Trouble != wire.LogWell {
 		return nil
 	}
 	monitor, err := openHandle(known.Monitor)

@@ -71,7 +71,7 @@ func WriteExit(file string, e Exit) error {
 	return wire.WriteFile(file, append(text, '\n'), true)
 }
 
-// Rest is what the monitor had counted when it began to rest.
+// Rest is what the monitor would have reported when it began to rest.
 type Rest = wire.Rest
 
 // Processes are the two processes of a container, as its monitor has recorded

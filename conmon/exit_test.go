@@ -55,7 +55,7 @@ func FuzzReadExit(f *testing.F) {
 // A monitor's document is read back; anything else is an error or a pair of
 // processes that can be looked up without harm.
 func FuzzReadProcesses(f *testing.F) {
-	f.Add(wire.AppendProcesses(nil, wire.Process{PID: 1, StartTime: 2}, wire.Process{PID: 3, StartTime: 4}, &wire.Rest{Logged: 5, Discarded: 6, JournalLost: 7}))
+	f.Add(wire.AppendProcesses(nil, wire.Process{PID: 1, StartTime: 2}, wire.Process{PID: 3, StartTime: 4}, &wire.Rest{Logged: 5, Discarded: 6, JournalLost: 7, Trouble: 2}))
 	f.Add([]byte(`{"version":1,"monitor":{"pid":-1},"container":{"pid":-9223372036854775808}}`))
 	f.Add([]byte(`{"monitor":{"pid":4611686018427387904},"container":null}`))
 	f.Add([]byte("null"))

@@ -97,9 +97,9 @@ func TestClientsAreToldOfADeletedLog(t *testing.T) {
 			t.Errorf("%+v", now)
 		}
 		c.atRest()
-		later := c.dial()
-		say("nor this\n")
-		later.Logged(limit(t)) // which connects it
+		later := c.dial() // as another server does, without anything that is written
+		awaitTrouble(t, later, conmon.LogDetached)
+		c.atRest()
 		for _, told := range []*conmon.Client{client, later} {
 			awaitTrouble(t, told, conmon.LogDetached)
 		}

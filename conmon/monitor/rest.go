@@ -45,7 +45,7 @@ func (s *stream) quiet() bool { return !s.ready && !s.touched && s.pos == s.n &&
 func (m *monitor) rest() {
 	patience := m.patience
 	m.patience = min(2*patience, mostPatience)
-	counts := wire.Rest{Logged: m.log.written, Discarded: m.log.limit.total, JournalLost: m.log.journal.total}
+	counts := wire.Rest{Logged: m.log.written, Discarded: m.log.limit.total, JournalLost: m.log.journal.total, Trouble: uint64(m.trouble)}
 	m.tell(wire.Message{Verb: wire.Rests, Num: [4]uint64{counts.Logged, counts.Discarded, counts.JournalLost}})
 	err := m.writeNotes()
 	if err == nil {

@@ -45,12 +45,14 @@ func StatField(stat []byte, n int) (uint64, bool) {
 	return Number(word)
 }
 
-// Rest is the counts of a resting monitor.
+// Rest is what a resting monitor would report.
 type Rest struct {
 	Logged    uint64 `json:"logged"`    // bytes by which the log has grown
 	Discarded uint64 `json:"discarded"` // bytes that exceeded the log's limit
 
 	JournalLost uint64 `json:"journal_lost"` // bytes that journald has not accepted
+
+	Trouble uint64 `json:"log_trouble"` // of the log, as in the message LogTrouble
 }
 
 // AppendProcesses appends the content of the file Processes: the monitor and,
@@ -64,6 +66,7 @@ func AppendProcesses(b []byte, monitor, container Process, rest *Rest) []byte {
 		b = strconv.AppendUint(append(b, `,"rests":{"logged":`...), rest.Logged, 10)
 		b = strconv.AppendUint(append(b, `,"discarded":`...), rest.Discarded, 10)
 		b = strconv.AppendUint(append(b, `,"journal_lost":`...), rest.JournalLost, 10)
+		b = strconv.AppendUint(append(b, `,"log_trouble":`...), rest.Trouble, 10)
 		b = append(b, '}')
 	}
 	return append(b, "}\n"...)
