@@ -87,6 +87,7 @@ func (r *recovery) run(ctx context.Context) error {
 	r.recoverContainers(ctx, ctrs)
 	r.recoverSandboxes(ctx)
 	e.orderAttempts()
+	e.followCPUs(ctx)
 	if silent := e.Summary().Unreachable; silent > 0 {
 		slog.ErrorContext(ctx, "monitors do not answer, their containers keep their last known state; see crius check", "monitors", silent)
 	}

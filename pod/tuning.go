@@ -9,6 +9,7 @@ import (
 
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci/tuning"
+	"github.com/crius-run/crius/pod/records"
 )
 
 // This file deals with containers that have CPUs of their own.
@@ -72,6 +73,23 @@ func (c *cpus) move(ctx context.Context, plan *tuning.Plan) {
 	move := func(ctx context.Context) error { return c.tuner.Move(ctx, c.id, plan) }
 	if err := trace.Do(ctx, "move CPU settings", move); err != nil {
 		slog.ErrorContext(ctx, "CPU settings do not follow the container to other CPUs", "container", c.id, "cpus", plan.CPUs.String(), "err", err)
+	}
+}
+
+// followCPUs has the settings of CPUs follow updates of containers that an earlier server could not
+// record.
+func (e *Engine) followCPUs(ctx context.Context) {
+	for _, c := range e.containers.All() {
+		now := c.Now()
+		if now.Phase != records.Started || now.exit != nil {
+			continue
+		}
+		plan, err := c.cpus.follow(now.Resources.M)
+		if err != nil {
+			slog.ErrorContext(ctx, "CPU settings do not follow the container to other CPUs", "container", c.ID, "err", err)
+			continue
+		}
+		c.cpus.move(ctx, plan)
 	}
 }
 

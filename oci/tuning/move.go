@@ -56,14 +56,39 @@ func (t *Tuner) MayMove(id string, p *Plan) error {
 }
 
 // Move carries out another plan for a container: it gives the CPUs back that the container had, and
-// does for its new ones what was done for those. What cannot be done now is retried, by the next
-// server as well. A container for which nothing is done yet, or no longer, is left alone.
+// does for its new ones what was done for those. What cannot be done now is retried, and once it is
+// on record by the next server as well. A container for which nothing is done yet, or no longer, is
+// left alone.
 func (t *Tuner) Move(ctx context.Context, id string, p *Plan) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err := t.known(); err != nil {
 		return err
 	}
+	delete(t.pending, id)
+	err := t.move(ctx, id, p)
+	if err == nil {
+		return nil
+	}
+	slog.WarnContext(ctx, "CPU settings cannot follow the container to other CPUs, retrying", "container", id, "err", err)
+	t.pending[id] = p
+	t.Later("CPU settings of "+id, func(ctx context.Context) error {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if t.pending[id] != p { // moved elsewhere meanwhile, or ended
+			return nil
+		}
+		err := t.move(ctx, id, p)
+		if err == nil {
+			delete(t.pending, id)
+		}
+		return err
+	})
+	return nil
+}
+
+// move requires mu.
+func (t *Tuner) move(ctx context.Context, id string, p *Plan) error {
 	now, found := t.now.Containers[id]
 	if !found || now.sameCPUs(p) {
 		return nil

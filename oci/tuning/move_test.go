@@ -2,6 +2,8 @@ package tuning
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -94,6 +96,40 @@ func TestMoveIsRetried(t *testing.T) {
 	}
 	m.release(s, "a")
 	m.asBefore()
+}
+
+// So is one that cannot be recorded, unless the container has been moved elsewhere or has ended.
+func TestMoveThatCannotBeRecordedIsRetried(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	s := m.server()
+	m.apply(s, "a", on(2))
+	m.apply(s, "b", on(4))
+	full := filepath.Join(m.state, "tuning", only)
+	setWritable(t, full, false)
+	m.move(s, "a", on(3))
+	m.move(s, "b", on(5))
+	setWritable(t, full, true)
+	m.move(s, "b", on(6))
+	m.work()
+	m.holds(defaultMask, "b7") // without 3 and 6
+	m.release(s, "a", "b")
+	m.work()
+	m.asBefore()
+}
+
+// setWritable has a directory on a disk that can be written to, or cannot.
+func setWritable(t *testing.T, dir string, writable bool) {
+	t.Helper()
+	var err error
+	if writable {
+		err = errors.Join(os.Remove(dir), os.Rename(dir+".kept", dir))
+	} else {
+		err = errors.Join(os.Rename(dir, dir+".kept"), os.WriteFile(dir, nil, 0o600))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // A server that dies in the middle of a move leaves it to the next one.

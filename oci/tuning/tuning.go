@@ -68,6 +68,8 @@ type Tuner struct {
 	mu     sync.Mutex
 	now    *changes
 	unread error // why the record is unknown
+	// The plans to which containers could not be moved yet, since the record could not be written.
+	pending map[string]*Plan
 	// The number of requests for a new look of irqbalance, and how many of these
 	// are done.
 	asked, rebalanced uint64
@@ -111,7 +113,7 @@ func New(o Options) (*Tuner, error) {
 	}
 	o.Node.fill()
 	return &Tuner{
-		Options: o, shared: shared, now: &changes{},
+		Options: o, shared: shared, now: &changes{}, pending: map[string]*Plan{},
 		records: record.At[changes](filepath.Join(o.StateDir, "tuning"), "tuning.json", version),
 	}, nil
 }
@@ -213,6 +215,7 @@ func (t *Tuner) Release(ctx context.Context, id string) error {
 	if err := t.known(); err != nil {
 		return err
 	}
+	delete(t.pending, id)
 	if _, found := t.now.Containers[id]; !found {
 		return nil
 	}
