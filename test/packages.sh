@@ -91,6 +91,33 @@ ascend() {
 }
 ascend
 
+version_script=$PWD/contrib/packaging/version.sh
+# In a shallow clone commits cannot be counted: one of them must not look newer than it is.
+git clone -q --no-tags --depth 2 "file://$work/sources" "$work/shallow" 2>/dev/null
+[[ $(cd "$work/shallow" && "$version_script" 2>"$work/said") = v0.0.0-0-g* ]] ||
+	fail "the version in a shallow clone"
+grep -q unshallow "$work/said" || fail "a shallow clone is not named as the cause" "$(cat "$work/said")"
+echo "ok    version of a shallow clone"
+
+# Formats whose tool is missing are left out, unless they are asked for.
+formats() {
+	local tool small=$work/small
+	mkdir "$work/tools" "$small"
+	for tool in /usr/bin/* /bin/* "$(command -v go)"; do ln -sf "$tool" "$work/tools/"; done
+	rm -f "$work"/tools/{dpkg-deb,rpmbuild}
+	for tool in crius crius-unpack crius-conmon crius-conmon-shim; do cp "$bindir/crius-conmon" "$small/$tool"; done
+	pack() { PATH=$work/tools SOURCE_DATE_EPOCH=1 contrib/packaging/build.sh v1 "$(go env GOARCH)" "$small" "$1" >/dev/null 2>"$work/said"; }
+	pack "$work/any"
+	! FORMATS='rpm archive' pack "$work/strict" || fail "a format that was asked for is missing, and nobody says so"
+	grep -q 'FORMATS names rpm: rpmbuild is missing' "$work/said" || fail "the missing format is not named" "$(cat "$work/said")"
+	FORMATS=archive pack "$work/one-format"
+	for tool in any one-format; do # with the list of modules
+		[ "$(find "$work/$tool" -type f | wc -l)" = 2 ] || fail "$(ls "$work/$tool")"
+	done
+	echo "ok    formats without their tools"
+}
+formats
+
 # calls RUNNER...: the systemctl calls of a maintainer script, with a systemd
 # that appears to be running. The script gets its own /run.
 calls() {

@@ -6,7 +6,8 @@
 #
 # VERSION is the output of version.sh. The same inputs and SOURCE_DATE_EPOCH give the same
 # packages, byte by byte. Needs go, which finds the licences of linked modules, dpkg-deb for the
-# DEB and rpmbuild for the RPM; a format without its tool is left out.
+# DEB and rpmbuild for the RPM; a format without its tool is left out. With FORMATS, such as "deb rpm
+# archive", these are built and no others, and a missing tool is an error.
 set -euo pipefail
 
 [ $# -eq 4 ] || { sed -n '2,/^$/s/^# \?//p' "$0" >&2; exit 2; }
@@ -31,10 +32,14 @@ package_version() {
 	esac | sed -E 's/-dirty/.dirty/; s/-([0-9]+)-g([0-9a-f]+)/+\1.g\2/; s/-/~/g'
 }
 
-# with TOOL PACKAGE FORMAT calls the function FORMAT, which needs TOOL.
+# with TOOL PACKAGE FORMAT calls the function FORMAT, which needs TOOL, if the format is wanted.
 with() {
+	[[ " ${FORMATS:-$3} " = *" $3 "* ]] || return 0
 	if command -v "$1" >/dev/null; then
 		"$3"
+	elif [ -n "${FORMATS:-}" ]; then
+		echo "build.sh: FORMATS names $3: $1 is missing (package $2)" >&2
+		exit 1
 	else
 		echo "build.sh: no package of the format $3: $1 is missing (package $2)" >&2
 	fi
@@ -197,4 +202,4 @@ bom >"$work/bom"
 install -m 644 "$work/bom" "$outdir/crius-$version-linux-$goarch.spdx.json"
 with dpkg-deb dpkg deb
 with rpmbuild 'rpm on Debian, rpm-build elsewhere' rpm
-archive
+with tar tar archive
