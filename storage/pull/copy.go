@@ -3,6 +3,8 @@ package pull
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"log/slog"
 
 	"go.podman.io/image/v5/copy"
@@ -10,8 +12,10 @@ import (
 	"go.podman.io/image/v5/types"
 	cstorage "go.podman.io/storage"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/pull/progress"
+	"github.com/crius-run/crius/storage/pull/pullerror"
 	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/unpack"
 	"github.com/crius-run/crius/storage/unpack/layers"
@@ -88,7 +92,7 @@ func (p *Puller) copyByWorker(ctx context.Context, src *source.Image, job *durab
 		return t.Copy(ctx)
 	}
 	if err := t.Unpack(ctx); err != nil {
-		return "", err
+		return "", blameArchive(err, t.Downloads.Failed())
 	}
 	if !layers.Present(p.Library, src.Layers()) { // somebody has removed one meanwhile
 		return "", cstorage.ErrLayerUnknown
@@ -98,4 +102,13 @@ func (p *Puller) copyByWorker(ctx context.Context, src *source.Image, job *durab
 		id, err = t.Copy(ctx)
 	}
 	return id, err
+}
+
+// blameArchive says of the end of a layer that came too early that it is the archive's own, unless the
+// registry has failed to send something.
+func blameArchive(err error, registryFailed bool) error {
+	if registryFailed || !errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, pullerror.ErrWorkerDied) {
+		return err
+	}
+	return fmt.Errorf("%s: the archive is cut off in the image itself, which has come as its manifest names it: build and push it again: %w", err.Error(), fault.Invalid)
 }

@@ -211,7 +211,8 @@ func (p *Puller) pullName(ctx context.Context, n named) error {
 		if err == nil || ctx.Err() != nil || attempt >= attempts && !removing || attempt == whileRemoving {
 			return err
 		}
-		unclear := len(pullerror.Kinds(err)) == 0 && removing // the library has errors without a type for this, too
+		// The library has errors without a type for this, too. Those of a broken image are like them.
+		unclear := len(pullerror.Kinds(err)) == 0 && removing && attempt < attempts
 		if !unclear && !removedMeanwhile(err) {
 			return err
 		}

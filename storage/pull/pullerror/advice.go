@@ -90,6 +90,16 @@ func LoginRefused(err error) bool {
 	return status == http.StatusUnauthorized || status == http.StatusForbidden
 }
 
+// Unauthenticated reports whether a registry has refused who asks, not what is asked for.
+func Unauthenticated(err error) bool {
+	var coded errcode.ErrorCoder
+	if errors.As(err, &coded) {
+		return coded.ErrorCode() == errcode.ErrorCodeUnauthorized
+	}
+	var unauthorized docker.ErrUnauthorizedForCredentials
+	return errors.As(err, &unauthorized) || StatusOf(err) == http.StatusUnauthorized
+}
+
 // rateLimited reports whether the registry has refused a request because there were too many.
 func rateLimited(err error) bool {
 	var coded errcode.ErrorCoder

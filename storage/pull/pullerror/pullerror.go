@@ -176,8 +176,10 @@ func unreachable(err error) bool {
 const maxText = 4096 // bytes; a registry writes part of it
 
 var (
-	anyURL  = regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*://[^\s"'<>]+`)
-	bearers = regexp.MustCompile(`(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}`)
+	anyURL = regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*://[^\s"'<>]+`)
+	// heuristics is what the library adds to a broken connection for its developers.
+	heuristics = regexp.MustCompile(`\(heuristic tuning data: [^()]*\): `)
+	bearers    = regexp.MustCompile(`(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}`)
 )
 
 // Redact makes a text safe to show: without users and queries in URLs, which may be tokens and
@@ -192,6 +194,7 @@ func Redact(text string) string {
 		return r
 	}, text)
 	text = anyURL.ReplaceAllStringFunc(text, redactURL)
+	text = heuristics.ReplaceAllString(text, "")
 	return bearers.ReplaceAllString(text, "$1 <redacted>")
 }
 

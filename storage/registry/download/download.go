@@ -75,6 +75,17 @@ type Pull struct {
 
 	connections atomic.Int64 // under way
 	narrow      atomic.Bool  // blobs come over one connection each from now on
+	failed      atomic.Bool  // a registry has not sent what it was asked for
+}
+
+// Failed reports whether a registry has failed to send a blob that this pull has asked for.
+func (p *Pull) Failed() bool { return p.failed.Load() }
+
+// noteFailure notes that a request has failed while the pull wanted its answer.
+func (p *Pull) noteFailure(ctx context.Context, err error) {
+	if err != nil && ctx.Err() == nil {
+		p.failed.Store(true)
+	}
 }
 
 // Begin begins the downloads of a pull from a registry. Other pulls from that registry wait for a
@@ -281,6 +292,7 @@ func cut(ctx context.Context, err error) bool {
 func (f *fetch) whole(ctx context.Context, why error) error {
 	main, err := f.src.Whole(ctx, f.info)
 	if err != nil {
+		f.pull.noteFailure(ctx, err)
 		return err
 	}
 	stream := f.open(ctx, main, 0)
@@ -311,6 +323,7 @@ func (f *fetch) resume(ctx context.Context) (came bool, err error) {
 	f.have = min(f.stored, f.info.Size-1)
 	main, err := f.src.Part(ctx, f.info, f.have, 0)
 	if err != nil {
+		f.pull.noteFailure(ctx, err)
 		return false, err
 	}
 	stream := f.open(ctx, main, f.have)
@@ -361,6 +374,7 @@ func (f *fetch) receive(ctx context.Context, stream io.Reader) (came bool, err e
 	case ctx.Err() != nil:
 		return came, context.Cause(ctx)
 	case !errors.Is(err, io.EOF):
+		f.pull.noteFailure(ctx, err)
 		return came, err
 	case f.info.Size > 0 && at != f.info.Size:
 		return came, fmt.Errorf("the registry sent %d bytes instead of the %d in the manifest: %w", at, f.info.Size, ErrDiffers)

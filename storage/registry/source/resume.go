@@ -31,7 +31,7 @@ func (s *Image) Whole(ctx context.Context, info types.BlobInfo) (io.ReadCloser, 
 func (s *Image) Part(ctx context.Context, info types.BlobInfo, from, length int64) (io.ReadCloser, error) {
 	s.answers.Add(1)
 	defer s.answers.Add(-1)
-	part, err := blobPart(ctx, s.ImageSource, info, uint64(from), uint64(length))
+	part, err := s.part(ctx, info, from, length)
 	if err != nil && refusesRanges(err) {
 		err = fmt.Errorf("%w: %w", errNoRanges, err)
 	}
@@ -45,7 +45,7 @@ func (s *Image) Mirrored() bool { return s.mirrored }
 func (s *Image) fetch(ctx context.Context, info types.BlobInfo, cache types.BlobInfoCache) (io.ReadCloser, int64, error) {
 	s.answers.Add(1)
 	defer s.answers.Add(-1)
-	return s.ImageSource.GetBlob(ctx, info, cache)
+	return s.blob(ctx, info, cache)
 }
 
 // errNoRanges says that a blob can only be fetched as a whole.

@@ -22,7 +22,6 @@ import (
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/image"
 	"go.podman.io/image/v5/manifest"
-	"go.podman.io/image/v5/pkg/blobinfocache/none"
 	"go.podman.io/image/v5/signature"
 	imagetransport "go.podman.io/image/v5/storage"
 	"go.podman.io/image/v5/types"
@@ -57,7 +56,8 @@ func Open(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, n
 	sources, err := pullSources(sys, name)
 	image := &Image{Name: name, Documents: Documents{Manifests: map[digest.Digest]Document{}}, attachments: attached, stored: stored}
 	image.mirrored = err != nil || len(sources) > 1
-	image.ImageSource, err = ref.NewImageSource(ctx, sys)
+	image.open = func(ctx context.Context) (types.ImageSource, error) { return ref.NewImageSource(ctx, sys) }
+	image.ImageSource, err = image.open(ctx)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, image.Failed(err) // it has not asked all
@@ -103,6 +103,11 @@ type Image struct {
 	PresentOnly bool
 	// LargeWindows has room for one pull: only the layers of that pull may have large windows.
 	LargeWindows chan struct{}
+
+	open     func(context.Context) (types.ImageSource, error) // another source of the image; nil: there is none
+	renewing sync.Mutex
+	renewed  types.ImageSource   // gives blobs instead of the first one
+	former   []types.ImageSource // that gave them before
 
 	mirrored    bool
 	attachments *attachments // nil: crius reads none
@@ -364,7 +369,7 @@ func (s *Image) readConfig(ctx context.Context, info types.BlobInfo) error {
 	}
 	raw := s.stored(info.Digest)
 	if raw == nil {
-		stream, _, err := s.ImageSource.GetBlob(ctx, info, none.NoCache)
+		stream, err := s.config(ctx, info)
 		if err != nil {
 			return fmt.Errorf("image config: %w", err)
 		}

@@ -33,6 +33,13 @@ func (r *Registry) Require(a Auth) {
 	r.auth = a
 }
 
+// ExpireTokens ends all tokens that have been issued, whatever they say.
+func (r *Registry) ExpireTokens() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	clear(r.tokens)
+}
+
 // admit passes an authorized request on and answers any other.
 func (r *Registry) admit(w http.ResponseWriter, req *http.Request) bool {
 	r.mu.Lock()

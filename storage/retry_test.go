@@ -1,0 +1,123 @@
+package storage
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/registry"
+)
+
+// A registry that fails once does not fail the pull; one that goes on failing does.
+func TestRegistryFailsOnce_containerd_10271(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	unasked := func(answer http.Handler, _ <-chan struct{}) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if req.Header.Get("Range") == "" {
+				req.Header.Set("Range", "bytes=0-")
+			}
+			answer.ServeHTTP(w, req)
+		})
+	}
+	for name, do := range map[string]registry.Action{
+		"500":       registry.Status(http.StatusInternalServerError),
+		"503":       registry.Page(http.StatusServiceUnavailable),
+		"404":       registry.Page(http.StatusNotFound),
+		"401":       registry.Status(http.StatusUnauthorized),
+		"206":       unasked,
+		"page, 502": registry.Page(http.StatusBadGateway),
+	} {
+		a := motd(t, name)
+		r := serve(t, "app", "1", a)
+		for _, blob := range []string{layerDigest(a, 1), a.Config.String()} {
+			r.Inject(registry.Fault{Path: blob, Times: 1, Do: do})
+		}
+		if img, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"}); err != nil || img.ID != a.ID() {
+			t.Errorf("%s: %v, %v", name, img, err)
+			continue
+		}
+		n.remove(a.ID())
+		r.Inject(registry.Fault{Path: layerDigest(a, 1), Do: do})
+		if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"}); (err == nil) != (name == "206") {
+			t.Errorf("%s always: %v", name, err)
+		}
+	}
+}
+
+// A token that expires in the middle of a pull, earlier than it said, is replaced by a new one. Wrong
+// credentials stay wrong.
+func TestTokenExpiresDuringPull_container_libs_2139(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	auth := &cri.AuthConfig{Username: "user", Password: "hunter22"}
+	a := motd(t, "token")
+	r := serve(t, "app", "1", a)
+	r.Require(registry.Auth{Username: "user", Password: "hunter22", Bearer: true})
+	expire := func(answer http.Handler, _ <-chan struct{}) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			r.ExpireTokens()
+			answer.ServeHTTP(w, req)
+		})
+	}
+	for _, blob := range []string{layerDigest(a, 0), layerDigest(a, 1), a.Config.String()} {
+		r.Inject(registry.Fault{Path: blob, Times: 1, Do: expire})
+	}
+	if img, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1", Auth: auth}); err != nil || img.ID != a.ID() {
+		t.Errorf("%v, %v", img, err)
+	}
+	n.remove(a.ID())
+	r.Inject(registry.Fault{Path: layerDigest(a, 1), Do: expire})
+	r.Forget()
+	if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1", Auth: auth}); err == nil || !strings.Contains(err.Error(), "correct the pull secret") {
+		t.Errorf("tokens that never hold: %v", err)
+	}
+	if asked := len(r.Requests()); asked > 50 {
+		t.Errorf("%d requests for tokens that never hold", asked)
+	}
+}
+
+// The error of a pull that fails because of what an image is blames neither the network nor the disk.
+func TestBrokenImageIsBlamed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	whole := layer(t, image.Text("file", strings.Repeat("x", 4096)))
+	content, err := gzip.NewReader(bytes.NewReader(whole.Blob))
+	ok(t, err)
+	var archive bytes.Buffer
+	_, err = archive.ReadFrom(content)
+	ok(t, err)
+	cut := archive.Bytes()[:1024]
+	var blob bytes.Buffer
+	w := gzip.NewWriter(&blob)
+	_, err = w.Write(cut)
+	ok(t, err)
+	ok(t, w.Close())
+	broken := map[string]image.Layer{
+		"tar cut off": {Blob: blob.Bytes(), Digest: digest.FromBytes(blob.Bytes()), DiffID: digest.FromBytes(cut)},
+		"gzip cut off": {
+			Blob: blob.Bytes()[:blob.Len()-10], Digest: digest.FromBytes(blob.Bytes()[:blob.Len()-10]), DiffID: digest.FromBytes(cut),
+		},
+	}
+	for name, l := range broken {
+		r := serve(t, "app", "1", build(t, image.Image{Layers: []image.Layer{l}}))
+		_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})
+		if !errors.Is(err, fault.Invalid) || strings.Contains(err.Error(), "node reaches the registry") || !strings.Contains(err.Error(), "build and push it again") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	a := motd(t, "cut off")
+	r := serve(t, "app", "1", a)
+	r.Inject(registry.Fault{Path: "/blobs/", Do: registry.Reset(10)})
+	if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"}); err == nil || strings.Contains(err.Error(), "heuristic") {
+		t.Errorf("broken connection: %v", err)
+	}
+}
