@@ -91,21 +91,28 @@ var perContainer = []string{askUnified, askShared, askSeccomp}
 // without their own.
 const allContainers = "POD"
 
-// notDone are old spellings of requests that crius does not implement. In the
-// newer spelling those are everything else in the domain.
-var notDone = []string{
-	"io.kubernetes.cri-o.PlatformRuntimePath", "io.kubernetes.cri-o.seccompNotifierAction",
-	"io.kubernetes.cri-o.Spoofed", "io.kubernetes.cri-o.TrySkipVolumeSELinuxLabel",
-	"io.kubernetes.cri-o.userns-mode",
+// NotDone are the requests that CRI-O implements and crius does not, by their old spelling: the
+// newer one, and what that means for a pod whose handler allows it.
+var NotDone = map[string]struct{ Key, Means string }{
+	"io.kubernetes.cri-o.PlatformRuntimePath":       {"platform-runtime-path" + askDomain, "the pod runs with the runtime of its handler"},
+	"io.kubernetes.cri-o.seccompNotifierAction":     {"seccomp-notifier-action" + askDomain, "system calls that are denied are not reported, and stop no container"},
+	"io.kubernetes.cri-o.Spoofed":                   {"spoofed" + askDomain, "the containers run"},
+	"io.kubernetes.cri-o.TrySkipVolumeSELinuxLabel": {"try-skip-volume-selinux-label" + askDomain, "volumes are relabelled where the kubelet asks for it"},
+	askUserns: {"userns-mode" + askDomain, "the pod is refused, which would otherwise run without the user namespace that it asks for: set hostUsers: false in it"},
 }
+
+// askUserns asks for a user namespace whose IDs the runtime chooses.
+const askUserns = "io.kubernetes.cri-o.userns-mode"
 
 // Rules are what the configuration says about a pod's annotations.
 type Rules struct {
 	// Allowed are the keys that the pod's handler allows, in either spelling, and
 	// patterns, which do not apply to requests to crius.
-	Allowed   []string
-	Devices   []string // of the host that a pod may request
-	Workloads map[string]Workload
+	Allowed []string
+	Devices []string // of the host that a pod may request
+	// UserNamespace reports whether the pod has one, by hostUsers: false.
+	UserNamespace bool
+	Workloads     map[string]Workload
 }
 
 // Read reads the annotations of a pod.
@@ -116,6 +123,9 @@ func Read(annotations map[string]string, rules Rules) (Asked, error) {
 	}
 	if a.workload != nil {
 		a.Allowed = slices.Concat(a.Allowed, a.workload.Allowed)
+	}
+	if err := a.checkIsolation(annotations, rules.UserNamespace); err != nil {
+		return Asked{}, err
 	}
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		name, container := nameAsked(key)
@@ -130,6 +140,27 @@ func Read(annotations map[string]string, rules Rules) (Asked, error) {
 		}
 	}
 	return a, nil
+}
+
+// checkIsolation refuses a pod that may ask for a user namespace, asks for one by annotation, and
+// has none: it would run with less isolation than it asks for.
+func (a *Asked) checkIsolation(annotations map[string]string, has bool) error {
+	for _, key := range []string{askUserns, NotDone[askUserns].Key} {
+		mode := strings.TrimSpace(annotations[key])
+		if has || mode == "" || mode == "host" || !a.names(askUserns) && !a.names(NotDone[askUserns].Key) {
+			continue
+		}
+		return ofKey(key, fmt.Errorf("the handler allows it, but crius makes user namespaces only for pods with hostUsers: false: set that instead, or remove the annotation from allowed_annotations to run the pod without one: %w", fault.Denied))
+	}
+	return nil
+}
+
+// names reports whether the allowed annotations include a key, by itself or by a pattern.
+func (a *Asked) names(key string) bool {
+	return slices.ContainsFunc(a.Allowed, func(pattern string) bool {
+		matches, err := path.Match(pattern, key)
+		return pattern == key || matches && err == nil
+	})
 }
 
 func ofKey(key string, err error) error { return fmt.Errorf("annotation %s: %w", key, err) }
@@ -148,7 +179,7 @@ func nameAsked(key string) (name, container string) {
 			return askUnified, container
 		}
 	}
-	if slices.Contains(notDone, base) {
+	if _, is := NotDone[base]; is {
 		return base, container
 	}
 	if name, is := strings.CutSuffix(base, askDomain); is {

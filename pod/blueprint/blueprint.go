@@ -51,10 +51,12 @@ type Tuner interface {
 // Asked reads what the pod asks for by annotations, as far as its handler and the node allow
 // it.
 func (p *Planner) Asked(pod *records.PodPlan, handler oci.Handler) (annotation.Asked, error) {
+	users := pod.Config.M.GetLinux().GetSecurityContext().GetNamespaceOptions().GetUsernsOptions()
 	return annotation.Read(pod.Config.M.GetAnnotations(), annotation.Rules{
-		Allowed:   handler.AllowedAnnotations,
-		Devices:   p.AllowedDevices,
-		Workloads: p.Workloads,
+		UserNamespace: users != nil && users.GetMode() == cri.NamespaceMode_POD,
+		Allowed:       handler.AllowedAnnotations,
+		Devices:       p.AllowedDevices,
+		Workloads:     p.Workloads,
 	})
 }
 
