@@ -8,6 +8,7 @@ import (
 	"go.podman.io/storage/types"
 
 	"github.com/crius-run/crius/storage/quota"
+	"github.com/crius-run/crius/storage/registry"
 	"github.com/crius-run/crius/storage/unpack"
 )
 
@@ -20,6 +21,7 @@ type Config struct {
 	ImageStore               string        `toml:"imagestore" apply:"restart" form:"path or empty" help:"containers/storage imagestore: directory of images and their layers, when they are to be on another file system than the rest of root; empty: from storage.conf if root is empty, else in root"`
 	Options                  []string      `toml:"options" apply:"restart" help:"containers/storage driver options, as in storage.conf (overlay.mountopt=nodev)"`
 	RegistriesConf           string        `toml:"registries_conf" apply:"restart" form:"path or empty" input:"yes" help:"registries.conf to use, with its drop-ins in the directory of the same name plus .d; empty: /etc/containers/registries.conf and its drop-ins"`
+	ShortNameMode            string        `toml:"short_name_mode" apply:"restart" choices:"registries.conf,enforcing,disabled" help:"short names of images, without a registry, for which registries.conf has several registries and no alias: enforcing refuses them, disabled pulls from the first registry that has the image, registries.conf does what short-name-mode there says"`
 	HostsDirs                []string      `toml:"hosts_dirs" apply:"restart" form:"path" input:"yes" help:"directories with containerd's REGISTRY/hosts.toml or _default/hosts.toml, such as /etc/containerd/certs.d, read at every pull; the first file that is found for a registry replaces its entries in registries.conf, but not blocked ones; empty: none"`
 	SignaturePolicy          string        `toml:"signature_policy" apply:"restart" form:"path or empty" input:"yes" help:"signature policy (policy.json) checked when images are pulled, run or mounted; empty: /etc/containers/policy.json"`
 	SignaturePolicyDir       string        `toml:"signature_policy_dir" apply:"restart" form:"path or empty" input:"yes" help:"directory with a NAMESPACE.json for each namespace whose pods need another policy than signature_policy; empty: none"`
@@ -77,6 +79,7 @@ func DefaultConfig() Config {
 		ProgressTimeout: 5 * time.Minute,
 		MinPullRate:     1 << 10,
 		PullTimeout:     24 * time.Hour, // a hundred gigabytes at 10 Mbit/s
+		ShortNameMode:   registry.ModeOfFile,
 		VerifierTimeout: 10 * time.Second,
 		Volumes:         "mkdir",
 	}

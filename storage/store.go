@@ -146,7 +146,7 @@ func (s *Store) Forget() error {
 
 // registries returns where the node has its configuration of registries.
 func (s *Store) registries() registry.Config {
-	return registry.Config{RegistriesConf: s.cfg.RegistriesConf, AuthFile: s.cfg.AuthFile, RunRoot: s.store.RunRoot()}
+	return registry.Config{RegistriesConf: s.cfg.RegistriesConf, AuthFile: s.cfg.AuthFile, RunRoot: s.store.RunRoot(), ShortNameMode: s.cfg.ShortNameMode}
 }
 
 // Info describes the store for Status(verbose).

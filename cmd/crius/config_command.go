@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -50,11 +51,15 @@ func (p *program) configCommand() *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&template, "default", false, "print a commented configuration file with all keys and their defaults instead")
 	from.add(cmd, "print a configuration file made from that of %s instead")
+	cmd.Flags().StringArrayVar(&from.accept, "accept", nil, "with --from-crio or --from-containerd: accept that a key which restricts pods or clients is lost; without it such a key is an error (repeatable)")
 	return cmd
 }
 
 // importFlags select the runtime whose configuration is read.
-type importFlags struct{ crio, containerd bool }
+type importFlags struct {
+	crio, containerd bool
+	accept           []string // keys that restrict and may be lost
+}
 
 func (f importFlags) any() bool { return f.crio || f.containerd }
 
@@ -69,6 +74,8 @@ func (f importFlags) check(args []string, other string, set bool) error {
 	switch {
 	case f.crio && f.containerd, f.any() && set:
 		return fmt.Errorf("%s, --from-crio and --from-containerd are mutually exclusive", other)
+	case len(f.accept) > 0 && !f.any():
+		return errors.New("--accept is for --from-crio and --from-containerd")
 	case len(args) > 0 && !f.any():
 		return fmt.Errorf("unexpected argument %q: only --from-crio and --from-containerd take a path", args[0])
 	}
@@ -92,7 +99,7 @@ func (f importFlags) write(w io.Writer, args []string) error {
 	if err != nil {
 		return err
 	}
-	return config.WriteImport(w, imp)
+	return config.WriteImport(w, imp, f.accept)
 }
 
 // compare reports what would change if crius replaced the other runtime.

@@ -62,6 +62,8 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{[]string{"config", "--from-crio", "--default"}, 2, "crius: --default, --from-crio and --from-containerd are mutually exclusive (see crius config --help)\n"},
 		{[]string{"config", "--from-crio", "--from-containerd"}, 2, "crius: --default, --from-crio and --from-containerd are mutually exclusive (see crius config --help)\n"},
 		{[]string{"config", "--from-crio", "config/testdata/crio-defaults"}, 0, ""},
+		{[]string{"config", "--accept", "crio.x"}, 2, "crius: --accept is for --from-crio and --from-containerd (see crius config --help)\n"},
+		{[]string{"config", "--from-crio", "config/testdata/crio-defaults", "--accept", "crio.x"}, 1, "crius: --accept crio.x: nothing of the configuration of CRI-O is lost under this name\n"},
 		{[]string{"config", "--from-containerd", "config/testdata/containerd/v3.toml"}, 0, ""},
 		{[]string{"config", "--from-crio", "/nonexistent"}, 1, "crius: read the configuration of CRI-O: stat /nonexistent: no such file or directory\n"},
 		{[]string{"config", "--from-containerd", bad}, 1, "crius: " + bad + ": version: version 1 is not supported: migrate the file with containerd config migrate (containerd 1.7 or earlier)\n"},

@@ -53,7 +53,7 @@ func PullNames(sys *types.SystemContext, name string) ([]reference.Named, error)
 		return nil, registriesError(err)
 	}
 	if len(names) > 1 && mode == types.ShortNameModeEnforcing {
-		return nil, fmt.Errorf("image reference %q is ambiguous (%s) and registries.conf enforces unambiguous short names; "+
+		return nil, fmt.Errorf("image reference %q is ambiguous (%s), and image.short_name_mode or short-name-mode of registries.conf enforces unambiguous short names; "+
 			"use the fully qualified name: %w", name, names, fault.Invalid)
 	}
 	return names, nil

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -102,6 +103,24 @@ short-name-mode = "enforcing"`)
 	}
 	if names, err := LocalNames(sys, "busybox"); err != nil || len(names) != 3 {
 		t.Errorf("what is here already may be asked for: %v, %v", names, err)
+	}
+}
+
+// The option counts, whatever the file says: CRI-O's default refuses what the file would allow.
+func TestShortNameModeOfTheConfigurationCounts(t *testing.T) {
+	for mode, refused := range map[string][2]bool{ModeOfFile: {true, false}, ModeEnforcing: {true, true}, ModeDisabled: {false, false}} {
+		for i, file := range []string{"enforcing", "permissive"} {
+			dir := t.TempDir()
+			conf := filepath.Join(dir, "registries.conf")
+			text := fmt.Sprintf("unqualified-search-registries = ['one.example', 'two.example']\nshort-name-mode = %q\n", file)
+			if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			sys := Config{RegistriesConf: conf, RunRoot: dir, ShortNameMode: mode}.Context()
+			if names, err := PullNames(sys, "busybox"); errors.Is(err, fault.Invalid) != refused[i] {
+				t.Errorf("%s with %s in the file: %v, %v", mode, file, names, err)
+			}
+		}
 	}
 }
 

@@ -21,7 +21,15 @@ type Config struct {
 	RegistriesConf string // file; empty: the default of containers/image, with its drop-ins
 	AuthFile       string // credentials; empty: none
 	RunRoot        string // of the image store
+	ShortNameMode  string // one of the modes, which replaces that of RegistriesConf
 }
+
+// Modes of short names.
+const (
+	ModeOfFile    = "registries.conf" // short-name-mode there decides
+	ModeEnforcing = "enforcing"       // an ambiguous name is refused
+	ModeDisabled  = "disabled"        // the first registry that has the image counts
+)
 
 // Context returns the configuration in the terms of containers/image.
 func (c Config) Context() *types.SystemContext {
@@ -36,6 +44,13 @@ func (c Config) Context() *types.SystemContext {
 	if c.RegistriesConf != "" {
 		sys.SystemRegistriesConfDirPath = c.RegistriesConf + ".d"
 		sys.UserShortNameAliasConfPath = filepath.Join(c.RunRoot, "crius-short-names.conf")
+	}
+	switch mode := types.ShortNameModeEnforcing; c.ShortNameMode {
+	case ModeEnforcing:
+		sys.ShortNameMode = &mode
+	case ModeDisabled:
+		mode = types.ShortNameModeDisabled
+		sys.ShortNameMode = &mode
 	}
 	if c.AuthFile == "" {
 		// A file that does not exist, instead of those of the user who started crius.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/crius-run/crius/cmd/crius/config/foreign"
@@ -37,7 +38,7 @@ func compared(t *testing.T, crio, crius string) *Comparison {
 func keysOf(c *Comparison) []string {
 	keys := []string{}
 	for _, d := range c.Differences {
-		if d.Key != "api.max_message_size" && d.Key != "api.crio_socket" && d.Key != "runtime.default_handler" {
+		if !slices.Contains([]string{"api.max_message_size", "api.crio_socket", "runtime.default_handler", "image.short_name_mode"}, d.Key) {
 			keys = append(keys, d.Key)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 	"strings"
 
 	"github.com/crius-run/crius/cmd/crius/config/foreign"
@@ -13,13 +14,41 @@ import (
 // WriteImport writes imp as a configuration file, with a comment for each foreign key that
 // has no counterpart. Values that crius refuses become such comments too, so that crius
 // always accepts the file.
-func WriteImport(w io.Writer, imp *foreign.Import) error {
+//
+// It writes nothing and fails if a key that restricts pods or clients has no counterpart, unless
+// its name is in lost, which an operator accepts to lose.
+func WriteImport(w io.Writer, imp *foreign.Import, lost []string) error {
 	accepted, err := accept(imp)
 	if err != nil {
 		return err
 	}
+	if err := accepted.checkLost(lost); err != nil {
+		return err
+	}
 	_, err = io.WriteString(w, accepted.file())
 	return err
+}
+
+func (a *accepted) checkLost(lost []string) error {
+	for _, key := range lost {
+		if !slices.ContainsFunc(a.Remarks, func(r foreign.Remark) bool { return r.Key == key }) {
+			return fmt.Errorf("--accept %s: nothing of the configuration of %s is lost under this name", visible(key), a.Of)
+		}
+	}
+	var errs []error
+	for _, r := range a.Lost(lost) {
+		errs = append(errs, fmt.Errorf("%s = %s (%s) restricts this node and has no equivalent: %s; if that is acceptable, repeat the command with --accept %s",
+			visible(r.Key), visible(Short(r.Value)), visible(r.Place), r.Text, quoteWord(r.Key)))
+	}
+	return errors.Join(errs...)
+}
+
+// quoteWord returns a key as a word of the shell.
+func quoteWord(key string) string {
+	if strings.Trim(key, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == "" {
+		return key
+	}
+	return "'" + strings.ReplaceAll(visible(key), "'", `'\''`) + "'"
 }
 
 // accepted is an import without the values that crius refuses.
@@ -110,7 +139,7 @@ func drop(imp *foreign.Import, problems []error) bool {
 			left = append(left, s)
 			continue
 		}
-		imp.Remarks = append(imp.Remarks, foreign.Remark{Key: s.Key, Value: tomlOf(s.Value), Place: s.From, Text: "crius refuses this value: " + text})
+		imp.Remarks = append(imp.Remarks, foreign.Remark{Key: s.Key, Value: tomlOf(s.Value), Place: s.From, Text: "crius refuses this value: " + text, Restricts: foreign.Restrictive(s.Key)})
 	}
 	dropped := len(left) < len(imp.Settings)
 	imp.Settings = left

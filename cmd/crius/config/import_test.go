@@ -12,6 +12,14 @@ import (
 	"github.com/crius-run/crius/oci"
 )
 
+// lostKeys are the keys that restrict and have no counterpart.
+func lostKeys(imp *foreign.Import) (keys []string) {
+	for _, r := range imp.Lost(nil) {
+		keys = append(keys, r.Key)
+	}
+	return keys
+}
+
 // converted writes the file of an import and loads it as the server does.
 func converted(t *testing.T, imp *foreign.Import, err error) (*Loaded, string) {
 	t.Helper()
@@ -19,7 +27,7 @@ func converted(t *testing.T, imp *foreign.Import, err error) (*Loaded, string) {
 		t.Fatal(err)
 	}
 	var b strings.Builder
-	if err := WriteImport(&b, imp); err != nil {
+	if err := WriteImport(&b, imp, lostKeys(imp)); err != nil {
 		t.Fatal(err)
 	}
 	n := newNode(t)
@@ -274,5 +282,35 @@ func TestCrioHandlersDir(t *testing.T) {
 	equal(t, "handlers", loaded.Config.Runtime.Handlers, Default().Runtime.Handlers)
 	if len(loaded.Ignored) != 1 || !strings.Contains(loaded.Ignored[0], "10-crun.conf:1") {
 		t.Errorf("broken: %q", loaded.Ignored)
+	}
+}
+
+// A restriction that has no counterpart keeps the import from writing anything, until an operator
+// accepts its loss by name.
+func TestImportFailsIfARestrictionIsLost(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "crio.conf"), []byte("[crio.runtime]\nprivileged_seccomp_profile = '/p.json'\npids_limit = -5\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	write := func(accepted ...string) (string, error) {
+		imp, err := foreign.CRIO(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b strings.Builder
+		err = WriteImport(&b, imp, accepted)
+		return b.String(), err
+	}
+	const key = "crio.runtime.privileged_seccomp_profile"
+	text, err := write()
+	if err == nil || text != "" || !strings.Contains(err.Error(), "crio.conf:2") || !strings.Contains(err.Error(), "repeat the command with --accept "+key) {
+		t.Errorf("%v, %q", err, text)
+	}
+	if text, err = write(key); err != nil || !strings.Contains(text, key+` = "/p.json"`) {
+		t.Errorf("accepted: %v, %q", err, text)
+	}
+	if text, err = write(key, "crio.runtime.typo"); err == nil || text != "" {
+		t.Errorf("nothing of that name is lost: %v, %q", err, text)
 	}
 }

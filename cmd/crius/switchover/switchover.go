@@ -68,6 +68,11 @@ func (c *comparison) files(context.Context) []diagnosis.Finding {
 func (c *comparison) unsupported(context.Context) []diagnosis.Finding {
 	var findings []diagnosis.Finding
 	for _, r := range c.Import.Remarks {
+		if r.Restricts {
+			findings = append(findings, diagnosis.Warn("make sure that this is acceptable: the node would allow what "+c.Import.Of+" forbids",
+				"%s = %s (%s): %s", r.Key, config.Short(r.Value), r.Place, r.Text))
+			continue
+		}
 		findings = append(findings, diagnosis.Warn("", "%s = %s (%s): %s", r.Key, config.Short(r.Value), r.Place, r.Text))
 	}
 	return findings

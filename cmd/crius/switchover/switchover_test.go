@@ -82,7 +82,7 @@ func find(t *testing.T, findings []diagnosis.Finding, word string) diagnosis.Fin
 const (
 	crioHere = "[crio.network]\nnetwork_dir = 'DIR'\nplugin_dirs = ['DIR']\n" +
 		"[crio.runtime]\ndefault_runtime = 'runc'\n[crio.runtime.runtimes.runc]\nruntime_path = 'DIR/runc'\n"
-	criusHere = "api.crio_socket = '/run/crio/crio.sock'\napi.max_message_size = 83886080\nnetwork.conf_dir = 'DIR'\nnetwork.plugin_dirs = ['DIR']\n" +
+	criusHere = "api.crio_socket = '/run/crio/crio.sock'\napi.max_message_size = 83886080\nimage.short_name_mode = 'enforcing'\nnetwork.conf_dir = 'DIR'\nnetwork.plugin_dirs = ['DIR']\n" +
 		"runtime.monitor = 'DIR/monitor'\nruntime.handlers.runc.path = 'DIR/runc'\n"
 )
 

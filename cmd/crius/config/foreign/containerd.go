@@ -116,7 +116,11 @@ func generalContainerd(path []string) (general, name string) {
 		return strings.Join(path, "."), ""
 	}
 	id, known := plugin[path[1]]
-	if !known {
+	switch {
+	case known:
+	case strings.HasPrefix(path[1], "io.containerd.image-verifier."):
+		return "plugins.other-verifier", ""
+	default:
 		return "plugins.OTHER", ""
 	}
 	path = slices.Clone(path)
@@ -325,7 +329,9 @@ func (c containerdConversion) old() {
 	for _, key := range []string{"default_runtime", "untrusted_workload_runtime"} {
 		at := []string{"plugins", "io.containerd.grpc.v1.cri", "containerd", key, "runtime_type"}
 		if l, _ := c.top.leaf(at...); l.value != nil && l.value != "" {
-			c.remark(keyOf(at), l, c.rules["plugins.cri.containerd."+key].why)
+			rule := c.rules["plugins.cri.containerd."+key]
+			c.remark(keyOf(at), l, rule.why)
+			c.lastRestricts(rule.restricts)
 		}
 	}
 }

@@ -72,7 +72,7 @@ var containerdRules = []rule{
 	{key: "plugins.cri.concurrent_layer_fetch_buffer", verdict: builtin, why: "image.pull_connections, if set, has large layers downloaded in parts over several connections, whatever the size of a part"},
 	{key: "plugins.cri.use_local_image_pull", verdict: builtin, why: ownStore},
 	{key: "plugins.cri.disable_proc_mount", verdict: refused, why: "masked paths follow procMount in the container's securityContext"},
-	{key: "plugins.cri.unset_seccomp_profile", verdict: refused, why: "a container without a seccomp profile is unconfined, as CRI specifies: set seccompDefault in the kubelet's configuration"},
+	{key: "plugins.cri.unset_seccomp_profile", verdict: refused, restricts: true, why: "a container without a seccomp profile is unconfined, as CRI specifies: set seccompDefault in the kubelet's configuration"},
 	{key: "plugins.cri.ignore_image_defined_volumes", verdict: mapped, to: "image.volumes", as: imageVolumes, unset: "bind"},
 	{key: "plugins.cri.netns_mounts_under_state_dir", verdict: builtin, why: "namespaces are pinned below pod.namespaces_dir"},
 	{key: "plugins.cri.enable_unprivileged_ports", verdict: mapped, to: "pod.unprivileged_ports", joint: true},
@@ -84,6 +84,8 @@ var containerdRules = []rule{
 	{key: "plugins.cri.drain_exec_sync_io_timeout", verdict: refused, off: []any{"", "0s"}, why: "an exec waits for its output as long as its own timeout allows"},
 	{key: "plugins.cri.ignore_deprecation_warnings", verdict: builtin, why: "crius gives no such warnings"},
 	{key: "plugins.cri.enable_criu", verdict: refused, why: "containers cannot be checkpointed: the kubelet's checkpoint API answers with an error"},
+	{key: "plugins.cri.enable_checkpoint_restore", verdict: refused, why: "containers cannot be checkpointed: the kubelet's checkpoint API answers with an error"},
+	{key: "plugins.cri.enable_experimental_restore_via_create", verdict: refused, why: "containers cannot be restored from checkpoints"},
 	{key: "plugins.cri.device_ownership_from_security_context", verdict: mapped, to: "pod.device_ownership_from_security_context", as: as[bool]},
 	{key: "plugins.cri.snapshotter", verdict: refused, off: []any{"", "overlayfs"}, why: onlyOverlay},
 	{key: "plugins.cri.disable_snapshot_annotations", verdict: builtin, why: onlyOverlay},
@@ -113,7 +115,7 @@ var containerdRules = []rule{
 	{key: "plugins.cri.containerd.ignore_rdt_not_enabled_errors", verdict: builtin, why: "without runtime.rdt_config_file RDT classes of pods have no effect, and the log says so"},
 	{key: "plugins.cri.containerd.ignore_blockio_not_enabled_errors", verdict: builtin, why: "without runtime.blockio_config_file block I/O classes of pods have no effect, and the log says so"},
 	{key: "plugins.cri.containerd.default_runtime", verdict: refused, joint: true, why: "obsolete containerd key: use default_runtime_name"},
-	{key: "plugins.cri.containerd.untrusted_workload_runtime", verdict: refused, joint: true, why: "the annotation io.kubernetes.cri.untrusted-workload has no effect: use a RuntimeClass"},
+	{key: "plugins.cri.containerd.untrusted_workload_runtime", verdict: refused, restricts: true, joint: true, why: "the annotation io.kubernetes.cri.untrusted-workload has no effect: use a RuntimeClass"},
 
 	{key: "plugins.cri.containerd.runtimes.NAME.runtime_type", verdict: mapped, to: "runtime.handlers.NAME.type", joint: true},
 	{key: "plugins.cri.containerd.runtimes.NAME.runtime_path", verdict: mapped, to: "runtime.handlers.NAME.path", joint: true},
@@ -152,6 +154,11 @@ var containerdRules = []rule{
 	{key: "plugins.nri.default_validator.tolerate_missing_plugins_annotation", verdict: mapped, to: "nri.validator.tolerate_missing_plugins_annotation", as: as[string]},
 
 	{key: "plugins.transfer.max_concurrent_downloads", verdict: mapped, to: "image.parallel_layers", as: as[int64]},
+	{key: "plugins.transfer.check_platform_supported", verdict: builtin, why: "images are pulled for the node's own platform"},
+	{key: "plugins.transfer.concurrent_layer_fetch_buffer", verdict: builtin, why: "image.pull_connections, if set, has large layers downloaded in parts over several connections, whatever the size of a part"},
+	{key: "plugins.transfer.max_concurrent_unpacks", verdict: builtin, why: "the layers of an image are unpacked one after the other"},
+	{key: "plugins.transfer.max_concurrent_uploaded_layers", verdict: builtin, why: "crius does not push images"},
+	{key: "plugins.transfer.unpack_config", verdict: builtin, why: onlyOverlay},
 	{key: "plugins.transfer.config_path", verdict: mapped, to: "image.hosts_dirs", as: searchPath},
 	{key: "plugins.serve-metrics.address", verdict: mapped, to: "metrics.address", as: as[string], note: "names of metrics differ: see docs/metrics.md"},
 	{key: "plugins.serve-grpc.max_recv_message_size", verdict: mapped, to: "api.max_message_size", joint: true},
@@ -165,6 +172,7 @@ var containerdRules = []rule{
 	{key: "plugins.verifier.bin_dir", verdict: mapped, to: "image.verifiers_dir", joint: true},
 	{key: "plugins.verifier.max_verifiers", verdict: mapped, to: "image.verifiers_dir", joint: true},
 	{key: "plugins.verifier.per_verifier_timeout", verdict: mapped, to: "image.verifier_timeout", as: duration},
+	{key: "plugins.other-verifier", verdict: refused, restricts: true, why: "crius asks only the image verifiers of io.containerd.image-verifier.v1.bindir, by image.verifiers_dir"},
 	{key: "plugins.OTHER", verdict: builtin, why: noPluginOfIts},
 }
 

@@ -38,7 +38,7 @@ func CRIO(dir string) (*Import, error) {
 	c := newConversion(crio, top, crioRules)
 	c.out.Files = read
 	c.plain(crioRules, c.crioKeys)
-	for _, joint := range []func(){c.socket, c.streams, c.messages, c.apparmor, c.plugins, c.metrics, c.tracing, c.defaultRuntime, c.runtimes} {
+	for _, joint := range []func(){c.socket, c.streams, c.messages, c.apparmor, c.plugins, c.metrics, c.tracing, c.defaultRuntime, c.runtimes, c.annotationsNotDone} {
 		joint()
 	}
 	c.out.Differ = append(c.out.Differ,

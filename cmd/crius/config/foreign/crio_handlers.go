@@ -4,8 +4,11 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/BurntSushi/toml"
+
+	"github.com/crius-run/crius/oci/annotation"
 )
 
 // The tables [crio.runtime.runtimes.NAME].
@@ -148,4 +151,35 @@ func (r *crioRuntime) annotations(kind string) {
 	}
 	r.put("allowed_annotations", patterns, from, "allowed_annotations", note)
 	r.put("allowed_container_annotations", patterns, from, "allowed_annotations", "")
+}
+
+// annotationsNotDone remarks on annotations that a table of a runtime or a workload allows, on which
+// CRI-O acts and crius does not.
+func (c *conversion) annotationsNotDone() {
+	for _, kind := range []string{"runtimes", "workloads"} {
+		tables := c.top.table("crio", "runtime", kind)
+		if tables == nil {
+			continue
+		}
+		for _, name := range slices.Sorted(maps.Keys(tables.tables)) {
+			l := tables.tables[name].leaves["allowed_annotations"]
+			prefixes, _ := textsOf(l.value) // an error has been reported
+			for _, old := range slices.Sorted(maps.Keys(annotation.NotDone)) {
+				not := annotation.NotDone[old]
+				if key := allowed(prefixes, old, not.Key); key != "" {
+					c.remark(keyOf([]string{"crio", "runtime", kind, name, "allowed_annotations"}), leaf{key, l.place}, not.Means)
+				}
+			}
+		}
+	}
+}
+
+// allowed returns the first of the keys that prefixes allow; empty: none.
+func allowed(prefixes []string, keys ...string) string {
+	for _, key := range keys {
+		if slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(key, prefix) }) {
+			return key
+		}
+	}
+	return ""
 }

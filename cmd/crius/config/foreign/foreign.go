@@ -45,6 +45,9 @@ type Remark struct {
 	Value string // as TOML; may be empty
 	Place string // FILE:LINE
 	Text  string // what that means for the node
+	// Restricts says that the node would allow more without the key: it is lost only if an
+	// operator accepts that.
+	Restricts bool
 }
 
 // Problem is an error in a foreign configuration. It is a fault.Invalid.
@@ -84,8 +87,10 @@ type rule struct {
 	note  string                 // written beside the value
 
 	// For a key that is refused or built in.
-	off []any  // values that need no support; nil: the empty one, or any if built in
-	why string // what the lack of support means for the node, or how crius behaves instead
+	off []any // values that need no support; nil: the empty one, or any if built in
+	// restricts says that a value which is not off forbids something that crius would allow.
+	restricts bool
+	why       string // what the lack of support means for the node, or how crius behaves instead
 
 	differs string // how the foreign default differs from crius's, which applies if the key is not set
 }
@@ -122,6 +127,7 @@ func (c *conversion) plain(rules []rule, visit func(func(found))) {
 		set[f.general] = true
 		if !known {
 			c.remark(f.key, f.leaf, "unknown to crius; if "+c.out.Of+" does not know this key either, it has no effect there")
+			c.lastRestricts(restrictiveTable(f.general))
 			return
 		}
 		c.follow(r, f)
@@ -164,7 +170,40 @@ func (c *conversion) follow(r rule, f found) {
 		}
 	default:
 		c.remark(f.key, f.leaf, r.why)
+		c.lastRestricts(r.restricts)
 	}
+}
+
+// restrictiveTable reports whether a key that is unknown belongs to a table in which keys restrict.
+func restrictiveTable(key string) bool {
+	return strings.Contains(key, "validator") || strings.Contains(key, "verifier")
+}
+
+// lastRestricts notes whether the key of the last remark restricts.
+func (c *conversion) lastRestricts(is bool) { c.out.Remarks[len(c.out.Remarks)-1].Restricts = is }
+
+// restrictive are the options of crius, or the beginnings of their names, that restrict pods or
+// clients.
+var restrictive = []string{
+	"api.stream_tls_", "api.tls_", "metrics.tls_", "image.signature_policy", "image.verifier", "image.short_name_mode", "nri.",
+	"pod.selinux", "pod.seccomp_profile", "pod.apparmor_profile", "pod.default_capabilities", "pod.read_only", "pod.pids_limit",
+	"pod.reject_missing_mounts", "pod.host_network_disables_selinux", "network.host_ports", "pod.unprivileged_",
+}
+
+// Restrictive reports whether an option of crius restricts pods or clients.
+func Restrictive(key string) bool {
+	return strings.HasPrefix(key, "runtime.handlers.") && strings.HasSuffix(key, ".seccomp_profile") ||
+		slices.ContainsFunc(restrictive, func(start string) bool { return strings.HasPrefix(key, start) })
+}
+
+// Lost returns the remarks on keys that restrict, and that accepted does not name.
+func (i *Import) Lost(accepted []string) (lost []Remark) {
+	for _, r := range i.Remarks {
+		if r.Restricts && !slices.Contains(accepted, r.Key) {
+			lost = append(lost, r)
+		}
+	}
+	return lost
 }
 
 func (r rule) convert(value any) (any, error) {

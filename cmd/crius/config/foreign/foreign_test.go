@@ -233,6 +233,57 @@ runtime_config_path = "/ignored"
 }
 
 // A key without a counterpart is reported with its place, unless it is switched off.
+// What restricts a node is not lost without somebody's knowledge. The values that forbid nothing are
+// no reason to ask.
+func TestKeysThatRestrictAreLostOnlyIfAccepted(t *testing.T) {
+	lost := func(text string) (keys []string) {
+		for _, r := range crioOf(t, map[string]string{"crio.conf": text}).Lost([]string{"crio.runtime.gid_mappings"}) {
+			keys = append(keys, r.Key)
+		}
+		return keys
+	}
+	for text, want := range map[string][]string{
+		"[crio.runtime]\nprivileged_seccomp_profile = '/p.json'\nuid_mappings = '0:1:2'\ngid_mappings = '0:1:2'": {"crio.runtime.privileged_seccomp_profile", "crio.runtime.uid_mappings"},
+		"[crio.runtime]\nprivileged_seccomp_profile = ''\nuid_mappings = ''\nno_pivot = true":                    nil,
+		"[crio.image]\noci_artifact_mount_support = false":                                                       {"crio.image.oci_artifact_mount_support"},
+		"[crio.nri.default_validator]\nnri_validator_reject_everything = true":                                   {"crio.nri.default_validator.nri_validator_reject_everything"},
+		"[crio.nri]\nunknown = true": nil,
+	} {
+		if got := lost(text); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", text, got, want)
+		}
+	}
+	imp := containerdOf(t, "version = 3\n[plugins.'io.containerd.image-verifier.v1.sigstore']\npolicy = '/p'\n[plugins.'io.containerd.cri.v1.runtime']\nunset_seccomp_profile = '/p'")
+	if got := imp.Lost(nil); len(got) != 2 {
+		t.Errorf("containerd: %+v", got)
+	}
+}
+
+// The names are those that CRI-O reads; the ones of NRI itself are not.
+func TestCrioValidator(t *testing.T) {
+	imp := crioOf(t, map[string]string{"crio.conf": "[crio.nri.default_validator]\nnri_enable_default_validator = true\n" +
+		"nri_validator_reject_oci_hook_adjustment = true\nnri_validator_required_plugins = ['audit']"})
+	wantSettings(t, imp, map[string]string{
+		"nri.validator.enable": "true", "nri.validator.reject_oci_hook_adjustment": "true", "nri.validator.required_plugins": `["audit"]`,
+	})
+	wantSettings(t, crioOf(t, nil), map[string]string{"image.short_name_mode": `"enforcing"`})
+	wantSettings(t, crioOf(t, map[string]string{"crio.conf": "[crio.image]\nshort_name_mode = 'disabled'"}), map[string]string{"image.short_name_mode": `"disabled"`})
+}
+
+// What CRI-O does for an annotation that a runtime or a workload allows, and crius does not, is said.
+func TestCrioAnnotationsWithoutEffectAreNamed(t *testing.T) {
+	imp := crioOf(t, map[string]string{"crio.conf": "[crio.runtime.runtimes.r]\nallowed_annotations = ['io.kubernetes.cri-o.userns-mode', 'io.kubernetes.cri-o.Devices']\n" +
+		"[crio.runtime.workloads.w]\nactivation_annotation = 'w'\nallowed_annotations = ['seccomp-notifier']"})
+	var got []string
+	for _, r := range imp.Remarks {
+		got = append(got, r.Key+" "+r.Value)
+	}
+	want := []string{`crio.runtime.runtimes.r.allowed_annotations "io.kubernetes.cri-o.userns-mode"`, `crio.runtime.workloads.w.allowed_annotations "seccomp-notifier-action.crio.io"`}
+	if !slices.Equal(got, want) {
+		t.Errorf("remarks on %q, want %q", got, want)
+	}
+}
+
 func TestCrioRemarks(t *testing.T) {
 	imp := crioOf(t, map[string]string{"crio.conf": "[crio.runtime]\nno_pivot = true\nadd_inheritable_capabilities = false\nconmon = '/c'\ninvented = 'x'\n" +
 		"[crio.runtime.workloads.w]\nactivation_annotation = 'a'\n[crio.runtime.workloads.w.resources]\nmemory = 5\n"})

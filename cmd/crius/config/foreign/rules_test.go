@@ -1,6 +1,8 @@
 package foreign
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -36,9 +38,11 @@ var crioKeyNames = map[string]string{
 	"crio.stats":   "stats_collection_period collection_period included_pod_metrics",
 	"crio.nri": "enable_nri nri_listen nri_plugin_dir nri_plugin_config_dir nri_disable_connections " +
 		"nri_plugin_registration_timeout nri_plugin_request_timeout",
-	"crio.nri.default_validator": "enable reject_oci_hook_adjustment reject_runtime_default_seccomp_adjustment " +
-		"reject_unconfined_seccomp_adjustment reject_custom_seccomp_adjustment reject_namespace_adjustment " +
-		"reject_sysctl_adjustment required_plugins tolerate_missing_plugins_annotation",
+	"crio.nri.default_validator": "nri_enable_default_validator nri_validator_reject_oci_hook_adjustment " +
+		"nri_validator_reject_runtime_default_seccomp_adjustment nri_validator_reject_unconfined_seccomp_adjustment " +
+		"nri_validator_reject_custom_seccomp_adjustment nri_validator_reject_namespace_adjustment " +
+		"nri_validator_reject_sysctl_adjustment nri_validator_required_plugins nri_validator_tolerate_missing_plugins_annotation",
+	"crio.checkpoint_restore": "container_level_enabled",
 }
 
 // crioOtherNames are keys that are missing in the manual page: those of older versions, of
@@ -106,6 +110,48 @@ func TestEveryKeyOfCrioHasOneRule(t *testing.T) {
 	for _, key := range documented {
 		if !slices.Contains(set, key) {
 			t.Errorf("%s is not in the file of all defaults", key)
+		}
+	}
+}
+
+// keysIn returns the keys in a file of testdata/keys, without their versions.
+func keysIn(t *testing.T, file string) (keys []string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata/keys", file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if key, _, _ := strings.Cut(strings.TrimSpace(line), " "); key != "" && key != "#" {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// Nothing that a version of the programs reads is unknown, as their sources say.
+func TestEveryKeyThatIsReadHasARule(t *testing.T) {
+	t.Parallel()
+	covered := func(rules []rule, general string) bool {
+		return slices.ContainsFunc(rules, func(r rule) bool { return r.key == general || strings.HasPrefix(general, r.key+".") })
+	}
+	crios, containerds := keysIn(t, "crio.txt"), keysIn(t, "containerd.txt")
+	if len(crios) < 100 || len(containerds) < 190 {
+		t.Errorf("only %d and %d keys are listed", len(crios), len(containerds))
+	}
+	for _, key := range crios {
+		if general, _ := generalCRIO(strings.Split(key, ".")); !covered(crioRules, general) {
+			t.Errorf("CRI-O's %s has no rule", key)
+		}
+	}
+	for _, key := range containerds {
+		path := strings.Split(key, ".")
+		if before, rest, quoted := strings.Cut(key, `."`); quoted {
+			id, after, _ := strings.Cut(rest, `".`)
+			path = append([]string{before, id}, strings.Split(after, ".")...)
+		}
+		if general, _ := generalContainerd(path); !covered(containerdRules, general) {
+			t.Errorf("containerd's %s has no rule", key)
 		}
 	}
 }

@@ -342,3 +342,14 @@ func perMillion(value any) (any, error) {
 	}
 	return nil, fmt.Errorf("must be a number from 0 to 1, got %s", Format(value))
 }
+
+// shortNames converts CRI-O's mode, whose default is enforcing.
+func shortNames(value any) (any, error) {
+	switch value {
+	case "", "enforcing":
+		return "enforcing", nil
+	case "disabled":
+		return "disabled", nil
+	}
+	return nil, fmt.Errorf(`must be "enforcing" or "disabled", got %s`, Format(value))
+}
