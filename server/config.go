@@ -17,6 +17,9 @@ type Config struct {
 	MaxMessageSize int         `toml:"max_message_size" apply:"restart" form:"positive" help:"largest gRPC message accepted or sent, in bytes"`
 	CrioSocket     string      `toml:"crio_socket" apply:"restart" form:"path or empty" help:"second socket, normally /run/crio/crio.sock, with the part of CRI-O's API that the kubelet's cAdvisor queries, so that container metrics have pod names without the feature gate PodAndContainerStatsFromCRI; cgroups are then named crio-ID instead of crius-ID; empty: none"`
 
+	RuntimeName    string `toml:"runtime_name" apply:"restart" choices:"crius,cri-o,containerd" help:"name that crius reports as its own: crius, cri-o or containerd, and so the beginning of containerRuntimeVersion in the node's status and of the ids of containers there, for installers and agents that know runtimes by it; restart the kubelet after a change"`
+	RuntimeVersion string `toml:"runtime_version" apply:"restart" form:"version or empty" help:"version that crius reports with this name; empty: its own or, with another name, one of that runtime with +crius and its own"`
+
 	Audit     string `toml:"audit" apply:"restart" choices:"none,people,all" help:"what the audit trail records of exec, attach, port-forward and log reopening: none, people, or all, which adds probes, hooks and log rotation of the kubelet; to the journal with fields such as CRIUS_AUDIT, or to the log"`
 	AuditFile string `toml:"audit_file" apply:"restart" form:"path or empty" help:"file, or unix socket of a collector, that gets the records of the audit trail as lines of JSON as well; opened again once it is rotated; empty: none"`
 
@@ -38,6 +41,8 @@ func DefaultConfig() Config {
 		Listen:         "/run/crius/crius.sock",
 		SocketMode:     0o660,
 		MaxMessageSize: 16 << 20,
+
+		RuntimeName: NameCrius,
 
 		Audit: trail.People,
 

@@ -13,12 +13,8 @@ import (
 	"github.com/crius-run/crius/pod/view"
 )
 
-const (
-	runtimeName = "crius"
-	// kubeletAPIVersion is the only value of VersionResponse.version that
-	// kubelets accept.
-	kubeletAPIVersion = "0.1.0"
-)
+// kubeletAPIVersion is the only value of VersionResponse.version that kubelets accept.
+const kubeletAPIVersion = "0.1.0"
 
 // features returns what crius itself does, whatever the handler. The kubelet
 // turns it into node features, so a flag here is a promise to every pod.
@@ -35,6 +31,7 @@ type nodeAPI struct {
 	engine  Engine
 	status  Status
 	info    func(context.Context) map[string]string
+	name    string // of the runtime
 	version string
 
 	runtimeText, networkText steadyText
@@ -44,7 +41,7 @@ type nodeAPI struct {
 func (s *nodeAPI) Version(ctx context.Context, _ *cri.VersionRequest) (*cri.VersionResponse, error) {
 	return &cri.VersionResponse{
 		Version:           kubeletAPIVersion,
-		RuntimeName:       runtimeName,
+		RuntimeName:       s.name,
 		RuntimeVersion:    s.version,
 		RuntimeApiVersion: apiVersion(ctx),
 	}, nil
@@ -159,13 +156,18 @@ func (s *nodeAPI) UpdateRuntimeConfig(_ context.Context, req *cri.UpdateRuntimeC
 	return &cri.UpdateRuntimeConfigResponse{}, nil
 }
 
+const identifiers = `[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*`
+
+var completeVersion = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-` + identifiers + `)?(\+` + identifiers + `)?$`)
+
+// IsVersion reports whether a text is a semantic version.
+func IsVersion(text string) bool { return completeVersion.MatchString(text) }
+
 // semver turns a build's version, which may be a bare commit or empty, into a
 // valid runtime_version: the kubelet does not report a node whose runtime has
 // none.
 func semver(version string) string {
-	const identifiers = `[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*`
-	complete := regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-` + identifiers + `)?(\+` + identifiers + `)?$`)
-	if v := strings.TrimPrefix(version, "v"); complete.MatchString(v) {
+	if v := strings.TrimPrefix(version, "v"); IsVersion(v) {
 		return v
 	}
 	build := regexp.MustCompile(`[^0-9A-Za-z-]+`).ReplaceAllString(version, "-")

@@ -272,3 +272,78 @@ func TestImageRPCs(t *testing.T) {
 		wantCode(t, err, codes.ResourceExhausted)
 	}
 }
+
+// What a kubelet puts into the node's status, by which installers choose what to do. Kubelets
+// accept only semantic versions.
+func TestIdentity(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ name, version, crius, want string }{
+		{NameCrius, "", "v0.3.1", "crius://0.3.1"},
+		{NameCrius, "", "", "crius://0.0.0"},
+		{NameCRIO, "", "v0.3.1", "cri-o://1.37.0+crius.0.3.1"},
+		{NameContainerd, "", "v0.0.0-12-g6b2e4ed", "containerd://2.4.0+crius.0.0.0-12-g6b2e4ed"},
+		{NameContainerd, "", "6b2e4ed", "containerd://2.4.0+crius.0.0.0.6b2e4ed"},
+		{NameContainerd, "1.7.29", "v0.3.1", "containerd://1.7.29"},
+	} {
+		n := start(t, func(cfg *Config, s *Services) {
+			cfg.RuntimeName, cfg.RuntimeVersion, s.Version = c.name, c.version, c.crius
+		})
+		v, err := n.runtime.Version(t.Context(), &cri.VersionRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := v.GetRuntimeName() + "://" + v.GetRuntimeVersion(); got != c.want || !IsVersion(v.GetRuntimeVersion()) {
+			t.Errorf("%+v: %s", c, got)
+		}
+	}
+}
+
+// installers choose by the node's status as their documentation and code say, re-enacted.
+var installers = map[string]func(status string) (what string){
+	// kata-deploy: by grep, the distributions of containerd first.
+	"kata-deploy": func(status string) string {
+		switch {
+		case strings.Contains(status, "containerd") && strings.Contains(status, "-k3s"):
+			return "k3s"
+		case strings.Contains(status, "cri-o"):
+			return "/etc/crio/crio.conf.d, restart crio"
+		case strings.HasPrefix(status, "containerd"):
+			return "/etc/containerd, restart containerd"
+		}
+		return "unsupported runtime"
+	},
+	// GPU operator: what stands at the beginning; without a known one its default runtime.
+	"gpu-operator": func(status string) string {
+		for _, known := range []string{"docker", "containerd", "cri-o"} {
+			if strings.HasPrefix(status, known) {
+				return known
+			}
+		}
+		return "default"
+	},
+	// Agents cut the scheme off the ids of containers.
+	"agents": func(status string) string {
+		for _, scheme := range []string{"docker://", "containerd://", "cri-o://"} {
+			if strings.HasPrefix(status, scheme) {
+				return "id"
+			}
+		}
+		return "scheme and id"
+	},
+}
+
+func TestInstallersKnowTheIdentity(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]map[string]string{
+		NameCrius:      {"kata-deploy": "unsupported runtime", "gpu-operator": "default", "agents": "scheme and id"},
+		NameCRIO:       {"kata-deploy": "/etc/crio/crio.conf.d, restart crio", "gpu-operator": "cri-o", "agents": "id"},
+		NameContainerd: {"kata-deploy": "/etc/containerd, restart containerd", "gpu-operator": "containerd", "agents": "id"},
+	} {
+		_, version := Config{RuntimeName: name}.Identity("v0.3.1")
+		for installer, does := range installers {
+			if got := does(name + "://" + version); got != want[installer] {
+				t.Errorf("%s with %s: %s, want %s", installer, name, got, want[installer])
+			}
+		}
+	}
+}

@@ -25,6 +25,7 @@ func newRuntimeService(cfg Config, s Services) (*runtimeService, error) {
 	if err != nil {
 		return nil, err
 	}
+	name, version := cfg.Identity(s.Version)
 	return &runtimeService{
 		sandboxAPI:   &sandboxAPI{engine: s.Engine},
 		containerAPI: &containerAPI{engine: s.Engine, trail: s.Trail, maxExecOutput: min(cfg.MaxMessageSize, clientMessageSize) - messageOverhead},
@@ -32,7 +33,7 @@ func newRuntimeService(cfg Config, s Services) (*runtimeService, error) {
 		eventAPI:     &eventAPI{engine: s.Engine},
 		statsAPI:     &statsAPI{engine: s.Engine, usage: s.Usage},
 		metricsAPI:   metrics,
-		nodeAPI:      &nodeAPI{engine: s.Engine, status: s.Status, info: s.Info, version: semver(s.Version)},
+		nodeAPI:      &nodeAPI{engine: s.Engine, status: s.Status, info: s.Info, name: name, version: version},
 	}, nil
 }
 

@@ -53,6 +53,7 @@ func (n *node) checks() []check {
 		{"directories", n.checkDirectories},
 		{"socket", n.checkSocket},
 		{"server", n.checkServer},
+		{"identity", n.checkIdentity},
 		{"addresses", n.checkAddresses},
 		{"runtimes", n.checkRuntimes},
 		{"hooks", n.checkHooks},

@@ -614,3 +614,38 @@ func TestCheckFromCrioCommand(t *testing.T) {
 		t.Errorf("without CRI-O: exit code %d, %s", code, errs)
 	}
 }
+
+// With the name of CRI-O, what installers for CRI-O use must be there.
+func TestCheckIdentity(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	n := &node{config: &config.Loaded{Config: config.Default()}, host: host{root}}
+	texts := func() string {
+		var all []string
+		for _, f := range n.checkIdentity(t.Context()) {
+			all = append(all, string(f.Status)+" "+f.Text)
+		}
+		return strings.Join(all, "\n")
+	}
+	if got := texts(); !strings.HasPrefix(got, "ok the node's status says crius://") {
+		t.Error(got)
+	}
+	n.config.Config.API.RuntimeName = "containerd"
+	if got := texts(); !strings.HasPrefix(got, "warn the node's status says containerd://2.") {
+		t.Error(got)
+	}
+	n.config.Config.API.RuntimeName = "cri-o"
+	if got := texts(); strings.Count(got, "warn ") != 3 {
+		t.Error(got)
+	}
+	n.config.Config.API.CrioSocket, n.config.Config.Runtime.CRIOHandlersDir = "/var/run/crio/crio.sock", "/etc/crio/crio.conf.d"
+	if err := os.MkdirAll(filepath.Join(root, "etc/systemd/system"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/usr/lib/systemd/system/crius.service", filepath.Join(root, "etc/systemd/system/crio.service")); err != nil {
+		t.Fatal(err)
+	}
+	if got := texts(); strings.Count(got, "warn ") != 0 || !strings.Contains(got, "find its drop-ins, socket and unit") {
+		t.Error(got)
+	}
+}

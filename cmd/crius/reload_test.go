@@ -179,6 +179,7 @@ func (r *reloading) reached(path string, wanted config.Config) bool {
 func (r *reloading) another(key config.Key) string {
 	file := func(name string) string { return strconv.Quote(filepath.Join(r.dir, name)) }
 	examples := map[string]string{
+		"api.runtime_version":                        `"1.2.3"`,
 		"api.tls_cipher_suites":                      `["TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"]`,
 		"pod.additional_devices":                     `["/dev/fuse"]`,
 		"pod.default_capabilities":                   `["KILL"]`,

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/server"
 	"github.com/crius-run/crius/server/otlp"
 )
 
@@ -92,6 +93,9 @@ var forms = map[string]form{
 	}},
 	programForm: {words: "an absolute path or a bare name to search in PATH", ok: func(text string) bool {
 		return filepath.IsAbs(text) || text != "" && !strings.Contains(text, "/")
+	}},
+	"version or empty": {words: "a semantic version such as 1.37.0, or an empty string", ok: func(text string) bool {
+		return text == "" || server.IsVersion(text)
 	}},
 	"collector or empty": {words: "http://HOST:PORT, https://HOST:PORT or an empty string", ok: func(text string) bool {
 		_, _, ok := otlp.SplitEndpoint(text)
