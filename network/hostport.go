@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"strings"
 
 	"github.com/containernetworking/cni/libcni"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -51,6 +52,29 @@ func (n *Network) HostPortsReady() error {
 		return nil //nolint:nilerr // Ready tells
 	}
 	return hostport.Installed()
+}
+
+// HostPortsBy says, for people, who forwards the host ports of new pods; "" if there is no usable
+// configuration.
+func (n *Network) HostPortsBy() string {
+	chosen, err := n.choose()
+	if err != nil {
+		return ""
+	}
+	if n.ownPorts(chosen.list) {
+		return "crius forwards host ports, checks its rules and restores them"
+	}
+	var plugins []string
+	for _, plugin := range chosen.list.Plugins {
+		if plugin.Network.Capabilities[portCapability] {
+			plugins = append(plugins, plugin.Network.Type)
+		}
+	}
+	if len(plugins) == 0 {
+		return fmt.Sprintf("host ports are left to network %q (network.host_ports = %q): crius neither refuses ports in use nor restores rules", chosen.list.Name, portsByCNI)
+	}
+	return fmt.Sprintf("plugin %s of %s forwards host ports: crius neither refuses ports in use nor restores its rules; to have crius do it, set network.host_ports = %q",
+		strings.Join(plugins, ", "), chosen.file, portsByCrius)
 }
 
 // portMappings returns the mappings with a host port; 0 only documents the port

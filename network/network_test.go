@@ -354,6 +354,9 @@ func TestContribSample(t *testing.T) {
 	if err := n.Ready(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	if by := n.HostPortsBy(); !strings.HasPrefix(by, "crius forwards host ports") {
+		t.Errorf("host ports: %s", by)
+	}
 	p := n.pod()
 	p.PortMappings = []*cri.PortMapping{{ContainerPort: 80, HostPort: 8080}}
 	p.Annotations = map[string]string{egressBandwidth: "1M"}
@@ -364,6 +367,25 @@ func TestContribSample(t *testing.T) {
 	n.detach(p, a)
 	if left := n.leased(); len(left) != 0 {
 		t.Errorf("leased: %q", left)
+	}
+}
+
+func TestWhoForwardsHostPortsIsSaid(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, map[string]string{"10-p.conflist": `{"cniVersion": "1.0.0", "name": "p", "plugins": [{"type": "ports", "capabilities": {"portMappings": true}}]}`})
+	if by := n.HostPortsBy(); !strings.HasPrefix(by, "plugin ports of ") || !strings.Contains(by, `set network.host_ports = "crius"`) {
+		t.Errorf("plugin: %s", by)
+	}
+	n.conf("10-p.conflist", `{"cniVersion": "1.0.0", "name": "p", "plugins": [{"type": "cilium"}]}`)
+	n.cfg.HostPorts = portsByCNI
+	n.restart()
+	if by := n.HostPortsBy(); !strings.HasPrefix(by, `host ports are left to network "p"`) {
+		t.Errorf("network: %s", by)
+	}
+	n.cfg.HostPorts = portsByAuto
+	n.restart()
+	if by := n.HostPortsBy(); !strings.HasPrefix(by, "crius forwards") {
+		t.Errorf("auto: %s", by)
 	}
 }
 

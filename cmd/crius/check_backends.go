@@ -131,7 +131,7 @@ func (n *node) checkNetwork(ctx context.Context) []finding {
 	err := cni.Ready(ctx)
 	switch {
 	case err == nil:
-		findings := []finding{ok("CNI is ready")}
+		findings := []finding{ok("CNI is ready"), ok("%s", cni.HostPortsBy())}
 		if err := cni.HostPortsReady(); err != nil {
 			findings = append(findings, warn("until this is fixed, pods with host ports cannot run", "%v", err))
 		}
