@@ -36,6 +36,9 @@ type Image struct {
 	// StopSignal and Volumes. It was written by the author of the image, and must not be trusted
 	// further. A large Config is complete only in the answer of Image, and else has only its User.
 	Config *imagespec.ImageConfig
+	// Foreign is the architecture that the image is for, if this node's processor does not run it;
+	// empty: it does, or the image does not say.
+	Foreign string
 	// Annotations are those of the manifest. Large ones are left out.
 	Annotations map[string]string
 	// Pinned asks the kubelet never to remove the image: the configuration says so, or the image is
@@ -109,6 +112,7 @@ func load(ctx context.Context, store cstorage.Store, record *cstorage.Image) (*I
 		RepoDigests: repoDigests(record),
 		Size:        uint64(max(size, 1)), // CRI requires more than zero
 		Config:      runConfig(&spec.Config),
+		Foreign:     source.ForeignArchitecture(spec.Architecture),
 		topLayer:    record.TopLayer,
 	}, nil
 }

@@ -76,6 +76,7 @@ func (p *Planner) Container(r ContainerRequest) (records.ContainerPlan, error) {
 		StopSignal:  signal,
 		StopNumber:  int(number),
 		Origin:      r.Pod.Origin,
+		Foreign:     r.Image.Foreign,
 	}
 	if err := r.tune(&plan, asked); err != nil {
 		return records.ContainerPlan{}, err

@@ -3,6 +3,7 @@ package records
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -177,6 +178,17 @@ type ContainerPlan struct {
 	StopNumber int          `json:"StopNumber"` // as sent
 	// Origin is the pod's, for a container whose pod has lost its record.
 	Origin *oci.Origin `json:"Origin,omitempty"`
+	// Foreign is the architecture of the image, if this node's processor does not run it.
+	Foreign string `json:"Foreign,omitempty"`
+}
+
+// Explain adds to the message of an end what the plan knows about it. A program of another
+// architecture ends with an error without a word, if no emulator runs it.
+func (p *ContainerPlan) Explain(code int32, message string) string {
+	if code == 0 || message != "" || p.Foreign == "" {
+		return message
+	}
+	return fmt.Sprintf("the image is for %s and this node is %s: without an emulator (binfmt_misc) its programs cannot be run (exec format error)", p.Foreign, runtime.GOARCH)
 }
 
 // ContainerState is the part of a container's record that verbs change.

@@ -122,6 +122,23 @@ func TestImagesInUse(t *testing.T) {
 
 // The message of an end tells by when kills were noticed: with the command, if that of an exec ended
 // then.
+func TestEndOfForeignProgramIsExplained(t *testing.T) {
+	t.Parallel()
+	foreign := ContainerPlan{Foreign: "s390x"}
+	if text := foreign.Explain(1, ""); !strings.Contains(text, "the image is for s390x and this node is ") {
+		t.Errorf("%q", text)
+	}
+	for want, got := range map[string]string{
+		"":       foreign.Explain(0, ""),
+		"killed": foreign.Explain(1, "killed"),
+		"\x00":   new(ContainerPlan).Explain(1, "\x00"),
+	} {
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 func TestEndingSaysWhenTheOOMKillerWasNoticed(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 11, 22, 16, 30, 0, 0, time.UTC)

@@ -11,9 +11,11 @@ package pull
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
 	"time"
 
@@ -262,8 +264,24 @@ func (p *Puller) pullOnce(ctx context.Context, n named) error {
 	if err != nil {
 		return err
 	}
+	warnIfForeign(ctx, n.name, id, src.Config)
 	slog.InfoContext(ctx, "image pulled", "image", id, "name", n.name.String(), "took", time.Since(start))
 	return nil
+}
+
+// warnIfForeign logs that an image is for another architecture. It is pulled all the same: an
+// emulator may run it.
+func warnIfForeign(ctx context.Context, name reference.Named, id string, config []byte) {
+	var platform struct {
+		Architecture string `json:"architecture"`
+	}
+	if json.Unmarshal(config, &platform) != nil {
+		return
+	}
+	if foreign := source.ForeignArchitecture(platform.Architecture); foreign != "" {
+		slog.WarnContext(ctx, "image is for another architecture: its programs need an emulator (binfmt_misc); if the image exists for this node's, correct its name or digest",
+			"image", id, "name", name.String(), "architecture", foreign, "node", runtime.GOARCH)
+	}
 }
 
 // context returns the configuration of registries for a pull, without credentials of its request.
