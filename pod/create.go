@@ -94,6 +94,11 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 			slog.WarnContext(ctx, "STOPSIGNAL of the image cannot be sent to a container, stopping with SIGTERM", "container", id, "image", image.ID, "signal", image.Config.StopSignal)
 		}
 	}
+	if e.labels.Ignores(s.plan.Config.M, cfg) {
+		e.seLinuxIgnored.Do(func() {
+			slog.WarnContext(ctx, "seLinuxOptions of pods have no effect: SELinux is not enabled on this node, or pod.selinux is false", "pod", s.ID)
+		})
+	}
 	if plan.Volumes, err = admitVolumes(ctx, e.deps.Images, s.plan.Config.M, cfg.GetMounts()); err != nil {
 		return nil, err
 	}

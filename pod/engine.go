@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -49,20 +50,22 @@ type Engine struct {
 	tuner   *tuning.Tuner
 	classes *classes.Classes
 
-	records     *records.Store
-	sandboxes   *index.Index[records.PodName, *Sandbox]
-	containers  *index.Index[records.ContainerName, *Container]
-	creates     flight.Group[request, string]
-	verbs       flight.Group[verb, struct{}]
-	pulls       flight.Group[pullKey, *storage.Image]
-	cleanups    *retry.Queue
-	names       names
-	events      view.Hub
-	counters    counters
-	pins        pins
-	userLookups chan struct{}     // semaphore: concurrent lookups of users in images
-	background  *background.Group // watchers, stops
-	recoverTime time.Duration     // the constant, unless a test sets it
+	records    *records.Store
+	sandboxes  *index.Index[records.PodName, *Sandbox]
+	containers *index.Index[records.ContainerName, *Container]
+	creates    flight.Group[request, string]
+	verbs      flight.Group[verb, struct{}]
+	pulls      flight.Group[pullKey, *storage.Image]
+	cleanups   *retry.Queue
+	names      names
+
+	seLinuxIgnored sync.Once // logs that the options of pods have no effect
+	events         view.Hub
+	counters       counters
+	pins           pins
+	userLookups    chan struct{}     // semaphore: concurrent lookups of users in images
+	background     *background.Group // watchers, stops
+	recoverTime    time.Duration     // the constant, unless a test sets it
 
 	// pulling ends when the engine is closed, before background does.
 	pulling  context.Context

@@ -21,6 +21,9 @@ type Defect struct {
 	// Remedy is what Mend does; it may be empty.
 	Remedy string
 	Mend   func(context.Context) error
+	// Minor: nothing is lacking; a person should know it, and do what Advice says.
+	Minor  bool
+	Advice string
 }
 
 // Verify checks that live, mounted root file systems have their writable layers, mounts and images.
@@ -122,8 +125,9 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 		return defects, err
 	}
 	for _, file := range aside {
-		defects = append(defects, Defect{Object: "record file " + file, Text: "it was damaged and moved aside: layers without an image are kept, " +
-			"because containers of other tools may need them; delete this file to have them removed"})
+		defects = append(defects, Defect{Object: "record file " + file, Minor: true,
+			Text:   "it was damaged and moved aside, and crius works without it: layers without an image are kept, because containers of other tools may need them",
+			Advice: "if no other tool has containers here, rm " + file + " and restart crius, which removes these layers"})
 	}
 	orphans, err := s.leftovers.Orphans()
 	for _, id := range orphans {

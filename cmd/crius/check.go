@@ -48,6 +48,7 @@ func (n *node) checks() []check {
 		{"configuration", n.checkConfiguration},
 		{"privileges", n.checkPrivileges},
 		{"kernel", n.checkKernel},
+		{"confinement", n.checkConfinement},
 		{"cgroups", n.checkCgroups},
 		{"limits", checkLimits},
 		{"directories", n.checkDirectories},

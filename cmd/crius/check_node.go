@@ -87,6 +87,8 @@ func nodeFinding(f audit.Finding) finding {
 	switch {
 	case f.Repaired:
 		return ok("repaired: %s: %s (%s)", f, f.Wrong, f.Remedy)
+	case f.Minor:
+		return warn(f.Advice, "%s: %s", f, f.Wrong)
 	case f.Err != "":
 		return fail("fix the cause, then run crius check --repair again", "%s: %s; the repair failed: %s", f, f.Wrong, f.Err)
 	case f.Remedy != "":

@@ -311,7 +311,7 @@ func answer(ctx context.Context, cfg server.Config, manager manager, sessions *s
 func (b *backends) info(ctx context.Context, loaded *config.Loaded, cni *network.Network, server vitals) map[string]string {
 	return statusInfo(map[string]any{
 		"config": loaded.Config, "settings": loaded.Settings(), "network": cni.Info(), "handlers": handlersInfo(ctx, b.runtimes),
-		"plugins": b.plugins.Report(), "server": server,
+		"plugins": b.plugins.Report(), "server": server.on(host{"/"}, loaded.Config),
 	})
 }
 

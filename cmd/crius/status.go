@@ -39,6 +39,8 @@ type vitals struct {
 	Pending []pod.Pending   `json:"pending"` // the cleanups, with the reason of the last attempt
 	Pulls   []progress.Pull `json:"pulls"`
 
+	Confinement string `json:"confinement,omitempty"` // SELinux, AppArmor and seccomp, for people
+
 	Inherited []string `json:"inherited,omitempty"` // attributes of the server that containers inherit
 }
 
@@ -77,6 +79,12 @@ func newVitals(since time.Time, inherited []string, s pod.Summary, pulls *progre
 	for _, w := range s.Work {
 		v.Work = append(v.Work, newWork(w))
 	}
+	return v
+}
+
+// on adds what the server knows of its node.
+func (v vitals) on(h host, c config.Config) vitals {
+	v.Confinement = h.confinement(c)
 	return v
 }
 
@@ -197,6 +205,9 @@ func (r statusReport) write(w io.Writer, socket string) {
 	if v.Cleanups > 0 {
 		fmt.Fprintf(w, "pending cleanups\t%d, retrying\n", v.Cleanups)
 		writePending(w, v.Pending)
+	}
+	if v.Confinement != "" {
+		fmt.Fprintf(w, "confinement\t%s\n", cli.Printable(v.Confinement))
 	}
 	fmt.Fprintf(w, "uses\t%.1f MiB of heap, %d goroutines\n", float64(v.Heap)/(1<<20), v.Goroutines)
 	writeWork(w, v.Work)

@@ -253,6 +253,10 @@ func TestNodeFindings(t *testing.T) {
 			t.Errorf("%q: %v", want, bad)
 		}
 	}
+	minor := nodeFindings(control.Checked{Findings: []audit.Finding{{Object: "record file a.damaged", Wrong: "moved aside", Advice: "rm a.damaged", Minor: true}}})
+	if len(minor) != 1 || minor[0].Status != statusWarn || minor[0].Do != "rm a.damaged" {
+		t.Errorf("minor: %+v", minor)
+	}
 	found := nodeFindings(control.Checked{OpaqueIPAM: []string{"calico-ipam"}})
 	if len(found) != 2 || find(t, found, "calico-ipam").Status != statusOK {
 		t.Errorf("%+v", found)

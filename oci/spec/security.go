@@ -144,7 +144,7 @@ func (in *Input) appArmor() (string, error) {
 	case want.confinement == localhost && want.ref == "unconfined":
 		return "", invalid("AppArmor profile: a localhost profile cannot be called unconfined")
 	case want.confinement == localhost && !enabled:
-		return "", unimplemented("AppArmor profile %q: AppArmor is not enabled on this node", want.ref)
+		return "", unimplemented("AppArmor profile %q: AppArmor is not enabled on this node: run the pod where it is, or take the profile from it", want.ref)
 	case want.confinement == localhost:
 		return want.ref, nil
 	case !enabled:

@@ -266,7 +266,7 @@ func (v *verification) hostPorts(ctx context.Context) error {
 // store reports the defects of the image store itself, which containers has found.
 func (v *verification) store(ctx context.Context) error {
 	for _, d := range v.loose {
-		v.report.Add(ctx, d.Object, []Problem{{Wrong: d.Text, Remedy: Remedy{d.Remedy, d.Mend}}})
+		v.report.Add(ctx, d.Object, []Problem{{Wrong: d.Text, Remedy: Remedy{d.Remedy, d.Mend}, Minor: d.Minor, Advice: d.Advice}})
 	}
 	return nil
 }

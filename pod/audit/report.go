@@ -20,6 +20,7 @@ type Finding struct {
 	Wrong    string `json:"wrong"`            // what is wrong
 	Remedy   string `json:"remedy,omitempty"` // what a repair does, or has done; empty: none is possible
 	Advice   string `json:"advice,omitempty"` // what a person can do
+	Minor    bool   `json:"minor,omitempty"`  // the node works all the same
 	Repaired bool   `json:"repaired"`
 	Err      string `json:"error,omitempty"` // why the repair failed
 }
@@ -29,6 +30,7 @@ type Problem struct {
 	Wrong  string
 	Remedy Remedy
 	Advice string
+	Minor  bool
 }
 
 // Remedy is a way to repair a problem. Remedies of one object with the same text are the same
@@ -57,7 +59,7 @@ func NewReport(repair Repair) *Report { return &Report{repair: repair} }
 func (r *Report) Add(ctx context.Context, object string, problems []Problem) {
 	done := map[string]error{}
 	for _, p := range problems {
-		f := Finding{Object: object, Wrong: p.Wrong, Remedy: p.Remedy.Text, Advice: p.Advice}
+		f := Finding{Object: object, Wrong: p.Wrong, Remedy: p.Remedy.Text, Advice: p.Advice, Minor: p.Minor}
 		if r.repair != nil && p.Remedy.Do != nil && ctx.Err() == nil {
 			err, tried := done[f.Remedy]
 			if !tried {

@@ -69,6 +69,12 @@ func (n *Node) Allot(id string, cfg *cri.PodSandboxConfig) (string, error) {
 	return n.Levels.Allot(id)
 }
 
+// Ignores reports whether the options for SELinux of a container or its pod have no effect.
+func (n *Node) Ignores(pod *cri.PodSandboxConfig, c *cri.ContainerConfig) bool {
+	asked := c.GetLinux().GetSecurityContext().GetSelinuxOptions() != nil || pod.GetLinux().GetSecurityContext().GetSelinuxOptions() != nil
+	return n.policy == nil && asked
+}
+
 // Files returns the SELinux context of the files of a pod or, unless c is nil, of a container
 // of it; empty: they need none. A context that the policy does not have is fault.Invalid.
 func (n *Node) Files(pod *records.PodPlan, c *cri.ContainerConfig) (string, error) {
