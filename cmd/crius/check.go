@@ -61,6 +61,7 @@ func (n *node) checks() []check {
 		{"resource classes", n.checkClasses},
 		{"storage", n.checkStorage},
 		{"pulls", checkUnpacker},
+		{"registries", n.checkRegistries},
 		{"other runtimes", n.checkForeign},
 		{"network", n.checkNetwork},
 		{"metrics", n.checkMetrics},
@@ -98,7 +99,7 @@ func (p *program) checkCommand() *cobra.Command {
 			"With --from-crio or --from-containerd, check instead what would change if crius, with its current configuration, replaced that runtime on this node: " +
 			"settings without a counterpart or with another value, handlers, cgroup driver, pod network, the kubelet's endpoint, missing files. " +
 			"The other runtime's configuration files are read, and not the flags of its service. " +
-			"PATH is the directory of CRI-O (default " + crioDir + ") or the file of containerd (default " + containerdFile + "). " +
+			"PATH is the directory or file of CRI-O (default " + crioDir + ") or the file of containerd (default " + containerdFile + "). " +
 			"The exit status is 1 if pods that run now would not run.",
 		Args: cli.Operands,
 	}

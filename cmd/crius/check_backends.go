@@ -13,6 +13,7 @@ import (
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/storage"
+	"github.com/crius-run/crius/storage/registry/hosts"
 	"github.com/crius-run/crius/storage/unpack"
 )
 
@@ -122,6 +123,14 @@ func checkUnpacker(ctx context.Context) []finding {
 		return []finding{fail("install crius and crius-unpack from one package, and restart crius", "images cannot be pulled: %v", err)}
 	}
 	return []finding{ok("images are unpacked by %s", path)}
+}
+
+// checkRegistries reads the hosts.toml files, which pulls would read.
+func (n *node) checkRegistries(context.Context) (findings []finding) {
+	for _, err := range hosts.Check(n.config.Config.Image.HostsDirs) {
+		findings = append(findings, warn("correct the file; the next pull reads it", "images cannot be pulled from its registry: %s", fault.Text(err)))
+	}
+	return findings
 }
 
 // checkNetwork asks CNI. A node without a network still runs pods in the host's network,

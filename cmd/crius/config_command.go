@@ -30,7 +30,7 @@ func (p *program) configCommand() *cobra.Command {
 			"with the origin of each value in a comment. The output is itself a valid configuration file.\n\n" +
 			"With --from-crio or --from-containerd, print the configuration file that makes crius do what CRI-O or containerd does on this node. " +
 			"Comments give the origin of each value and explain what it means for the node if a key has no equivalent in crius. " +
-			"PATH is the directory of CRI-O (default " + crioDir + ") or the file of containerd (default " + containerdFile + ").",
+			"PATH is the directory or file of CRI-O (default " + crioDir + ") or the file of containerd (default " + containerdFile + ").",
 		Args: cli.Operands,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := from.check(args, "--default", template); err != nil {

@@ -235,7 +235,11 @@ func (a *accepted) settings(b *strings.Builder) {
 
 // indented formats a text as a comment below a heading.
 func indented(text string) string {
-	return strings.ReplaceAll(comment(visible(text)), "# ", "#   ")
+	var b strings.Builder
+	for line := range strings.SplitSeq(text, "\n") {
+		b.WriteString(strings.ReplaceAll(comment(visible(line)), "# ", "#   "))
+	}
+	return b.String()
 }
 
 // visible removes everything from a text that could end a comment or control a terminal.

@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/storage/registry/hosts"
 )
 
 // Check looks at one part of the change.
@@ -67,13 +68,17 @@ func (c *comparison) files(context.Context) []diagnosis.Finding {
 // unsupported lists settings that have no counterpart.
 func (c *comparison) unsupported(context.Context) []diagnosis.Finding {
 	var findings []diagnosis.Finding
+	for _, err := range hosts.Check(c.Theirs.Image.HostsDirs) {
+		findings = append(findings, diagnosis.Fail("correct the file", "pulls from its registry would fail: %s", fault.Text(err)))
+	}
 	for _, r := range c.Import.Remarks {
+		text := strings.ReplaceAll(r.Text, "\n", " ")
 		if r.Restricts {
 			findings = append(findings, diagnosis.Warn("make sure that this is acceptable: the node would allow what "+c.Import.Of+" forbids",
-				"%s = %s (%s): %s", r.Key, config.Short(r.Value), r.Place, r.Text))
+				"%s = %s (%s): %s", r.Key, config.Short(r.Value), r.Place, text))
 			continue
 		}
-		findings = append(findings, diagnosis.Warn("", "%s = %s (%s): %s", r.Key, config.Short(r.Value), r.Place, r.Text))
+		findings = append(findings, diagnosis.Warn("", "%s = %s (%s): %s", r.Key, config.Short(r.Value), r.Place, text))
 	}
 	return findings
 }

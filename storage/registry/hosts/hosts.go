@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/url"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -61,6 +62,27 @@ func Read(dirs []string, registry string) (*Registry, error) {
 		}
 	}
 	return nil, nil //nolint:nilnil // see above
+}
+
+// Check reads the files of all registries in dirs and returns what is wrong with them: pulls from
+// these registries fail.
+func Check(dirs []string) (wrong []error) {
+	for _, dir := range dirs {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			wrong = append(wrong, err)
+		}
+		for _, entry := range entries {
+			registry := entry.Name()
+			if host, port, ok := strings.Cut(strings.TrimSuffix(registry, "_"), "_"); ok && host != "" {
+				registry = host + ":" + port
+			}
+			if _, err := Read([]string{dir}, registry); err != nil {
+				wrong = append(wrong, err)
+			}
+		}
+	}
+	return wrong
 }
 
 // section is the table of a host, or the top of the file, which describes the server.
@@ -125,7 +147,7 @@ func (s section) endpoint(address, dir string) (e Endpoint, err error) {
 		return e, fmt.Errorf("%q is not the address of an HTTP server", address)
 	}
 	if len(s.Header) > 0 {
-		return e, errors.New("header is not supported")
+		return e, errors.New("header is not supported: crius sends no headers of yours to registries; give credentials to image.auth_file, or remove the table")
 	}
 	below, found := strings.CutPrefix(strings.TrimSuffix(u.Path, "/"), "/v2")
 	if u.Path == "" || u.Path == "/" {

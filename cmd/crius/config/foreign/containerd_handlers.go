@@ -108,6 +108,9 @@ func (r containerdRuntime) runc(from string, drivers map[string]cgroupDriver) {
 	}
 	systemd := r.path("options", "SystemdCgroup")
 	drivers[r.name] = cgroupDriver{r.flag(systemd...), r.from(systemd)}
+	if root := r.path("options", "Root"); r.text(root...) != "" {
+		r.out.Builtin = append(r.out.Builtin, keyOf(root)+": crius keeps each runtime's state below run_root, separate from containers created by other tools")
+	}
 	r.others("no counterpart for OCI runtimes", "BinaryName", "SystemdCgroup", "Root", "IoUid", "IoGid", "CriuImagePath", "CriuPath", "CriuWorkPath")
 }
 

@@ -16,19 +16,24 @@ const (
 	anyName = "NAME" // in the keys of rules
 )
 
-// CRIO reads the configuration of CRI-O from dir, /etc/crio on a node: crio.conf, then
-// crio.conf.d. Like CRI-O it reads every file of that directory, whatever its name is.
-// Later files win, and the table of a runtime or workload replaces an earlier one as a
-// whole.
-func CRIO(dir string) (*Import, error) {
-	if _, err := os.Stat(dir); err != nil {
+// CRIO reads the configuration of CRI-O from a directory, /etc/crio on a node: crio.conf, then
+// crio.conf.d; or from a file like crio.conf, then the directory of its name with .d. Like CRI-O
+// it reads every file of that directory, whatever its name is. Later files win, and the table of
+// a runtime or workload replaces an earlier one as a whole.
+func CRIO(path string) (*Import, error) {
+	info, err := os.Stat(path)
+	if err != nil {
 		return nil, fmt.Errorf("read the configuration of CRI-O: %w", err)
 	}
-	files, err := below(filepath.Join(dir, "crio.conf.d"))
+	main := path
+	if info.IsDir() {
+		main = filepath.Join(path, "crio.conf")
+	}
+	files, err := below(main + ".d")
 	if err != nil {
 		return nil, fmt.Errorf("read the drop-ins of CRI-O: %w", err)
 	}
-	if main := filepath.Join(dir, "crio.conf"); exists(main) {
+	if exists(main) {
 		files = slices.Insert(files, 0, main)
 	}
 	top, read, err := crioFiles(files)
@@ -203,11 +208,25 @@ func (c *conversion) messages() {
 	c.set("api.max_message_size", size, c.from(send, receive), "")
 }
 
+// insecure returns the lines of registries.conf for registries without TLS, or with certificates
+// that nobody checks.
+func insecure(value any) (lines string) {
+	list, _ := textsOf(value) // of another type: without lines
+	for _, registry := range list {
+		lines += fmt.Sprintf("\n[[registry]]\nlocation = %q\ninsecure = true", registry)
+	}
+	return lines
+}
+
 // apparmor imports the name of a profile, except that of CRI-O's own profile.
 func (c *conversion) apparmor() {
 	path := []string{"crio", "runtime", "apparmor_profile"}
+	_, set := c.top.leaf(path...)
 	switch name := c.text(path...); name {
 	case "", "crio-default":
+		if set {
+			c.out.Builtin = append(c.out.Builtin, keyOf(path)+": crius loads a profile of its own, crius-default")
+		}
 	case "unconfined":
 		c.set("pod.apparmor_profile", "", c.from(path), "")
 	default:

@@ -139,7 +139,7 @@ var crioRules = []rule{
 	{key: "crio.image.pinned_images", verdict: mapped, to: "image.pinned_images", as: texts},
 	{key: "crio.image.signature_policy", verdict: mapped, to: "image.signature_policy", as: as[string]},
 	{key: "crio.image.signature_policy_dir", verdict: mapped, to: "image.signature_policy_dir", as: as[string], unset: "/etc/crio/policies"},
-	{key: "crio.image.insecure_registries", verdict: refused, why: inRegistries + ": give each of these registries insecure = true there"},
+	{key: "crio.image.insecure_registries", verdict: refused, why: "write to /etc/containers/registries.conf.d/50-insecure.conf, or their images cannot be pulled:", lines: insecure},
 	{key: "crio.image.registries", verdict: refused, restricts: true, why: inRegistries + ": unqualified-search-registries"},
 	{key: "crio.image.image_volumes", verdict: mapped, to: "image.volumes", as: as[string]},
 	{key: "crio.image.big_files_temporary_dir", verdict: mapped, to: "image.temporary_dir", as: as[string]},

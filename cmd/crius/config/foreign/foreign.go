@@ -91,6 +91,8 @@ type rule struct {
 	// restricts says that a value which is not off forbids something that crius would allow.
 	restricts bool
 	why       string // what the lack of support means for the node, or how crius behaves instead
+	// lines returns what follows why for a value, such as the lines of another file.
+	lines func(value any) string
 
 	differs string // how the foreign default differs from crius's, which applies if the key is not set
 }
@@ -168,6 +170,9 @@ func (c *conversion) follow(r rule, f found) {
 		} else {
 			c.out.Unused = append(c.out.Unused, f.key)
 		}
+	case r.lines != nil:
+		c.remark(f.key, f.leaf, r.why+r.lines(f.value))
+		c.lastRestricts(r.restricts)
 	default:
 		c.remark(f.key, f.leaf, r.why)
 		c.lastRestricts(r.restricts)

@@ -468,3 +468,26 @@ func TestBytes(t *testing.T) {
 		}
 	}
 }
+
+func TestInsecureRegistriesComeWithTheirLines(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("mine.conf", "[crio.image]\ninsecure_registries = ['lab.example:5000', 'old.example']\n[crio.runtime]\napparmor_profile = 'crio-default'\n")
+	imp, err := CRIO(filepath.Join(dir, "mine.conf")) // a file as well as a directory
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(imp.Remarks) != 1 || imp.Remarks[0].Place != filepath.Join(dir, "mine.conf")+":2" ||
+		!strings.Contains(imp.Remarks[0].Text, "[[registry]]\nlocation = \"lab.example:5000\"\ninsecure = true\n[[registry]]\nlocation = \"old.example\"") {
+		t.Errorf("%+v", imp.Remarks)
+	}
+	if !slices.ContainsFunc(imp.Builtin, func(key string) bool { return strings.HasPrefix(key, "crio.runtime.apparmor_profile: ") }) {
+		t.Errorf("no verdict on the profile: %q", imp.Builtin)
+	}
+}
