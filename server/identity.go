@@ -17,7 +17,7 @@ var standIn = map[string]string{NameCRIO: "1.37.0", NameContainerd: "2.4.0"}
 // Identity returns the name and the version that the server reports for a version of crius. The
 // build metadata of a version that is not crius's own says that it is crius.
 func (c Config) Identity(crius string) (name, version string) {
-	own := semver(crius)
+	own := Semver(crius)
 	switch {
 	case c.RuntimeVersion != "":
 		return c.RuntimeName, c.RuntimeVersion

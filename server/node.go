@@ -163,10 +163,10 @@ var completeVersion = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\
 // IsVersion reports whether a text is a semantic version.
 func IsVersion(text string) bool { return completeVersion.MatchString(text) }
 
-// semver turns a build's version, which may be a bare commit or empty, into a
+// Semver turns a build's version, which may be a bare commit or empty, into a
 // valid runtime_version: the kubelet does not report a node whose runtime has
 // none.
-func semver(version string) string {
+func Semver(version string) string {
 	if v := strings.TrimPrefix(version, "v"); IsVersion(v) {
 		return v
 	}

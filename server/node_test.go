@@ -124,7 +124,7 @@ func TestSemver(t *testing.T) {
 		"": "0.0.0", "abc1234": "0.0.0+abc1234", "(devel)": "0.0.0+-devel-", "1.2": "0.0.0+1-2", "01.2.3": "0.0.0+01-2-3",
 		"1.2.3-é": "0.0.0+1-2-3--", "1.2.3\n": "0.0.0+1-2-3-",
 	} {
-		if got := semver(build); got != want {
+		if got := Semver(build); got != want {
 			t.Errorf("%q became %q, want %q", build, got, want)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/crius-run/crius/cmd/crius/cli"
+	"github.com/crius-run/crius/server"
 )
 
 // version is set by the linker: -X main.version=v1.2.3.
@@ -34,11 +35,12 @@ func currentVersion() versionInfo {
 		Modules: map[string]string{},
 	}
 	build, ok := debug.ReadBuildInfo()
+	if ok && info.Crius == "" {
+		info.Crius = build.Main.Version
+	}
+	info.Crius = server.Semver(info.Crius) // as the server reports it to the kubelet
 	if !ok {
 		return info
-	}
-	if info.Crius == "" {
-		info.Crius = build.Main.Version
 	}
 	for _, s := range build.Settings {
 		switch {

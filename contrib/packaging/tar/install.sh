@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs crius from this archive, or removes it again:
 #
-#   ./install.sh [install|uninstall]
+#   ./install.sh [install|uninstall|help]
 #
 # PREFIX (/usr/local) is the directory for programs, unit, manual pages and completions,
 # DESTDIR (none) a directory that stands for /. With a PREFIX that systemd does not search,
@@ -11,6 +11,13 @@
 set -eu
 prefix=${PREFIX:-/usr/local} dest=${DESTDIR:-}
 cd "$(dirname "$0")"
+
+usage() { sed -n '2,/^set/s/^# \{0,1\}//p' install.sh; }
+case ${1:-install} in
+install | uninstall) ;;
+help | -h | --help) usage; exit ;;
+*) echo "install.sh: unknown command $1" >&2; usage >&2; exit 2 ;;
+esac
 
 case $prefix in
 /usr | /usr/local) units=$prefix/lib/systemd/system tmpfiles=$prefix/lib/tmpfiles.d ;;
@@ -80,9 +87,5 @@ uninstall)
 	files | while read -r file; do rm -f "$(place "$file")"; done
 	rm -rf "$dest$prefix/share/doc/crius"
 	if systemd; then systemctl daemon-reload; fi
-	;;
-*)
-	sed -n '2,/^set/s/^# \{0,1\}//p' "$0" | sed '$d' >&2
-	exit 2
 	;;
 esac
