@@ -44,7 +44,7 @@ func findKeeper(ctx context.Context, cfg config.Config) (_ keeper, release func(
 	unlock, err := lockRoots(ctx, cfg, 0)
 	taken := new(owner.TakenError)
 	switch {
-	case errors.As(err, &taken):
+	case errors.As(err, &taken), errors.Is(err, pod.ErrLevel):
 		return nil, nil, err
 	case errors.Is(err, fault.Precondition):
 		// The server of this root may have been started with another run root, and the
@@ -59,13 +59,17 @@ func findKeeper(ctx context.Context, cfg config.Config) (_ keeper, release func(
 	return newStandIn(cfg), unlock, nil
 }
 
-// lockRoots locks the roots for this process. If a server of the same root has them, the
+// lockRoots locks the roots for this process. If a later crius has used them, the error is
+// pod.ErrLevel. If a server of the same root has them, the
 // error is fault.Precondition; if another crius has the run root, it is an
 // *owner.TakenError.
 func lockRoots(ctx context.Context, cfg config.Config, patience time.Duration) (unlock func() error, err error) {
 	state, err := pod.Lock(ctx, cfg.Root, patience)
 	if err != nil {
 		return nil, err
+	}
+	if err := pod.CheckLevel(cfg.Root); err != nil {
+		return nil, errors.Join(err, state.Close())
 	}
 	run, err := pod.LockRun(ctx, cfg.RunRoot, cfg.Root, patience)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/pod"
 )
 
 // root is a state directory.
@@ -38,7 +39,7 @@ type roots []root
 func rootsOf(cfg config.Config) roots {
 	all := roots{
 		{path: cfg.RunRoot, names: []string{"pods", "containers", "runtime", "metrics.sock", "control.sock", stacksFile, facadeLink, "lock"}, last: "lock"},
-		{path: cfg.Root, names: []string{"pods", "containers", "pod-cidr", "pause", "pause.partial", "tuning", "lock"}, last: "lock"},
+		{path: cfg.Root, names: []string{"pods", "containers", "pod-cidr", "pause", "pause.partial", "tuning", pod.LevelFile, pod.LevelFile + ".new", "lock"}, last: "lock"},
 	}
 	for i := range all {
 		r := &all[i]

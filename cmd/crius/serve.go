@@ -141,6 +141,9 @@ func occupyRoots(ctx context.Context, cfg config.Config) (leave func() error, er
 	if err != nil {
 		return nil, err
 	}
+	if err := pod.NoteLevel(cfg.Root, currentVersion().Crius); err != nil {
+		return nil, errors.Join(err, unlock())
+	}
 	stop := onSignal(ctx, unix.SIGUSR1, func(ctx context.Context) { saveStacks(ctx, cfg.RunRoot) })
 	return func() error {
 		stop()

@@ -119,8 +119,17 @@ func TestCheckAsksTheServer(t *testing.T) {
 	c := w.run(t, "runc").start(t, "sleep")
 	must(t, w.Stop())
 	says("without a server for a container", true, "no server is running at "+w.Socket()+", but 1 container runs", "-> systemctl start crius")
+	level := filepath.Join(w.StateRoot(), "level")
+	before, err := os.ReadFile(level)
+	must(t, err)
+	must(t, os.WriteFile(level, []byte(`{"level": 99, "version": "9.0.0"}`), 0o600))
+	if err := w.Node.Start(t.Context()); err == nil || !strings.Contains(err.Error(), `level 99, written by crius "9.0.0"`) {
+		t.Errorf("a server on the records of a later one: %v", err)
+	}
+	says("on the records of a later server", true, `level 99, written by crius "9.0.0"`)
+	must(t, os.WriteFile(level, before, 0o600))
 	must(t, w.Node.Start(t.Context()))
-	c.stop(t, 0)
+	c.stop(t, 0) // which the refused server has not touched
 }
 
 // An archive for a bug report describes the server, and nothing private of
