@@ -18,7 +18,7 @@ import (
 const repository = "../.."
 
 // walked are the pages whose commands are run, in this order, on one node.
-var walked = []string{"README.md", "docs/install.md", "docs/upgrade.md", "docs/troubleshoot.md", "docs/registries.md", "docs/network.md", "docs/metrics.md", "docs/migrate.md"}
+var walked = []string{"README.md", "docs/install.md", "docs/upgrade.md", "docs/troubleshoot.md", "docs/registries.md", "docs/network.md", "docs/metrics.md", "docs/migrate.md", "docs/operate.md", "docs/logging.md", "docs/confine.md", "docs/gpu.md", "docs/swap.md"}
 
 // runnable are the programs that a test node has.
 var runnable = []string{"crius", "crictl", "install", "mkdir", "cat", "rm", "curl", "jq", "["}
@@ -38,6 +38,17 @@ var elsewhere = []struct{ part, why string }{
 	{"journalctl ", "the same"},
 	{"nft list", "its output is for people; the tests of network/hostport read such tables"},
 	{"crictl inspectp POD", "a place for an id; crictl_test.go inspects pods"},
+	{"CONTAINER", "a place for an id"},
+	{"crius logs -f", "it follows the log until it is interrupted; crictl_test.go has logs"},
+	{"memory.swap.max", "a place for a cgroup; test/integration looks at limits of swap"},
+	{"crius.service.d", "a test node has no systemd"},
+	{"nvidia-ctk ", "there is no GPU; the files that it writes are in cmd/crius/config/testdata"},
+	{"aa-status", "the test machine may have no AppArmor; test/node has"},
+	{"getenforce", "the test machine may have no SELinux; test/node has"},
+	{"ps -eZ", "the same"},
+	{"ausearch ", "the same"},
+	{"aws ecr", "there is no cloud"},
+	{"k3s agent", "there is no k3s, as the page says"},
 	{"sleep ", "what it waits for is a kubelet; test/node has one"},
 	{"skopeo login", "it asks for a password; the tests of storage pull with such a file"},
 	{"kubectl ", "there is no cluster; test/cluster has one, and drains nothing"},
