@@ -211,6 +211,10 @@ generate: build ## Write completions, manual pages and the sample configuration 
 packages: build ## Build DEB, RPM, archive and list of modules into bin/packages/. ARCH=arm64: into bin/arm64/packages/.
 	contrib/packaging/build.sh $(VERSION) "$(or $(ARCH),$$(go env GOARCH))" $(BIN) $(BIN)/packages
 
+.PHONY: release
+release: ## Make all files of a release from the tag that is checked out, with checksums, into bin/release/. KEY= signs them.
+	contrib/packaging/release.sh
+
 .PHONY: packages-test
 packages-test: build ## Build the packages and look into them.
 	@test/setup.sh rpm cpio systemd jq

@@ -48,6 +48,8 @@ var elsewhere = []struct{ part, why string }{
 	{"ps -eZ", "the same"},
 	{"ausearch ", "the same"},
 	{"aws ecr", "there is no cloud"},
+	{"ssh-keygen -Y verify", "there is no release; release_test.go verifies a signature"},
+	{"sha256sum -c", "the same"},
 	{"k3s agent", "there is no k3s, as the page says"},
 	{"sleep ", "what it waits for is a kubelet; test/node has one"},
 	{"skopeo login", "it asks for a password; the tests of storage pull with such a file"},
