@@ -300,11 +300,13 @@ func (r *shimmed) deleteByProgram(ctx context.Context, program string, ref Ref) 
 	return err
 }
 
-// deleteByShim asks the shim itself. A killed process takes a moment to die.
+// deleteByShim asks the shim itself. It deletes a container that has run only
+// after its end: Kata deletes a sandbox that still runs without complaint, exits
+// when it is told to shut down, and leaves the machine to nobody.
 func (r *shimmed) deleteByShim(ctx context.Context, record shim.Record, ref Ref) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, lastTime, fmt.Errorf("the shim does not answer: %w", fault.Timeout))
+	answering, cancel := withAnswerTime(ctx)
 	defer cancel()
-	client, err := record.Dial(ctx)
+	client, err := record.Dial(answering)
 	if err != nil {
 		return err
 	}
@@ -312,11 +314,37 @@ func (r *shimmed) deleteByShim(ctx context.Context, record shim.Record, ref Ref)
 	stop := drainFifos(ref)
 	defer stop()
 	p := shim.Process{ID: ref.ID}
-	_ = client.Kill(ctx, p, unix.SIGKILL, true) // it may be dead, or never have run
+	err = client.Kill(answering, p, unix.SIGKILL, true) // it may be dead, or never have run
+	if err == nil && runs(answering, client, p) {
+		ending, cancel := context.WithTimeoutCause(ctx, lastTime, fmt.Errorf("the container did not end within %s of SIGKILL: %w", lastTime, fault.Timeout))
+		defer cancel()
+		if _, err := client.Wait(ending, p); err != nil && !errors.Is(err, fault.NotFound) {
+			return err
+		}
+	}
+	answering, again := withAnswerTime(ctx) // the wait has its own
+	defer again()
+	return deleteEnded(answering, client, record, p)
+}
+
+func withAnswerTime(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, lastTime, fmt.Errorf("the shim does not answer: %w", fault.Timeout))
+}
+
+// runs reports whether a process has been started and has not ended. Nothing
+// can wait for one that has never been started.
+func runs(ctx context.Context, client *shim.Client, p shim.Process) bool {
+	state, err := client.State(ctx, p)
+	return err == nil && state.Started && !state.Ended
+}
+
+// deleteEnded deletes a container and ends the shim if it was the last one. A
+// killed process takes a moment to die.
+func deleteEnded(ctx context.Context, client *shim.Client, record shim.Record, p shim.Process) error {
 	for {
-		err = client.Delete(ctx, p)
+		err := client.Delete(ctx, p)
 		if err == nil || errors.Is(err, fault.NotFound) {
-			if err := client.Shutdown(ctx, ref.ID); err != nil {
+			if err := client.Shutdown(ctx, p.ID); err != nil {
 				return err
 			}
 			return awaitEnd(ctx, record)
