@@ -33,6 +33,9 @@ type Abilities struct {
 	// Sandboxed: the containers of a pod share a runtime sandbox with its own kernel,
 	// which the runtime makes for the first of them.
 	Sandboxed bool
+	// VirtualMachine: the runtime sandbox is a virtual machine, whose size follows from
+	// the limits of all of its containers.
+	VirtualMachine bool
 
 	quirks quirks
 	behind string // version of the runtime that a shim runs
@@ -127,7 +130,7 @@ func ask(ctx context.Context, path string, known *features.Features) (*Abilities
 	}
 	a := &Abilities{Path: path, Version: version.Line(answer)}
 	a.quirks = quirksOf(a.Version)
-	a.Sandboxed = a.quirks.sandboxed
+	a.Sandboxed, a.VirtualMachine = a.quirks.sandboxed, a.quirks.machine
 	name, number := version.Parse(a.Version)
 	a.ExecCPUAffinity = name == "runc" && number.Has(1, 3) || name == "crun" && number.Has(1, 19)
 	if known == nil {

@@ -18,6 +18,8 @@ type quirks struct {
 	// The runtime makes it for the first container and finds it again by the
 	// annotations of the others. Only the runtime can send signals to those.
 	sandboxed bool
+	// machine: the runtime sandbox is a virtual machine.
+	machine bool
 	// start: a container in a runtime sandbox gets its streams from the verb start, not
 	// from create.
 	start bool
@@ -80,7 +82,7 @@ func knownQuirks(name string) quirks {
 	case "crun":
 		return quirks{systemd: "--systemd-cgroup", stateFiles: []string{"ID"}, lateSize: true}
 	case "kata-runtime": // Kata 1; later versions have no command line
-		return quirks{sandboxed: true, stateFiles: []string{"ID"}}
+		return quirks{sandboxed: true, machine: true, stateFiles: []string{"ID"}}
 	}
 	// The convention of runc, which crun and youki follow.
 	return quirks{systemd: "--systemd-cgroup", stateFiles: []string{"ID"}}

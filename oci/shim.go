@@ -53,7 +53,7 @@ func (r *shimmed) ask(ctx context.Context, path string) (*Abilities, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s -v: %w: %w", path, err, fault.Unavailable)
 	}
-	a := &Abilities{Sandboxed: true}
+	a := &Abilities{Sandboxed: true, VirtualMachine: true}
 	switch {
 	case ofRunc(version.Line(text)):
 		if a, err = r.askRunc(ctx); err != nil {

@@ -136,11 +136,15 @@ func (s *Sandbox) limitRuntimeSandbox(ctx context.Context, before *cri.PodSandbo
 	}
 	ctx, cancel := undoContext(ctx)
 	defer cancel()
-	old, _, err := s.engine.planner.RuntimeSandboxLimits(before, s.parentQuota)
+	abilities, err := s.runtime.Probe(ctx)
 	if err != nil {
 		return err
 	}
-	now, clamped, err := s.engine.planner.RuntimeSandboxLimits(s.record().Current(), s.parentQuota)
+	old, _, err := s.engine.planner.RuntimeSandboxLimits(before, abilities.VirtualMachine, s.parentQuota)
+	if err != nil {
+		return err
+	}
+	now, clamped, err := s.engine.planner.RuntimeSandboxLimits(s.record().Current(), abilities.VirtualMachine, s.parentQuota)
 	if err != nil {
 		return err
 	}

@@ -256,7 +256,7 @@ func sharePID(in *Input) {
 
 func virtualMachine(in *Input) {
 	sharePID(in)
-	in.Facts.OwnKernel = true
+	in.Facts.OwnKernel, in.Facts.VirtualMachine = true, true
 	in.Facts.Namespaces = Namespaces{Net: "/run/netns/p"}
 	in.Defaults.Sysctls = map[string]string{"net.ipv4.ping_group_range": "0 2147483647"}
 	in.Defaults.AllowedAnnotations = []string{"io.katacontainers.config.hypervisor.default_vcpus"}

@@ -56,7 +56,7 @@ func Sandbox(in Input, args []string) (*specs.Spec, error) {
 	}
 	in.Request.Container = infra(in.Request.Pod, args)
 	if in.Facts.OwnKernel {
-		in.Request.Container.Linux.Resources = ownKernelResources(in.Request.Pod)
+		in.Request.Container.Linux.Resources = ownKernelResources(in.Request.Pod, in.Facts.VirtualMachine)
 	}
 	in.Request.Container.Linux.Resources.CpusetCpus = in.Asked.InfraCPUs
 	in.Request.Image, in.Asked = nil, Asked{}
@@ -107,13 +107,20 @@ func infra(pod *cri.PodSandboxConfig, args []string) *cri.ContainerConfig {
 // runtime sandbox's cgroup accounts for all of the containers' usage, so its limits are
 // the sum of theirs plus the pod's overhead for such a kernel. A limit that the
 // request leaves open is not set: the pod's own cgroup may have one.
-func ownKernelResources(pod *cri.PodSandboxConfig) *cri.LinuxContainerResources {
+//
+// A virtual machine is as large as the limits of all of its containers
+// together, and this one would double it. So it has none, as in containerd: its
+// cgroup is in the pod's.
+func ownKernelResources(pod *cri.PodSandboxConfig, machine bool) *cri.LinuxContainerResources {
 	r, over := pod.GetLinux().GetResources(), pod.GetLinux().GetOverhead()
 	sum := &cri.LinuxContainerResources{
 		OomScoreAdj: infraScore,
 		CpuShares:   r.GetCpuShares() + over.GetCpuShares(),
-		CpuPeriod:   r.GetCpuPeriod(),
 	}
+	if machine {
+		return sum
+	}
+	sum.CpuPeriod = r.GetCpuPeriod()
 	if quota := r.GetCpuQuota(); quota > 0 {
 		sum.CpuQuota = quota
 		if p := over.GetCpuPeriod(); p > 0 && over.GetCpuQuota() > 0 {
@@ -126,9 +133,10 @@ func ownKernelResources(pod *cri.PodSandboxConfig) *cri.LinuxContainerResources 
 	return sum
 }
 
-// OwnKernelResources returns the limits of a runtime sandbox with its own kernel.
-func OwnKernelResources(pod *cri.PodSandboxConfig, host Host) (*specs.LinuxResources, error) {
-	return Resources(ownKernelResources(pod), host)
+// OwnKernelResources returns the limits of a runtime sandbox with its own
+// kernel, which may be a virtual machine.
+func OwnKernelResources(pod *cri.PodSandboxConfig, machine bool, host Host) (*specs.LinuxResources, error) {
+	return Resources(ownKernelResources(pod, machine), host)
 }
 
 // fold applies the rules that every container has, then the given ones. The

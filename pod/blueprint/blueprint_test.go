@@ -265,12 +265,12 @@ func TestSandboxLimits(t *testing.T) {
 		{200_000, 100_000, 200_000, false},
 		{50_000, 50_000, 100_000, true},
 	} {
-		update, clamped, err := planner().RuntimeSandboxLimits(cfg, func() (int64, int64, error) { return c.quota, c.period, nil })
+		update, clamped, err := planner().RuntimeSandboxLimits(cfg, false, func() (int64, int64, error) { return c.quota, c.period, nil })
 		if err != nil || clamped != c.clamped || *update.Resources.CPU.Quota != c.want {
 			t.Errorf("%+v: %+v, %v, %v", c, update.Resources.CPU, clamped, err)
 		}
 	}
-	if _, _, err := planner().RuntimeSandboxLimits(&cri.PodSandboxConfig{}, func() (int64, int64, error) { return 0, 0, errors.New("asked") }); err != nil {
+	if _, _, err := planner().RuntimeSandboxLimits(&cri.PodSandboxConfig{}, false, func() (int64, int64, error) { return 0, 0, errors.New("asked") }); err != nil {
 		t.Errorf("without a quota the parent's was asked for: %v", err)
 	}
 }
@@ -287,7 +287,7 @@ func TestSpec(t *testing.T) {
 		t.Errorf("%+v", in)
 	}
 	plan = p.Pod("id", PodRequest{Config: podConfig(&cri.NamespaceOption{Ipc: cri.NamespaceMode_NODE}), Sandboxed: true})
-	facts.Handler.Type, facts.InfraPID = "shim", 7
+	facts.InfraPID, facts.Abilities = 7, &oci.Abilities{Sandboxed: true, VirtualMachine: true}
 	in = p.Spec(facts)
 	if in.Facts.Files.Shm != "/dev/shm" || in.Facts.Namespaces.PID != "/proc/7/ns/pid" || in.Asked.InfraCPUs != "" || !in.Facts.OwnKernel || !in.Facts.VirtualMachine {
 		t.Errorf("in a sandbox: %+v", in)

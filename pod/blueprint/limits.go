@@ -53,9 +53,10 @@ type Quota func() (quota, period int64, err error)
 
 // RuntimeSandboxLimits returns the limits of the runtime sandbox in which all containers of a pod
 // with this request run. Cgroup v1 allows no CPU quota above that of the cgroup above, parent,
-// which a kubelet raises after the sandbox's: until then the quota is clamped to the parent's.
-func (p *Planner) RuntimeSandboxLimits(cfg *cri.PodSandboxConfig, parent Quota) (update limits.Update, clamped bool, err error) {
-	set, err := spec.OwnKernelResources(cfg, p.Host)
+// which a kubelet raises after the sandbox's: until then the quota is clamped to the parent's. A
+// virtual machine has neither quota nor memory limit: those of its containers are its size.
+func (p *Planner) RuntimeSandboxLimits(cfg *cri.PodSandboxConfig, machine bool, parent Quota) (update limits.Update, clamped bool, err error) {
+	set, err := spec.OwnKernelResources(cfg, machine, p.Host)
 	update.Resources = set
 	if err != nil || set.CPU == nil || set.CPU.Quota == nil {
 		return update, false, err

@@ -42,7 +42,7 @@ func (p *Planner) Spec(pod PodFacts) spec.Input {
 
 		OwnKernel: plan.Sandboxed,
 
-		VirtualMachine: plan.Sandboxed && pod.Handler.Type == "shim",
+		VirtualMachine: plan.Sandboxed && pod.Abilities.VirtualMachine,
 		SELinuxLevel:   plan.SELinuxLevel,
 	}
 	if plan.Namespaces.IPC {
