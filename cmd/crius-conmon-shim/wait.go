@@ -76,6 +76,8 @@ func waitFor(ctx context.Context, r shim.Record, p shim.Program) (int, error) {
 		status, err := client.Wait(ctx, shim.Process{ID: p.ID})
 		client.Close()
 		switch {
+		case err == nil && status == 0 && r.Sandboxed && diedWithSandbox(ctx, p.Dir):
+			return killed, nil
 		case err == nil:
 			return status, nil
 		case errors.Is(err, fault.NotFound):
@@ -84,6 +86,36 @@ func waitFor(ctx context.Context, r shim.Record, p shim.Program) (int, error) {
 			return 0, err
 		}
 	}
+}
+
+// deadTime is how long a shim may take to notice that its sandbox is dead.
+const deadTime = 10 * time.Second
+
+// diedWithSandbox reports whether the sandbox of a container is dead. Of a
+// container that ended with its virtual machine Kata 1 says that it succeeded.
+// Two things must show that it did not: the sandbox does not answer, and the
+// shim says soon that the sandbox has ended. A shim may have no statistics.
+func diedWithSandbox(ctx context.Context, dir string) bool {
+	id := sandboxOf(dir)
+	infra := filepath.Join(dir, "../../pods", id, "infra")
+	r, err := shim.ReadRecord(infra)
+	if id == "" || infra == dir || err != nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, deadTime)
+	defer cancel()
+	client, err := r.Dial(ctx)
+	if err != nil {
+		return errors.Is(err, fault.NotFound)
+	}
+	defer client.Close()
+	if _, err := client.Usage(ctx, id); err == nil || ctx.Err() != nil {
+		return false
+	}
+	return poll.Until(ctx, 20*time.Millisecond, func() bool {
+		state, err := client.State(ctx, shim.Process{ID: id})
+		return err == nil && state.Ended || errors.Is(err, fault.NotFound) || errors.Is(err, shim.ErrGone)
+	})
 }
 
 // cleanUp kills the rest of a container whose shim is dead.

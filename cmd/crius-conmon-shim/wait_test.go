@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"testing"
+
+	task "github.com/containerd/containerd/api/runtime/task/v2"
+	tasktypes "github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/crius-run/crius/conmon/shim"
+)
+
+// Kata 1 says of a container that ended with its virtual machine that it
+// succeeded. Success is believed as long as the sandbox answers or lives.
+func TestSuccessInDeadSandbox(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		answers bool             // to a question about its usage
+		state   tasktypes.Status // of the sandbox
+		reports uint32           // of the container
+		want    int
+	}{
+		"lives":                {true, tasktypes.Status_RUNNING, 0, 0},
+		"dead":                 {false, tasktypes.Status_STOPPED, 0, killed},
+		"dead after a failure": {false, tasktypes.Status_STOPPED, 3, 3},
+		"has no statistics":    {false, tasktypes.Status_RUNNING, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			root := t.TempDir()
+			dir, infra := filepath.Join(root, "containers", "c1"), filepath.Join(root, "pods", "p1", "infra")
+			address := "unix://" + filepath.Join(root, "s")
+			bundle(t, dir, address, "p1")
+			bundle(t, infra, address, "p1")
+			if err := (shim.Record{Endpoint: shim.Endpoint{Address: address, Version: 2}, Sandboxed: true}).Write(dir); err != nil {
+				t.Fatal(err)
+			}
+			listener, err := net.Listen("unix", filepath.Join(root, "s"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			server, err := ttrpc.NewServer()
+			if err != nil {
+				t.Fatal(err)
+			}
+			server.RegisterService("containerd.task.v2.Task", &ttrpc.ServiceDesc{Methods: map[string]ttrpc.Method{
+				"Wait": func(context.Context, func(any) error) (any, error) {
+					return &task.WaitResponse{ExitStatus: c.reports}, nil
+				},
+				"Stats": func(context.Context, func(any) error) (any, error) {
+					if !c.answers {
+						return nil, status.Error(codes.Unknown, "transport is closing")
+					}
+					return &task.StatsResponse{Stats: &anypb.Any{TypeUrl: "io.containerd.cgroups.v1.Metrics"}}, nil
+				},
+				"State": func(context.Context, func(any) error) (any, error) {
+					if c.state == tasktypes.Status_RUNNING {
+						cancel() // its time is over
+					}
+					return &task.StateResponse{Status: c.state}, nil
+				},
+			}})
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				_ = server.Serve(context.Background(), listener)
+			}()
+			defer func() {
+				_ = server.Close()
+				<-ended
+			}()
+			r, err := shim.ReadRecord(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := waitFor(ctx, r, shim.Program{ID: "c1", Dir: dir})
+			if err != nil || got != c.want {
+				t.Errorf("%d, %v; want %d", got, err, c.want)
+			}
+		})
+	}
+}
