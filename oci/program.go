@@ -30,7 +30,7 @@ func (e *ProgramError) Unwrap() error { return fault.Precondition }
 
 // notFound reports whether there is no such program.
 func (e *ProgramError) notFound() bool {
-	message := strings.ToLower(strings.TrimSuffix(e.Message, ": unknown"))
+	message := strings.ToLower(unquoted(strings.TrimSuffix(e.Message, ": unknown")))
 	return strings.HasSuffix(message, "not found in $path") || strings.HasSuffix(message, unix.ENOENT.Error())
 }
 
@@ -68,8 +68,8 @@ var programErrnos = []unix.Errno{
 // same for every failure. The message must name the program or the directory,
 // and only an errno that the container can cause may follow.
 func blamesProgram(message string, p *specs.Process) bool {
-	message = strings.TrimSuffix(message, ": unknown") // the code that containerd's shims append
-	end := strings.TrimLeft(message, "\uFFFD")         // the end of a long name, which may begin within a character
+	message = unquoted(strings.TrimSuffix(message, ": unknown")) // the code that containerd's shims append
+	end := strings.TrimLeft(message, "\uFFFD")                   // the end of a long name, which may begin within a character
 	says := func(words string) bool {
 		before, ok := strings.CutSuffix(message, words)
 		return ok && (before == "" || strings.HasSuffix(before, ": ") || strings.HasSuffix(before, "\n")) ||
@@ -84,6 +84,19 @@ func blamesProgram(message string, p *specs.Process) bool {
 				slices.ContainsFunc(wordsOfGVisor(p), func(words string) bool { return says(words + byRunc) }) ||
 				slices.ContainsFunc(wordsOfCrun(p), func(words string) bool { return says(words + byCrun) })
 		})
+}
+
+// unquoted returns the innermost error of a message. runc before 1.0, which is
+// in the guests of Kata 1, quotes the cause of each error.
+func unquoted(message string) string {
+	for {
+		_, cause, found := strings.Cut(message, " caused \"")
+		inner, err := strconv.Unquote("\"" + cause)
+		if !found || err != nil {
+			return message
+		}
+		message = inner
+	}
 }
 
 // wordsOfRunc returns what runc prints before the errno: os/exec names a

@@ -14,12 +14,14 @@ import (
 )
 
 // TestCreateFailed has the messages of runc 1.1.5 and 1.5.2, of crun 1.8.1 and
-// of the current one, of containerd's shim for runc, and of gVisor 20260527.
+// of the current one, of containerd's shim for runc, of gVisor 20260527, and of
+// Kata 1, by the command line and by its shim.
 func TestCreateFailed(t *testing.T) {
 	t.Parallel()
 	const runc = "runc create failed: unable to start container process: "
 	const init = runc + "error during container init: "
 	const gvisor = "starting container: starting root container: starting sandbox: creating process: "
+	const kata = "rpc error: code = Internal desc = Could not run process: "
 	// A whole script in place of a program's name, truncated as the monitor does.
 	script := strings.Repeat("/bin/trüe;\n", wire.MaxText/8)
 	end := func(message string) string {
@@ -56,6 +58,10 @@ func TestCreateFailed(t *testing.T) {
 		{"/x", "/file", "chdir `/file`: Not a directory", true},
 		{"nope", "/", "OCI runtime create failed: executable file `nope` not found in $PATH: No such file or directory: unknown", true},
 		{script, "/", end(runc + "exec: " + strconv.Quote(script) + ": stat " + script + ": file name too long"), true},
+		{"/nope", "/", kata + `container_linux.go:348: starting container process caused "exec: \"/nope\": stat /nope: no such file or directory"`, true},
+		{"nope", "/", kata + `container_linux.go:349: starting container process caused "exec: \"nope\": executable file not found in $PATH": unknown`, true},
+		{"/x", "/file", kata + `container_linux.go:349: starting container process caused "process_linux.go:449: container init caused \"mkdir /file: not a directory\""`, false},
+		{"/nope", "/", kata + `container_linux.go:348: starting container process caused "input/output error"`, false},
 		{"/nope", "/", gvisor + "failed to load /nope: no such file or directory", true},
 		{"bin/nope", "/usr", gvisor + "failed to load /usr/bin/nope: no such file or directory", true},
 		{"/text", "/", gvisor + "failed to load /text: exec format error", true},
