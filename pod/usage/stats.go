@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"runtime"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -37,7 +38,7 @@ type SandboxStats struct {
 }
 
 // NetworkStats is the traffic of the interfaces of a pod that has its own network, except for
-// its loopback.
+// its loopback and for those that Kata adds, whose traffic is that of the others once more.
 type NetworkStats struct {
 	Time    time.Time
 	Default network.Interface   // the one that CNI made
@@ -207,9 +208,10 @@ func addNetworks(stats []*SandboxStats) {
 func networkStats(name string, interfaces []network.Interface) *NetworkStats {
 	n := &NetworkStats{Default: network.Interface{Name: name}}
 	for _, i := range interfaces {
-		if i.Name == name {
+		switch {
+		case i.Name == name:
 			n.Default = i
-		} else {
+		case !strings.HasSuffix(i.Name, "_kata"):
 			n.Others = append(n.Others, i)
 		}
 	}

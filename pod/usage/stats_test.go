@@ -65,7 +65,8 @@ func TestNetworkStats(t *testing.T) {
 	if want := (&NetworkStats{Default: eth, Others: []network.Interface{one, two}}); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
-	got = networkStats("eth0", []network.Interface{one})
+	tap := network.Interface{Name: "tap0_kata", RxBytes: 2}
+	got = networkStats("eth0", []network.Interface{one, tap})
 	if want := (&NetworkStats{Default: network.Interface{Name: "eth0"}, Others: []network.Interface{one}}); !reflect.DeepEqual(got, want) {
 		t.Errorf("without the default one: %+v, want %+v", got, want)
 	}
