@@ -346,7 +346,7 @@ func (t *watched) Kill(ctx context.Context) error {
 	// The init first: if it has its own PID namespace the kernel kills the rest
 	// with it, and the cgroup is empty before it is checked.
 	err := t.client.Signal(unix.SIGKILL)
-	return errors.Join(err, emptyCgroup(ctx, t.ref.Cgroup))
+	return errors.Join(err, emptyCgroup(ctx, t.ref))
 }
 
 func (t *cliTask) Update(ctx context.Context, u limits.Update) error {

@@ -23,7 +23,7 @@ type gone struct {
 	exit    conmon.Exit
 	err     error
 	process conmon.Process // zero: nothing can be alive
-	cgroup  string
+	ref     Ref
 	// kill is the runtime's kill, for a process that is a runtime sandbox with other
 	// containers in it.
 	kill func(context.Context) error
@@ -40,7 +40,7 @@ func Dead(exit conmon.Exit) Task { return &gone{exit: exit} }
 func lost(ref Ref, cause error) *gone {
 	// Without that file the container was never created.
 	processes, _ := conmon.ReadProcesses(ref.Dir)
-	return &gone{err: cause, process: processes.Container, cgroup: ref.Cgroup}
+	return &gone{err: cause, process: processes.Container, ref: ref}
 }
 
 func (r *cli) lost(ref Ref, cause error) *gone {
@@ -99,7 +99,7 @@ func (g *gone) Kill(ctx context.Context) error {
 	if g.kill != nil {
 		return g.kill(ctx)
 	}
-	return errors.Join(conmon.Signal(g.process, unix.SIGKILL), emptyCgroup(ctx, g.cgroup))
+	return errors.Join(conmon.Signal(g.process, unix.SIGKILL), emptyCgroup(ctx, g.ref))
 }
 
 func (g *gone) Exit() (conmon.Exit, error)           { return g.exit, g.err }

@@ -144,9 +144,9 @@ func remove(ctx context.Context, d driver, ref Ref, killFirst bool) error {
 		do   func(context.Context) error
 	}{
 		{"stop monitor", func(ctx context.Context) error { return endMonitor(ctx, ref.Dir) }},
-		{"kill cgroup", func(ctx context.Context) error { return endCgroup(ctx, ref.Cgroup) }},
+		{"kill cgroup", func(ctx context.Context) error { return endCgroup(ctx, ref) }},
 		{"runtime delete", func(ctx context.Context) error { return d.forget(ctx, ref) }},
-		{"remove cgroup", func(ctx context.Context) error { return removeCgroup(ctx, ref.Cgroup) }},
+		{"remove cgroup", func(ctx context.Context) error { return removeCgroup(ctx, ref) }},
 	}
 	if !killFirst {
 		steps[1], steps[2] = steps[2], steps[1]
@@ -157,23 +157,6 @@ func remove(ctx context.Context, d driver, ref Ref, killFirst bool) error {
 		}
 	}
 	return nil
-}
-
-// removeCgroup and emptyCgroup do nothing if path is empty, as for a container
-// whose id alone is known.
-func removeCgroup(ctx context.Context, path string) error {
-	if path == "" {
-		return nil
-	}
-	return cgroup.Remove(ctx, path)
-}
-
-// emptyCgroup kills everything in a cgroup.
-func emptyCgroup(ctx context.Context, path string) error {
-	if path == "" {
-		return nil
-	}
-	return cgroup.Kill(ctx, path)
 }
 
 // lastTime is far longer than a kill takes. A process that hangs on an
@@ -187,10 +170,10 @@ func endMonitor(ctx context.Context, dir string) error {
 	return conmon.Terminate(ctx, dir)
 }
 
-func endCgroup(ctx context.Context, path string) error {
+func endCgroup(ctx context.Context, ref Ref) error {
 	ctx, cancel := context.WithTimeout(ctx, lastTime)
 	defer cancel()
-	return emptyCgroup(ctx, path)
+	return emptyCgroup(ctx, ref)
 }
 
 func resolveMonitorCgroup(configured string) (string, error) {

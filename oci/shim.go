@@ -261,7 +261,7 @@ func (r *shimmed) forget(ctx context.Context, ref Ref) error {
 			return err
 		}
 	}
-	return errors.Join(endCgroup(ctx, ref.Cgroup), r.removeState(ref), shim.Forget(ref.Dir))
+	return errors.Join(endCgroup(ctx, ref), r.removeState(ref), shim.Forget(ref.Dir))
 }
 
 // endWorkers kills the processes that work in the container's directory,

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -210,6 +211,9 @@ func (v *visit) anyShared() bool {
 // cgroups visits the parents of the cgroups of pods and containers.
 func (v *visit) cgroups() error {
 	tops := slices.Clone(v.Node.CgroupParents())
+	for _, top := range v.Node.CgroupParents() {
+		tops = append(tops, path.Join("/vc", top)) // of Kata 1
+	}
 	slices.Sort(tops)
 	for _, top := range slices.Compact(tops) {
 		names, err := cgroup.Below(top, func(name string) bool { return v.cgroupID(name) != "" })
@@ -217,7 +221,7 @@ func (v *visit) cgroups() error {
 			return err
 		}
 		for _, name := range names {
-			id, crios := v.cgroupID(filepath.Base(name)), !strings.HasPrefix(filepath.Base(name), spec.CgroupPrefix)
+			id, crios := v.cgroupID(filepath.Base(name)), !strings.HasPrefix(strings.TrimPrefix(filepath.Base(name), "kata_"), spec.CgroupPrefix)
 			if crios && v.found[id] == nil {
 				continue // CRI-O itself may run here
 			}
@@ -232,7 +236,7 @@ func (v *visit) cgroups() error {
 // cgroupID returns the id in the name of a cgroup; empty: the name is not in the form of
 // crius's.
 func (v *visit) cgroupID(name string) string {
-	name = strings.TrimSuffix(name, ".scope")
+	name = strings.TrimPrefix(strings.TrimSuffix(name, ".scope"), "kata_") // which Kata 1 adds
 	for _, prefix := range []string{spec.CgroupPrefix, cmp.Or(v.CgroupPrefix, spec.CgroupPrefix)} {
 		if id, ok := strings.CutPrefix(name, prefix+"-"); ok && ids.Valid(id) {
 			return id
