@@ -222,5 +222,16 @@ func (t *cliTask) killExec(ctx context.Context, e *execution) {
 		proc.KillTree(e.PID, proc.IsOwnChild)
 		return
 	}
+	if t.ref.Holder != "" {
+		// The command is out of reach. Its stand-in here passes signals on, except
+		// SIGKILL.
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), forwardTime)
+		defer cancel()
+		proc.Terminate(ending, e.PID, proc.IsOwnChild)
+	}
 	e.Kill(ctx, t.ref.ID, t.ref.Cgroup)
 }
+
+// forwardTime is how long a signal may take to end a command in a virtual
+// machine.
+const forwardTime = 2 * time.Second

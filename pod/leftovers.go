@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/conmon"
@@ -20,7 +21,7 @@ const leftoverTime = 10 * time.Second
 // notes in the exit those that do not die. The monitor did the same before it reported the
 // exit, unless it is of an earlier release or was killed.
 func (c *Container) endLeftovers(exit *conmon.Exit) {
-	c.endSandboxed()
+	c.endSandboxed(exit.Signal == int32(unix.SIGKILL))
 	if exit.Message != "" || c.ref.Cgroup == "" { // the message says what is left, or why everything was killed
 		return
 	}
@@ -40,9 +41,9 @@ func (c *Container) endLeftovers(exit *conmon.Exit) {
 }
 
 // endSandboxed kills the processes that remain inside a runtime sandbox, which only the runtime
-// can do.
-func (c *Container) endSandboxed() {
-	if !c.mayLeaveProcesses() {
+// can do. If the first process was killed, that may have been its stand-in on this node alone.
+func (c *Container) endSandboxed(killed bool) {
+	if !c.mayLeaveProcesses() && !(killed && c.ref.Holder != "") {
 		return
 	}
 	ctx := context.WithoutCancel(c.engine.background.Closing())

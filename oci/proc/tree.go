@@ -11,11 +11,13 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/poll"
 )
 
 // A command may fork faster than it is killed. Processes beyond these bounds
@@ -108,6 +110,20 @@ func KillTree(pid int, mine func(pid int) bool) bool {
 		_ = unix.Close(p.fd)
 	}
 	return len(tree) > 0
+}
+
+// Terminate sends SIGTERM to a process that mine accepts, and waits for its end
+// until ctx ends.
+func Terminate(ctx context.Context, pid int, mine func(pid int) bool) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	if !mine(pid) || unix.PidfdSendSignal(fd, unix.SIGTERM, nil, 0) != nil {
+		return
+	}
+	poll.Until(ctx, 5*time.Millisecond, func() bool { return Exiting(pid) })
 }
 
 // IsOwnChild reports whether a process is a child of this one. Its pid cannot
