@@ -137,9 +137,10 @@ func (r *cli) Load(ctx context.Context, ref Ref) (Task, error) { return load(ctx
 // of races.
 func (r *cli) Delete(ctx context.Context, ref Ref) error { return remove(ctx, r, ref, true) }
 
-// forget removes the container from the runtime's state files: a directory of
-// its name, or some files. Without them the runtime never knew the container,
-// or has deleted it.
+// forget has the runtime delete the container, and removes what is left of it
+// in the runtime's state files: a directory of its name, or some files. Not
+// every runtime has these where they are expected, so without any the runtime
+// is asked whether it knows the container.
 func (r *cli) forget(ctx context.Context, ref Ref) error {
 	a, unusable := r.Probe(ctx)
 	patterns := append([]string{"ID*"}, runscStateFiles...) // any kind of container
@@ -147,21 +148,25 @@ func (r *cli) forget(ctx context.Context, ref Ref) error {
 		patterns = a.quirks.stateFiles
 	}
 	stateFiles, err := r.stateFilesOf(ref.ID, patterns)
-	if err != nil || len(stateFiles) == 0 {
+	if err != nil {
 		return err
 	}
 	// A runtime that has been uninstalled must not keep its pods for ever: all
 	// that it could still do is remove its state files.
 	if unusable == nil {
-		reap := proc.ReapHelpers(a.quirks.helper, cmp.Or(ref.Holder, ref.ID), ref.ID)
-		reaped := make(chan struct{})
-		go func() { reap(); close(reaped) }() // delete waits for it
-		_, err := r.run(ctx, ref, nil, "delete", "--force")
-		if _, refused := errors.AsType[*exec.ExitError](err); refused { // the runtime ran and did not hang
-			err = r.forgetEnded(ctx, ref, err)
+		known, err := len(stateFiles) > 0, error(nil)
+		if !known {
+			known, err = r.knows(ctx, ref)
 		}
-		<-reaped
+		if err == nil && known {
+			err = r.forgetKnown(ctx, a, ref)
+		}
 		if err != nil {
+			return err
+		}
+	}
+	if ref.Holder == "" && (unusable != nil || a.Sandboxed) {
+		if err := endHelpers(ctx, ref.ID); err != nil {
 			return err
 		}
 	}
@@ -170,6 +175,31 @@ func (r *cli) forget(ctx context.Context, ref Ref) error {
 	for _, path := range stateFiles {
 		err = errors.Join(err, mount.RemoveAll(path))
 	}
+	return err
+}
+
+// knows asks the runtime whether it has the container. A refusal means that it
+// has not.
+func (r *cli) knows(ctx context.Context, ref Ref) (bool, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, lastTime, fmt.Errorf("%s did not answer within %s: %w", r.name, lastTime, fault.Timeout))
+	defer cancel()
+	_, err := r.run(ctx, ref, nil, "state")
+	if _, refused := errors.AsType[*exec.ExitError](err); refused {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// forgetKnown has the runtime delete a container that it knows.
+func (r *cli) forgetKnown(ctx context.Context, a *Abilities, ref Ref) error {
+	reap := proc.ReapHelpers(a.quirks.helper, cmp.Or(ref.Holder, ref.ID), ref.ID)
+	reaped := make(chan struct{})
+	go func() { reap(); close(reaped) }() // delete waits for it
+	_, err := r.run(ctx, ref, nil, "delete", "--force")
+	if _, refused := errors.AsType[*exec.ExitError](err); refused { // the runtime ran and did not hang
+		err = r.forgetEnded(ctx, ref, err)
+	}
+	<-reaped
 	return err
 }
 

@@ -58,6 +58,12 @@ type quirks struct {
 // It is in /run if its path below the root would be too long for a socket.
 var runscStateFiles = []string{"ID_sandbox:*", runscSocket("ID"), "/run/" + runscSocket("ID")}
 
+// kataStateFiles: Kata 1 ignores --root. What is mounted in the last one is the
+// guest's.
+var kataStateFiles = []string{
+	"/run/kata-containers/containers-mapping/ID", "/run/vc/sbs/ID", "/run/vc/vm/ID", "/run/kata-containers/shared/sandboxes/ID",
+}
+
 func runscSocket(id string) string { return "runsc-" + id + ".sock" }
 
 // knownQuirks returns the quirks of the runtimes that crius knows, by the name
@@ -82,7 +88,7 @@ func knownQuirks(name string) quirks {
 	case "crun":
 		return quirks{systemd: "--systemd-cgroup", stateFiles: []string{"ID"}, lateSize: true}
 	case "kata-runtime": // Kata 1; later versions have no command line
-		return quirks{sandboxed: true, machine: true, stateFiles: []string{"ID"}}
+		return quirks{sandboxed: true, machine: true, stateFiles: kataStateFiles}
 	}
 	// The convention of runc, which crun and youki follow.
 	return quirks{systemd: "--systemd-cgroup", stateFiles: []string{"ID"}}

@@ -230,12 +230,12 @@ func (r *shimmed) Delete(ctx context.Context, ref Ref) error {
 // itself.
 func (r *shimmed) forget(ctx context.Context, ref Ref) error {
 	if !shim.Begun(ref.Dir) { // or deleted, perhaps by another handler that does not know these state files
-		return r.removeState(ref)
+		return errors.Join(r.endMachine(ctx, shim.Record{}, ref), r.removeState(ref))
 	}
 	record, err := shim.ReadRecord(ref.Dir)
 	if err == nil {
 		if err = r.deleteByShim(ctx, record, ref); err == nil {
-			return errors.Join(r.removeState(ref), shim.Forget(ref.Dir))
+			return errors.Join(r.endMachine(ctx, record, ref), r.removeState(ref), shim.Forget(ref.Dir))
 		}
 	}
 	if fault.Scarce(err) { // it was not reached, and may be healthy

@@ -1,0 +1,125 @@
+package oci
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/ids"
+	"github.com/crius-run/crius/internal/poll"
+	"github.com/crius-run/crius/internal/regular"
+	"github.com/crius-run/crius/internal/rootprocess"
+)
+
+// Helper is a process that a runtime has started beside its containers: a
+// virtual machine, its proxy or file server, a shim, or the runtime itself.
+type Helper struct {
+	conmon.Process
+	Program string // the name of its executable file
+}
+
+// helperPrograms are patterns for the names of such programs.
+var helperPrograms = []string{
+	"qemu-*", "cloud-hypervisor*", "firecracker*", "stratovirt*", "acrn-dm*", "virtiofsd*", "kata-*",
+	shimPrograms, "runc", "crun", "runsc", "youki",
+}
+
+const shimPrograms = "containerd-shim-*"
+
+// idText matches an id among other text.
+var idText = regexp.MustCompile(`[0-9a-f]{64,}`)
+
+// maxHelperLine is far above the length of a hypervisor's command line.
+const maxHelperLine = 256 << 10
+
+// Helpers returns the helpers on this node by the ids of pods or containers
+// that their command lines name. They run on behalf of the node's root, outside
+// of containers, by the kernel's account and not by their own. programs are
+// names of further programs, such as those of the handlers.
+func Helpers(programs ...string) (map[string][]Helper, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	all := map[string][]Helper{}
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil || !isHelper(rootprocess.Program(pid), programs) {
+			continue
+		}
+		h, named, ok := helperOf(pid)
+		if !ok || !isHelper(h.Program, programs) {
+			continue
+		}
+		for _, id := range named {
+			all[id] = append(all[id], h)
+		}
+	}
+	return all, nil
+}
+
+// helperOf returns the process that has the pid now, and the ids that it names.
+func helperOf(pid int) (h Helper, named []string, ok bool) {
+	process, err := wire.Find(pid)
+	if err != nil {
+		return h, nil, false
+	}
+	line, err := regular.Read("/proc/"+strconv.Itoa(pid)+"/cmdline", maxHelperLine)
+	if err != nil {
+		return h, nil, false
+	}
+	for _, id := range idText.FindAllString(string(line), -1) {
+		if ids.Valid(id) && !slices.Contains(named, id) {
+			named = append(named, id)
+		}
+	}
+	// Asked again: the process may have executed another program meanwhile.
+	return Helper{process, rootprocess.Program(pid)}, named, conmon.Alive(process)
+}
+
+func isHelper(program string, programs []string) bool {
+	if program == "" || strings.HasPrefix(program, "crius") {
+		return false
+	}
+	return slices.Contains(programs, program) || slices.ContainsFunc(helperPrograms, func(pattern string) bool {
+		matched, _ := path.Match(pattern, program) // the patterns are well-formed
+		return matched
+	})
+}
+
+// endHelpers kills what a runtime has left of a pod's own container that it has
+// deleted: some lose its virtual machine. Shims may have other containers. It
+// does not wait long for processes that the kernel cannot kill now.
+func endHelpers(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
+	defer cancel()
+	var failed error
+	told := map[conmon.Process]bool{}
+	poll.Until(ctx, 20*time.Millisecond, func() bool {
+		all, err := Helpers()
+		if failed = err; err != nil {
+			return true
+		}
+		left := slices.DeleteFunc(all[id], func(h Helper) bool { return strings.HasPrefix(h.Program, strings.TrimSuffix(shimPrograms, "*")) })
+		for _, h := range left {
+			if !told[h.Process] {
+				told[h.Process] = true
+				slog.WarnContext(ctx, "runtime has left a process, killing it", "container", id, "pid", h.PID, "program", h.Program)
+			}
+			_ = conmon.Signal(h.Process, unix.SIGKILL)
+			_, _ = unix.Wait4(h.PID, nil, unix.WNOHANG, nil) // an orphan of the monitor, and so a child
+		}
+		return len(left) == 0
+	})
+	return failed
+}
