@@ -9,9 +9,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/shim"
 	"github.com/crius-run/crius/internal/fault"
 )
+
+// ShimOf returns the process of the shim of a container; zero: it is in none,
+// or that is not known.
+func ShimOf(ref Ref) conmon.Process {
+	record, err := shim.ReadRecord(ref.Dir)
+	if err != nil {
+		return conmon.Process{}
+	}
+	return record.Process
+}
 
 // EndLeftovers ignores a refusal: it means that the runtime no longer knows the
 // container.

@@ -52,6 +52,8 @@ type quirks struct {
 	// stateFiles are patterns for the runtime's state files of a container, in
 	// its root or elsewhere; ID stands for the id.
 	stateFiles []string
+	// inRoot: all state files are in the root, where StateFiles finds them.
+	inRoot bool
 }
 
 // runscStateFiles: the socket is named after the first container of a runtime sandbox.
@@ -84,14 +86,15 @@ func knownQuirks(name string) quirks {
 			hostNetwork: []string{"--network=host"},
 			helper:      "gofer",
 			stateFiles:  runscStateFiles,
+			inRoot:      true,
 		}
 	case "crun":
-		return quirks{systemd: "--systemd-cgroup", stateFiles: []string{"ID"}, lateSize: true}
+		return quirks{systemd: "--systemd-cgroup", stateFiles: []string{"ID"}, inRoot: true, lateSize: true}
 	case "kata-runtime": // Kata 1; later versions have no command line
 		return quirks{sandboxed: true, machine: true, stateFiles: kataStateFiles}
 	}
 	// The convention of runc, which crun and youki follow.
-	return quirks{systemd: "--systemd-cgroup", stateFiles: []string{"ID"}}
+	return quirks{systemd: "--systemd-cgroup", stateFiles: []string{"ID"}, inRoot: name == "runc" || name == "youki"}
 }
 
 // quirksOf identifies a runtime by the first word of its answer to --version.

@@ -53,6 +53,10 @@ type Runtime interface {
 	// StateFiles returns the runtime's own files about containers, including
 	// those that crius did not create.
 	StateFiles() (StateFiles, error)
+	// List returns the ids of the containers that the runtime says it has, other
+	// programs' as well, if it may keep its state files elsewhere; otherwise nil:
+	// StateFiles finds more.
+	List(ctx context.Context) ([]string, error)
 	// Handler returns the configuration of this runtime.
 	Handler() Handler
 }

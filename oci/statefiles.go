@@ -1,13 +1,17 @@
 package oci
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/crius-run/crius/conmon/shim"
+	"github.com/crius-run/crius/internal/fault"
 )
 
 // StateFiles are the paths of a runtime's own files about each container that
@@ -46,6 +50,31 @@ func (r *cli) StateFiles() (StateFiles, error) { return StateFilesIn(r.handler.R
 func (r *shimmed) StateFiles() (StateFiles, error) {
 	return StateFilesIn(filepath.Join(r.handler.Root, shim.Namespace))
 }
+
+// List asks a runtime whose state is not known to be in its root.
+func (r *cli) List(ctx context.Context) ([]string, error) {
+	a, err := r.Probe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ownRoot := slices.ContainsFunc(r.handler.Options, func(option string) bool {
+		name, _, _ := strings.Cut(option, "=")
+		return strings.TrimLeft(name, "-") == "root"
+	})
+	if a.quirks.inRoot && !ownRoot {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, lastTime, fmt.Errorf("%s did not answer within %s: %w", r.name, lastTime, fault.Timeout))
+	defer cancel()
+	text, err := command{argv: r.argv(a, "list", "--quiet")}.run(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("%s list: %w", r.name, err)
+	}
+	return strings.Fields(string(text)), nil
+}
+
+// List returns nil: a shim knows only its own containers.
+func (r *shimmed) List(context.Context) ([]string, error) { return nil, nil }
 
 // StateFilesIn reads a directory of runtimes' files.
 func StateFilesIn(dir string) (StateFiles, error) {

@@ -355,6 +355,8 @@ func (f fakeRuntime) StateFiles() (oci.StateFiles, error) {
 	return files, err
 }
 
+func (fakeRuntime) List(context.Context) ([]string, error) { return nil, nil }
+
 func (f fakeRuntime) Probe(ctx context.Context) (*oci.Abilities, error) {
 	sandbox := false
 	f.set(func() { sandbox = f.sandbox })

@@ -276,6 +276,7 @@ func (r *recovery) sweepWithoutRecord(ctx context.Context, orphans []string, kno
 			orphans = append(orphans, entry.Name())
 		}
 	}
+	r.sweepRuntimes(ctx, orphans)
 	slices.Sort(orphans)
 	for _, id := range slices.Compact(orphans) {
 		if known(id) || !ids.Valid(id) {
@@ -287,6 +288,25 @@ func (r *recovery) sweepWithoutRecord(ctx context.Context, orphans []string, kno
 	}
 	if left := r.ends.await(ctx, r.engine.recoverTime); left > 0 {
 		slog.WarnContext(ctx, "cleanup continues in the background", "objects", left)
+	}
+}
+
+// sweepRuntimes removes what runtimes have left of what has neither record nor directory, such as
+// virtual machines. others is swept anyway.
+func (r *recovery) sweepRuntimes(ctx context.Context, others []string) {
+	asking, cancel := context.WithTimeout(ctx, r.engine.recoverTime)
+	defer cancel()
+	left, err := r.engine.audit.LeftByRuntimes(asking)
+	if err != nil {
+		slog.WarnContext(ctx, "cannot look for what runtimes have left", "err", err)
+	}
+	for id, remove := range left {
+		if slices.Contains(others, id) {
+			continue
+		}
+		r.engine.counters.leftovers.Add(1)
+		slog.WarnContext(ctx, "removing orphan of a runtime: it has no record", "id", id)
+		r.end(id, remove, &r.ends)
 	}
 }
 

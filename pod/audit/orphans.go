@@ -23,6 +23,7 @@ type orphan struct {
 	traces   map[string]bool // what has the id, and where
 	shared   bool            // one of them is in a place that other servers may use as well
 	monitors []conmon.Process
+	helpers  []conmon.Process // of runtimes
 	cgroups  []string
 	netNS    string
 	leases   []network.Lease
@@ -35,14 +36,14 @@ func (a *Auditor) knows(id string) bool {
 // Orphans reports objects without a record. An object counts as an orphan if it exists, its id
 // is unknown after that, and it still exists then.
 func (a *Auditor) Orphans(ctx context.Context, report *Report) error {
-	first, err := a.strays()
+	first, err := a.strays(ctx)
 	if err != nil {
 		return fmt.Errorf("search for orphans: %w", err)
 	}
 	if len(first) == 0 {
 		return nil
 	}
-	second, err := a.strays()
+	second, err := a.strays(ctx)
 	if err != nil {
 		return fmt.Errorf("search for orphans: %w", err)
 	}
@@ -146,8 +147,8 @@ func (a *Auditor) remove(ctx context.Context, o *orphan) error {
 		errs = append(errs, killCgroup(ctx, name))
 	}
 	errs = append(errs, a.Node.Sweep(ctx, o.id))
-	for _, monitor := range o.monitors { // their directories are gone
-		errs = append(errs, conmon.Signal(monitor, unix.SIGKILL))
+	for _, process := range slices.Concat(o.monitors, o.helpers) { // their directories are gone
+		errs = append(errs, conmon.Signal(process, unix.SIGKILL))
 	}
 	for _, name := range o.cgroups {
 		errs = append(errs, cgroup.Remove(ctx, name))

@@ -2,6 +2,7 @@ package audit
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -30,9 +31,10 @@ type visit struct {
 }
 
 // strays visits all places, and returns by id what is there without a record.
-func (a *Auditor) strays() (map[string]*orphan, error) {
+func (a *Auditor) strays(ctx context.Context) (map[string]*orphan, error) {
 	v := &visit{Auditor: a, found: map[string]*orphan{}}
-	for _, look := range []func() error{v.directories, v.files, v.mounts, v.pins, v.monitors, v.cgroups, v.leases} {
+	v.listed(ctx)
+	for _, look := range []func() error{v.directories, v.files, v.helpers, v.mounts, v.pins, v.monitors, v.cgroups, v.leases} {
 		if err := look(); err != nil {
 			return nil, err
 		}

@@ -1,0 +1,94 @@
+package audit
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"path/filepath"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/ids"
+	"github.com/crius-run/crius/oci"
+)
+
+// This file finds what runtimes have left by asking them and the kernel: not every runtime keeps
+// its files in its root. The places are shared with other programs, so that only ids with the mark
+// of this server count.
+
+// listed visits the containers that runtimes say they have. A runtime that cannot be asked does
+// not keep the others from being asked.
+func (v *visit) listed(ctx context.Context) {
+	for name, runtime := range v.Runtimes.All() {
+		all, err := runtime.List(ctx)
+		if err != nil && !errors.Is(err, fault.Unavailable) {
+			slog.WarnContext(ctx, "runtime does not list its containers, orphans may be missed", "handler", name, "err", err)
+		}
+		for _, id := range all {
+			if v.isOurs(id) {
+				v.add(id, "container of runtime handler %s", name)
+			}
+		}
+	}
+}
+
+// helpers visits the virtual machines, proxies and shims of runtimes.
+func (v *visit) helpers() error {
+	var programs []string
+	for _, runtime := range v.Runtimes.All() {
+		programs = append(programs, filepath.Base(runtime.Handler().Path))
+	}
+	all, err := oci.Helpers(programs...)
+	if err != nil {
+		return err
+	}
+	var used map[conmon.Process]bool
+	for id, helpers := range all {
+		if !v.isOurs(id) || v.knows(id) {
+			continue
+		}
+		if used == nil {
+			used = v.shims()
+		}
+		for _, h := range helpers {
+			if used[h.Process] {
+				continue
+			}
+			o := v.add(id, "%s, process %d,", h.Program, h.PID)
+			o.helpers = append(o.helpers, h.Process)
+		}
+	}
+	return nil
+}
+
+func (v *visit) isOurs(id string) bool { return ids.Valid(id) && ids.HasMark(id, v.Mark) }
+
+// shims returns the shims of all containers on record. A shim has the name of its first container,
+// which may have been removed before the others.
+func (v *visit) shims() map[conmon.Process]bool {
+	used := map[conmon.Process]bool{}
+	for _, p := range v.Node.Pods() {
+		used[oci.ShimOf(p.Infra)] = true
+	}
+	for _, c := range v.Node.Containers() {
+		used[oci.ShimOf(c.Ref)] = true
+	}
+	return used
+}
+
+// LeftByRuntimes returns what runtimes have left of pods and containers without a record, by id,
+// as functions that remove it.
+func (a *Auditor) LeftByRuntimes(ctx context.Context) (map[string]func(context.Context) error, error) {
+	v := &visit{Auditor: a, found: map[string]*orphan{}}
+	v.listed(ctx)
+	if err := v.helpers(); err != nil {
+		return nil, err
+	}
+	maps.DeleteFunc(v.found, func(id string, _ *orphan) bool { return a.knows(id) })
+	left := map[string]func(context.Context) error{}
+	for id, o := range v.found {
+		left[id] = func(ctx context.Context) error { return a.remove(ctx, o) }
+	}
+	return left, nil
+}
