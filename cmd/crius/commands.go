@@ -127,6 +127,9 @@ func (p *program) serveCommand() *cobra.Command {
 }
 
 func (p *program) serve(cmd *cobra.Command, _ []string) error {
+	if err := joinMountNamespace(); err != nil {
+		return err
+	}
 	loaded, err := p.load(cmd)
 	if err != nil {
 		return configError{err}

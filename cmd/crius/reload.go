@@ -112,7 +112,12 @@ func (s *settings) apply(wanted *config.Loaded, runtimes reloader) (result contr
 	s.level.Set(level)
 	result = control.Reloaded{Changed: config.Differences(s.inForce, next), Later: config.Differences(next, wanted)}
 	s.inForce = next
-	slog.Info("configuration reloaded", "changed", result.Changed)
+	switch {
+	case len(result.Changed) > 0:
+		slog.Info("configuration reloaded", "changed", result.Changed)
+	case len(result.Later) == 0:
+		slog.Info("configuration reloaded, no option has changed")
+	}
 	if len(result.Later) > 0 {
 		slog.Warn("changed options take effect after a restart", "keys", result.Later)
 	}
