@@ -36,8 +36,10 @@ type hook struct {
 	stages []string
 }
 
-// conditions must all hold. Conditions that are not set always hold.
+// conditions must all hold, or any of them. Conditions that are not set always hold, unless any is
+// enough.
 type conditions struct {
+	any         bool // one is enough, as in schema 0.1.0
 	never       bool // some condition of the file can hold for no container
 	annotations []pair
 	commands    []*regexp.Regexp // nil: any command
@@ -47,7 +49,7 @@ type conditions struct {
 // pair matches annotations by key and value.
 type pair struct{ key, value *regexp.Regexp }
 
-// parse reads schema 1.0.0. Unknown conditions are errors, because the hook
+// parse reads schema 1.0.0, or 0.1.0 as CRI-O and podman do. Unknown conditions are errors, because the hook
 // would run for more containers than its author wanted; unknown fields
 // elsewhere are ignored.
 func parse(text []byte) (*hook, error) {
@@ -57,30 +59,49 @@ func parse(text []byte) (*hook, error) {
 		When    json.RawMessage `json:"when"`
 		Stages  []string        `json:"stages"`
 	}
+	var kind struct {
+		Version string `json:"version"`
+	}
+	if err := json.Unmarshal(text, &kind); err != nil {
+		return nil, fmt.Errorf("not a valid hook file: %w", err)
+	}
+	switch kind.Version {
+	case "1.0.0":
+	case "", "0.1.0":
+		return parseOld(text)
+	default:
+		return nil, fmt.Errorf("hook version %.20q is not supported, must be 1.0.0 or 0.1.0", kind.Version)
+	}
 	if err := json.Unmarshal(text, &file); err != nil {
 		return nil, fmt.Errorf("not a valid hook file: %w", err)
 	}
 	h := &hook{hook: file.Hook, stages: file.Stages}
-	switch {
-	case file.Version != "1.0.0":
-		return nil, fmt.Errorf("hook version %.20q is not supported, must be 1.0.0", file.Version)
-	case !filepath.IsAbs(h.hook.Path) || strings.ContainsRune(h.hook.Path, 0):
-		return nil, fmt.Errorf("hook.path %.80q is not an absolute path", h.hook.Path)
-	case h.hook.Timeout != nil && *h.hook.Timeout <= 0:
-		return nil, fmt.Errorf("hook.timeout is %d, must be more than 0", *h.hook.Timeout)
-	case len(h.stages) == 0:
-		return nil, errors.New("stages is missing or empty")
-	}
-	for _, stage := range h.stages {
-		if !slices.Contains([]string{precreate, prestart, createRuntime, createContainer, startContainer, poststart, poststop}, stage) {
-			return nil, fmt.Errorf("unknown stage %.40q", stage)
-		}
+	if err := h.check(); err != nil {
+		return nil, err
 	}
 	var err error
 	if h.when, err = parseConditions(file.When); err != nil {
 		return nil, fmt.Errorf("when: %w", err)
 	}
 	return h, nil
+}
+
+// check refuses a hook that no stage can run.
+func (h *hook) check() error {
+	switch {
+	case !filepath.IsAbs(h.hook.Path) || strings.ContainsRune(h.hook.Path, 0):
+		return fmt.Errorf("hook.path %.80q is not an absolute path", h.hook.Path)
+	case h.hook.Timeout != nil && *h.hook.Timeout <= 0:
+		return fmt.Errorf("hook.timeout is %d, must be more than 0", *h.hook.Timeout)
+	case len(h.stages) == 0:
+		return errors.New("stages is missing or empty")
+	}
+	for _, stage := range h.stages {
+		if !slices.Contains([]string{precreate, prestart, createRuntime, createContainer, startContainer, poststart, poststop}, stage) {
+			return fmt.Errorf("unknown stage %.40q", stage)
+		}
+	}
+	return nil
 }
 
 func parseConditions(text json.RawMessage) (when conditions, err error) {
@@ -124,6 +145,10 @@ func parseConditions(text json.RawMessage) (when conditions, err error) {
 }
 
 func (when *conditions) match(s *specs.Spec, annotations map[string]string, bindMounts bool) bool {
+	if when.any {
+		return when.bindMounts && bindMounts || when.matchesCommand(s) ||
+			slices.ContainsFunc(when.annotations, func(p pair) bool { return p.in(annotations) })
+	}
 	if when.never || when.bindMounts && !bindMounts {
 		return false
 	}
@@ -132,9 +157,10 @@ func (when *conditions) match(s *specs.Spec, annotations map[string]string, bind
 			return false
 		}
 	}
-	if when.commands == nil {
-		return true
-	}
+	return when.commands == nil || when.matchesCommand(s)
+}
+
+func (when *conditions) matchesCommand(s *specs.Spec) bool {
 	if s.Process == nil || len(s.Process.Args) == 0 {
 		return false
 	}

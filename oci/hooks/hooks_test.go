@@ -153,13 +153,13 @@ func TestCheckReportsEveryBrokenHook(t *testing.T) {
 	dir := t.TempDir()
 	put(t, dir, "good.json", fmt.Sprintf(hookFile, "good"))
 	put(t, dir, "a.json", "{")
-	put(t, dir, "b.json", strings.Replace(fmt.Sprintf(hookFile, "b"), "1.0.0", "0.1.0", 1))
+	put(t, dir, "b.json", strings.Replace(fmt.Sprintf(hookFile, "b"), "1.0.0", "2.0.0", 1))
 	put(t, dir, "c.json", strings.NewReplacer("/bin/true", "/nothing", "true}", "false}").Replace(fmt.Sprintf(hookFile, "c")))
 	usable, errs := Check([]string{dir})
 	if usable != 1 || len(errs) != 3 {
 		t.Fatalf("%d, %q", usable, errs)
 	}
-	for i, want := range []string{"a.json", `"0.1.0" is not supported, must be 1.0.0`, "/nothing"} {
+	for i, want := range []string{"a.json", `"2.0.0" is not supported, must be 1.0.0 or 0.1.0`, "/nothing"} {
 		if !strings.Contains(errs[i].Error(), want) {
 			t.Errorf("%v lacks %q", errs[i], want)
 		}
@@ -365,5 +365,54 @@ func TestPrecreateHookEndsWithItsContext(t *testing.T) {
 	}()
 	if err := (Set{h}).Inject(ctx, newSpec(), Container{}); err == nil || !strings.Contains(err.Error(), "stopped") {
 		t.Error(err)
+	}
+}
+
+// One file of the old schema, which CRI-O and podman read, kept every container of the node from
+// being created.
+func TestOldSchemaIsRead(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		file        string
+		annotations map[string]string
+		binds       bool
+		runs        bool
+	}{
+		"by command":               {`"cmds": [".*/app$"]`, nil, false, true},
+		"by another command":       {`"cmd": ["^/bin/other$"]`, nil, false, false},
+		"by the value alone":       {`"annotations": ["^yes$"]`, map[string]string{"any.key": "yes"}, false, true},
+		"by another value":         {`"annotation": ["^yes$"]`, map[string]string{"yes": "no"}, false, false},
+		"by mounts":                {`"hasbindmounts": true`, nil, true, true},
+		"one of two is enough":     {`"cmds": ["^/bin/other$"], "hasbindmounts": true`, nil, true, true},
+		"none of two":              {`"cmds": ["^/bin/other$"], "hasbindmounts": true`, nil, false, false},
+		"no condition, no runs":    {`"x": 1`, nil, true, false},
+		"with its version, quoted": {`"version": "0.1.0", "cmds": [""]`, nil, false, true},
+	} {
+		dir := t.TempDir()
+		put(t, dir, "old.json", `{"hook": "/bin/true", "arguments": ["two"], "stage": ["prestart"], `+c.file+`}`)
+		set, err := Read([]string{dir})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		s := newSpec()
+		if err := set.Inject(t.Context(), s, Container{Annotations: c.annotations, BindMounts: c.binds}); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		var args []string
+		if s.Hooks != nil {
+			for _, h := range s.Hooks.Prestart { //nolint:staticcheck // what old files ask for
+				args = append(args, h.Args...)
+			}
+		}
+		if runs := slices.Equal(args, []string{"/bin/true", "two"}); runs != c.runs || !runs && len(args) > 0 {
+			t.Errorf("%s: the hook runs: %v with %q", name, runs, args)
+		}
+	}
+	for _, broken := range []string{`{"hook": "true", "stages": ["prestart"]}`, `{"hook": "/bin/true"}`, `{"hook": "/bin/true", "stages": ["soon"]}`, `{"hook": "/bin/true", "stages": ["prestart"], "cmds": ["("]}`} {
+		dir := t.TempDir()
+		put(t, dir, "old.json", broken)
+		if _, err := Read([]string{dir}); err == nil {
+			t.Errorf("%s: not refused", broken)
+		}
 	}
 }

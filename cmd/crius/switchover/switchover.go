@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/hooks"
 	"github.com/crius-run/crius/storage/registry/hosts"
 )
 
@@ -49,6 +50,7 @@ func Checks(imp *foreign.Import, now *config.Loaded, root string) ([]Check, erro
 		{"settings", c.settings},
 		{"handlers", c.handlers},
 		{"cgroups", c.cgroups},
+		{"hooks", c.hooks},
 		{"network", c.network},
 		{"kubelet", c.kubelet},
 		{"paths", c.paths},
@@ -169,6 +171,21 @@ func (c *comparison) cgroups(context.Context) []diagnosis.Finding {
 		return c.differences(func(key string) bool { return key == "runtime.cgroup_driver" })
 	}
 	return []diagnosis.Finding{diagnosis.OK("%s driver, as for %s", ours, c.Import.Of)}
+}
+
+// hooks reads the hooks of the other runtime: one that crius cannot read keeps every container from
+// being created.
+func (c *comparison) hooks(context.Context) []diagnosis.Finding {
+	dirs := c.Theirs.Runtime.HooksDir
+	usable, errs := hooks.Check(dirs)
+	var findings []diagnosis.Finding
+	for _, err := range errs {
+		findings = append(findings, diagnosis.Fail("correct or remove it: crius creates no container until then", "%v", err))
+	}
+	if len(errs) == 0 {
+		findings = append(findings, diagnosis.OK("%d usable in %s", usable, strings.Join(dirs, ", ")))
+	}
+	return findings
 }
 
 // network compares the pod networks that both configurations select.

@@ -2,6 +2,7 @@ package switchover
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -161,6 +162,28 @@ func TestSwitchNamesWhatIsCrios(t *testing.T) {
 	for path, want := range map[string]bool{"/etc/crio/policy.json": true, "/usr/libexec/crio/crun": true, "/usr/bin/crun": false, "/etc/crios": false} {
 		if isCrios(path) != want {
 			t.Errorf("%s: %v", path, !want)
+		}
+	}
+}
+
+// A hook that CRI-O leaves out, and that would keep crius from creating any container, is found before
+// the switch.
+func TestSwitchFindsHooksThatCannotBeRead(t *testing.T) {
+	dir := t.TempDir()
+	crio := strings.Replace(crioHere, "default_runtime", fmt.Sprintf("hooks_dir = [%q]\ndefault_runtime", dir), 1)
+	for text, want := range map[string]diagnosis.Status{
+		`{"hook": "/bin/true", "stages": ["prestart"], "cmds": ["x"]}`: diagnosis.StatusOK, // schema 0.1.0
+		`{"version": "3"}`: diagnosis.StatusFail,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, "own.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		for _, f := range switched(t, crio, criusHere, kubeletHere) {
+			found = found || f.Check == "hooks" && f.Status == want
+		}
+		if !found {
+			t.Errorf("%s: no finding %v about hooks", text, want)
 		}
 	}
 }
