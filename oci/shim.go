@@ -115,6 +115,15 @@ func shimVersion(text string) string {
 	return name
 }
 
+// beforeBootstrap reports whether a shim is known to read its options alone from
+// standard input: one of containerd's own before version 2.3, which would be
+// run twice otherwise, or gVisor's, which ignores what it cannot read.
+func beforeBootstrap(shim string) bool {
+	name, number, _ := strings.Cut(shim, " ")
+	_, v := version.Parse(name + " version " + number)
+	return ofRunc(name) && v != version.Number{} && !v.Has(2, 3) || strings.HasPrefix(name, "containerd-shim-runsc-v")
+}
+
 // option returns the value of one of the handler's options; empty if it is not
 // set.
 func (r *shimmed) option(key string) string {
@@ -172,6 +181,9 @@ func (r *shimmed) argv(a *Abilities, ref Ref, verb string, io IO, options []stri
 		argv = append(argv, "--guest")
 	} else {
 		argv = append(argv, "--runc")
+	}
+	if beforeBootstrap(a.Version) {
+		argv = append(argv, "--older")
 	}
 	for _, option := range options {
 		argv = append(argv, "--option="+option)
@@ -261,7 +273,16 @@ func (r *shimmed) forget(ctx context.Context, ref Ref) error {
 			return err
 		}
 	}
-	return errors.Join(endCgroup(ctx, ref), r.removeState(ref), shim.Forget(ref.Dir))
+	return errors.Join(endCgroup(ctx, ref), r.endMachine(ctx, record, ref), r.removeState(ref), shim.Forget(ref.Dir))
+}
+
+// endMachine kills the virtual machine that a shim has left after the pod's own
+// container was deleted.
+func (r *shimmed) endMachine(ctx context.Context, record shim.Record, ref Ref) error {
+	if ref.Holder != "" || record.Address != "" && !record.Sandboxed {
+		return nil
+	}
+	return endHelpers(ctx, ref.ID)
 }
 
 // endWorkers kills the processes that work in the container's directory,

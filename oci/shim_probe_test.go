@@ -38,3 +38,19 @@ func TestShimWithoutVersion(t *testing.T) {
 		t.Errorf("%+v, %v", r, errs[1])
 	}
 }
+
+// A shim is told to be older than containerd 2.3 only if it is certain.
+func TestShimsBeforeBootstrap(t *testing.T) {
+	t.Parallel()
+	for shim, older := range map[string]bool{
+		"containerd-shim-runc-v2 1.6.20~ds1": true, "containerd-shim-runc-v2 v2.2.1": true,
+		"containerd-shim-runc-v2 v2.3.0": false, "containerd-shim-runc-v2 v3.0.0-beta.1": false,
+		"containerd-shim-runc-v2": false, "containerd-shim-runc-v2 1.7.0+unknown": true,
+		"containerd-shim-runsc-v1 <none>": true,
+		"containerd-shim-kata-v2 1.0": false, "containerd-shim-kata-v2 of unknown version": false, "": false,
+	} {
+		if got := beforeBootstrap(shim); got != older {
+			t.Errorf("%q: %v", shim, got)
+		}
+	}
+}

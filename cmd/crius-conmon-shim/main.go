@@ -57,6 +57,7 @@ func run(ctx context.Context, args []string) error {
 	flags.StringVar(&a.program.Server, "address", "", "")
 	flags.BoolVar(&a.runc, "runc", false, "")
 	flags.BoolVar(&a.guest, "guest", false, "")
+	flags.BoolVar(&a.program.Older, "older", false, "")
 	flags.Var(&a.options, "option", "")
 	flags.StringVar(&a.pidFile, "pid-file", "", "")
 	flags.BoolVar(&a.stdin, "stdin", false, "")

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -36,49 +37,67 @@ type Program struct {
 	// Events is the socket that receives events; empty: none does.
 	Events  string
 	Options *anypb.Any // of the runtime; nil: none
+	// Older: the shim is known to be older than containerd 2.3.
+	Older bool
 }
 
 // Begin runs the shim's start command, which starts a shim for the container or
-// finds the existing one for it. Shims from containerd 2.3 on need more input
-// than older ones understand: a shim that refuses the old form is run again
-// with the new one.
+// finds the existing one for it. Since containerd 2.3 a shim reads everything
+// from its standard input. An older one takes flags and reads only the
+// runtime's options: where it refuses the new form it is run again with the old
+// one. The flags are the same with both.
+//
+// The old form is not the first try, even though newer shims can refuse it:
+// those of 2.3 take options for the new form and use a wrong id.
 func (p Program) Begin(ctx context.Context) (Endpoint, error) {
-	var options []byte
-	var err error
-	if p.Options != nil {
-		if options, err = proto.Marshal(p.Options); err != nil {
+	forms := []func() ([]byte, error){p.params, p.optionsAlone}
+	if p.Older {
+		slices.Reverse(forms)
+	}
+	var failures []error
+	for _, form := range forms {
+		stdin, err := form()
+		if err != nil {
 			return Endpoint{}, err
 		}
-	}
-	answer, err := p.run(ctx, options, "start")
-	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) && ctx.Err() == nil {
-		var again error
-		if answer, again = p.bootstrap(ctx); again == nil {
-			err = nil
+		answer, err := p.run(ctx, stdin, "start")
+		if err == nil {
+			e, err := parseEndpoint(answer)
+			if err != nil {
+				return e, fmt.Errorf("start shim %s: %w: %w", p.Path, err, fault.Unavailable)
+			}
+			return e, nil
+		}
+		if len(failures) == 0 || err.Error() != failures[0].Error() {
+			failures = append(failures, err)
+		}
+		if _, refused := errors.AsType[*exec.ExitError](err); !refused || ctx.Err() != nil {
+			break
 		}
 	}
-	if err != nil {
-		return Endpoint{}, fmt.Errorf("start shim %s: %w", p.Path, err)
+	if len(failures) == 1 {
+		return Endpoint{}, fmt.Errorf("start shim %s: %w", p.Path, failures[0])
 	}
-	e, err := parseEndpoint(answer)
-	if err != nil {
-		return e, fmt.Errorf("start shim %s: %w: %w", p.Path, err, fault.Unavailable)
-	}
-	return e, nil
+	return Endpoint{}, fmt.Errorf("start shim %s: %w; in the form of older shims: %w", p.Path, failures[0], failures[1])
 }
 
-func (p Program) bootstrap(ctx context.Context) ([]byte, error) {
+// params is the input of shims since containerd 2.3.
+func (p Program) params() ([]byte, error) {
 	params := &bootstrap.BootstrapParams{
 		InstanceID: p.ID, Namespace: Namespace, ContainerdTtrpcAddress: p.events(), ContainerdGrpcAddress: p.Server, ContainerdBinary: p.Publisher,
 	}
 	if p.Options != nil {
 		params.Extensions = []*bootstrap.Extension{{Value: p.Options}}
 	}
-	text, err := proto.Marshal(params)
-	if err != nil {
-		return nil, err
+	return proto.Marshal(params)
+}
+
+// optionsAlone is the input of older shims.
+func (p Program) optionsAlone() ([]byte, error) {
+	if p.Options == nil {
+		return nil, nil
 	}
-	return p.run(ctx, text, "start")
+	return proto.Marshal(p.Options)
 }
 
 // Delete runs the shim's delete command, which removes the remains of the
