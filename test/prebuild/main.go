@@ -34,12 +34,14 @@ var builds = []struct {
 	{raced, "crius with the race detector", func(ctx context.Context) (string, error) { return tools.Programs(ctx, true) }},
 	{"points", "crius with failpoints", func(ctx context.Context) (string, error) { return tools.PointsServer(ctx, false) }},
 	{"standin", "the stand-in for nginx and httpd", tools.Standin},
-	{"katashim", "a shim that behaves like Kata's", tools.KataShim},
+	{"katashim", "shims that behave like Kata's", tools.OldKataShim},
+	{"kataruntime", "a runtime that behaves like Kata's", tools.KataRuntime},
 	{"crictl", "crictl", tools.Crictl},
 	{"critest", "critest", tools.Critest},
 	{"busybox", "busybox, from Debian's sources", tools.Busybox},
 	{"runc", "a current runc", tools.Runc},
 	{"runsc", "a current runsc (gVisor)", tools.Runsc},
+	{"runsc-shim", "gVisor's shim", tools.RunscShim},
 	{kubelet, "kubelets " + strings.Join(tools.KubeletVersions(), " and "), tools.Kubelets},
 	{cluster, "Kubernetes " + tools.ClusterVersion() + " and its end-to-end tests", func(ctx context.Context) (string, error) {
 		c, err := tools.ClusterPrograms(ctx, tools.ClusterVersion())

@@ -71,7 +71,7 @@ func TestExecTimeout(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		c := w.Pod(t, handler).Start(t, "sleep")
 		command := []string{"/probe", "fork", "1", "sleep", ";", "sleep"}
-		if handler == kata {
+		if handler == kata || handler == kata1 || handler == kataCLI {
 			command = []string{"/probe", "sleep"}
 		}
 		_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: command, Timeout: 1})

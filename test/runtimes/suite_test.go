@@ -30,12 +30,15 @@ import (
 const (
 	gvisor  = "runsc"
 	ofRunc  = "shim-runc" // containerd's own shim
+	ofRunsc = "shim-runsc"
 	kata    = "shim-kata" // one that behaves like Kata's
+	kata1   = "shim-kata1"
+	kataCLI = "kata-runtime" // the command line of Kata 1
 	current = "runc-current"
 )
 
 var (
-	chosen = flag.String("handlers", strings.Join([]string{gvisor, ofRunc, kata}, ","), "runtime handlers of the matrix, separated by commas")
+	chosen = flag.String("handlers", strings.Join([]string{gvisor, ofRunc, ofRunsc, kata, kata1, kataCLI}, ","), "runtime handlers of the matrix, separated by commas")
 	every  = flag.Bool("all", false, "all handlers of the matrix")
 )
 
@@ -60,7 +63,7 @@ func TestMain(m *testing.M) {
 
 func wanted() []string {
 	if *every {
-		return append(slices.Clone(scene.Handlers), current, gvisor, ofRunc, kata)
+		return append(slices.Clone(scene.Handlers), current, gvisor, ofRunc, ofRunsc, kata, kata1, kataCLI)
 	}
 	return strings.Split(*chosen, ",")
 }
@@ -75,13 +78,30 @@ func prepare(ctx context.Context) (node.Options, error) {
 			commons.Also = slices.DeleteFunc(commons.Also, func(h string) bool { return h == handler })
 			continue
 		}
-		o.Config += fmt.Sprintf("[runtime.handlers.%s]\ntype = %q\npath = %q\n", handler, kind(handler), path) + extra[handler]
+		further, err := extra(ctx, handler)
+		if err != nil {
+			return o, err
+		}
+		o.Config += fmt.Sprintf("[runtime.handlers.%s]\ntype = %q\npath = %q\n", handler, kind(handler), path) + further
 	}
 	return o, nil
 }
 
-// extra are further keys of handlers.
-var extra = map[string]string{kata: fmt.Sprintf("allowed_annotations = [%q, %q, %q, %q]\n", bootTime, diesAt, answers, hangsAt)}
+// extra returns further keys of a handler.
+func extra(ctx context.Context, handler string) (string, error) {
+	switch handler {
+	case kata, kata1:
+		return ofKata, nil
+	case kataCLI:
+		return "options = [\"--kata-config={{.Path \"kata\"}}\"]\n", nil
+	case ofRunsc:
+		config, err := tools.RunscShimConfig(ctx)
+		return fmt.Sprintf("options = [\"--TypeUrl=io.containerd.runsc.v1.options\", %q]\n", "--ConfigPath="+config), err
+	}
+	return "", nil
+}
+
+var ofKata = fmt.Sprintf("allowed_annotations = [%q, %q, %q, %q]\n", bootTime, diesAt, answers, hangsAt)
 
 // What the shim of tests can be asked for.
 const (
@@ -106,8 +126,14 @@ func program(ctx context.Context, handler string) (string, error) {
 		return tools.Runc(ctx)
 	case ofRunc:
 		return exec.LookPath("containerd-shim-runc-v2")
+	case ofRunsc:
+		return tools.RunscShim(ctx)
 	case kata:
 		return tools.KataShim(ctx)
+	case kata1:
+		return tools.OldKataShim(ctx)
+	case kataCLI:
+		return tools.KataRuntime(ctx)
 	case gvisor:
 		path, err := tools.Runsc(ctx)
 		if err != nil {
@@ -137,7 +163,7 @@ func eachOf(t *testing.T, handlers []string, test func(t *testing.T, w *scene.Wo
 			if err := missing[handler]; err != nil {
 				t.Skipf("NOT TESTED, there is no %s: %v", handler, err)
 			}
-			if sandboxed(handler) {
+			if handler == gvisor || handler == ofRunsc {
 				turn.HideAddresses(t)
 			}
 			test(t, w, handler)
@@ -163,7 +189,9 @@ func eachPrivateOf(t *testing.T, handlers []string, test func(t *testing.T, w *s
 }
 
 // sandboxed reports whether all containers of a pod live in one sandbox.
-func sandboxed(handler string) bool { return handler == gvisor || handler == kata }
+func sandboxed(handler string) bool {
+	return handler == gvisor || handler == ofRunsc || handler == kata || handler == kata1 || handler == kataCLI
+}
 
 // ledger is the results of the matrix.
 type ledger struct {

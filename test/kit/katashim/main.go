@@ -5,6 +5,13 @@
 // the bundle of a container that ran out of memory. It lets runc's shim make
 // the containers. Annotations of the pod make it misbehave, see the end of this
 // file.
+//
+// Called containerd-shim-fakekata1-v2 it has what Kata 1 has in addition: no
+// flag -v; an abstract socket that looks like a path, with a NUL at its end; a
+// machine, which is a process of its own and ends only after the sandbox. Such
+// a shim deletes a sandbox that runs without complaint and loses its machine;
+// it reports exit code 0 for what ended with its machine, and a request's
+// deadline ends the input of the command that it starts.
 package main
 
 import (
@@ -15,6 +22,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -26,9 +34,15 @@ const version = "containerd-shim-fakekata-v2:\n  Version:  1.0\n"
 // settings are the flags of every shim.
 type settings struct{ id, address, bundle string }
 
+// old reports whether this is the shim of Kata 1.
+func old() bool { return strings.Contains(filepath.Base(os.Args[0]), "kata1") }
+
 func main() {
 	var s settings
-	show := flag.Bool("v", false, "")
+	show := new(bool)
+	if !old() {
+		flag.BoolVar(show, "v", false, "")
+	}
 	flag.StringVar(&s.id, "id", "", "")
 	flag.StringVar(&s.address, "address", "", "")
 	flag.StringVar(&s.bundle, "bundle", "", "")
@@ -46,6 +60,10 @@ func main() {
 		err = start(s)
 	case "serve":
 		err = serve(s)
+	case "machine":
+		for {
+			time.Sleep(time.Hour) // until it is killed
+		}
 	case "delete":
 		err = remove(s)
 	default:

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	task "github.com/containerd/containerd/api/runtime/task/v2"
@@ -39,6 +40,10 @@ type machine struct {
 	initPID int    // of the pod's own container, for the PID namespace
 	cgroup  string // of it
 	ended   chan struct{}
+
+	hypervisor *hypervisor                         // of Kata 1; nil: there is no such process
+	stopping   atomic.Bool                         // it is being stopped
+	execs      map[string]*task.ExecProcessRequest // to be made at their start
 }
 
 type member struct {
@@ -64,7 +69,7 @@ func serve(s settings) error {
 	if err != nil {
 		return err
 	}
-	m := &machine{settings: s, dir: dir, members: map[string]*member{}, ended: make(chan struct{})}
+	m := &machine{settings: s, dir: dir, members: map[string]*member{}, execs: map[string]*task.ExecProcessRequest{}, ended: make(chan struct{})}
 	server, err := ttrpc.NewServer()
 	if err != nil {
 		return err
@@ -132,6 +137,11 @@ func (m *machine) handle(ctx context.Context, name string, req, resp message) er
 		fmt.Fprintln(os.Stderr, "dies at", name)
 		os.Exit(3)
 	}
+	if m.hypervisor != nil {
+		if done, err := m.handleOld(ctx, name, req, resp); done || err != nil {
+			return err
+		}
+	}
 	switch name {
 	case "Create":
 		return m.create(ctx, req.(*task.CreateTaskRequest), resp.(*task.CreateTaskResponse))
@@ -140,6 +150,9 @@ func (m *machine) handle(ctx context.Context, name string, req, resp message) er
 		r.ShimPid, r.TaskPid = uint32(os.Getpid()), uint32(os.Getpid())
 		return nil
 	case "Stats":
+		if m.hypervisor != nil && closed(m.hypervisor.died) {
+			return status.Error(codes.Unknown, "transport is closing")
+		}
 		return m.stats(own, resp.(*task.StatsResponse))
 	case "Shutdown":
 		m.shutdown(ctx, req)
@@ -158,6 +171,9 @@ func (m *machine) handle(ctx context.Context, name string, req, resp message) er
 	}
 	if err := m.call(ctx, name, req, resp); err != nil {
 		return err
+	}
+	if m.hypervisor != nil {
+		m.afterOld(req, resp)
 	}
 	m.after(own, resp)
 	return nil
@@ -260,6 +276,11 @@ func (m *machine) create(ctx context.Context, req *task.CreateTaskRequest, resp 
 		m.initPID, m.cgroup = int(resp.Pid), b.spec.Linux.CgroupsPath
 	}
 	m.members[req.ID] = &member{dir: req.Bundle, bundle: b}
+	if itself && old() {
+		if m.hypervisor, err = startHypervisor(m.dir, req.ID); err != nil {
+			return err
+		}
+	}
 	resp.Pid = uint32(os.Getpid())
 	return nil
 }

@@ -16,9 +16,21 @@ import (
 	"github.com/crius-run/crius/conmon/shim"
 )
 
-// socket returns the name of the abstract socket of a sandbox.
+// socket returns the name of the abstract socket of a sandbox, for the answer.
 func (s settings) socket(sandbox string) string {
-	return fmt.Sprintf("fakekata/%x", sha256.Sum256([]byte(s.address+"/"+sandbox)))[:40]
+	hash := fmt.Sprintf("%x", sha256.Sum256([]byte(s.address+"/"+sandbox)))[:40]
+	if old() {
+		return "/containerd-shim/" + hash + "/shim.sock"
+	}
+	return "fakekata/" + hash
+}
+
+// bound returns the name that the kernel has.
+func bound(name string) string {
+	if old() {
+		name += "\x00"
+	}
+	return "@" + name
 }
 
 // start makes a shim for the pod's own container, and finds it for the others.
@@ -34,7 +46,7 @@ func start(s settings) error {
 	name := s.socket(sandbox)
 	if itself {
 		err = launch(s, name)
-	} else if conn, failed := net.Dial("unix", "@"+name); failed != nil {
+	} else if conn, failed := net.Dial("unix", bound(name)); failed != nil {
 		err = fmt.Errorf("%w: %w", errNoSandbox, failed)
 	} else {
 		err = conn.Close()
@@ -52,7 +64,7 @@ func start(s settings) error {
 
 // launch starts a daemon that listens.
 func launch(s settings, name string) error {
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: "@" + name, Net: "unix"})
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: bound(name), Net: "unix"})
 	if err != nil {
 		return err
 	}
@@ -69,6 +81,7 @@ func launch(s settings, name string) error {
 		return err
 	}
 	daemon := exec.Command(self, "-id", s.id, "-address", s.address, "serve")
+	daemon.Args[0] = os.Args[0]
 	daemon.ExtraFiles, daemon.Stderr = []*os.File{socket}, log
 	daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	return daemon.Start()
@@ -96,6 +109,7 @@ func remove(s settings) error {
 				_ = unix.Kill(worker.PID, unix.SIGKILL)
 			}
 		}
+		endMachine(dir)
 		removeLink(b)
 		if address, err := os.ReadFile("address"); err == nil {
 			_ = shim.Endpoint{Address: string(address)}.RemoveSocket(background())

@@ -6,6 +6,7 @@ package tools
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -102,6 +103,54 @@ func Runsc(ctx context.Context) (string, error) {
 	})
 }
 
+// RunscShim is the same for gVisor's shim, of the same version, which runs the
+// runsc in PATH unless its configuration names another.
+func RunscShim(ctx context.Context) (string, error) {
+	const module = "gvisor.dev/gvisor"
+	repo, err := Repository()
+	if err != nil {
+		return "", err
+	}
+	source := filepath.Join(repo, "test", "tools", "runsc")
+	version, err := required(filepath.Join(source, "go.mod"), module)
+	if err != nil {
+		return "", err
+	}
+	return cached(filepath.Join("runsc-"+version, "containerd-shim-runsc-v1"), func(_, out string) *exec.Cmd {
+		// The shim protects itself from the OOM killer, and does not start where
+		// root may not do that, as in many containers. It is built from a copy that
+		// starts nevertheless.
+		cmd := exec.CommandContext(ctx, "/bin/sh", "-ec", `
+cp go.mod go.sum tools.go "$0"; cd "$0"
+go mod vendor
+file=vendor/gvisor.dev/gvisor/pkg/shim/v1/manager.go
+grep -q 'sys.SetOOMScore(cmd.Process.Pid, oomScoreMax); err != nil' $file
+sed -i 's/sys.SetOOMScore(cmd.Process.Pid, oomScoreMax); err != nil/sys.SetOOMScore(cmd.Process.Pid, oomScoreMax); false/' $file
+go build -mod=vendor -trimpath -ldflags '-s -w' -o containerd-shim-runsc-v1 gvisor.dev/gvisor/shim
+`, out)
+		cmd.Dir = source
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+		return cmd
+	})
+}
+
+// RunscShimConfig returns the path of a configuration with which gVisor's shim
+// runs the runsc of Runsc.
+func RunscShimConfig(ctx context.Context) (string, error) {
+	runsc, err := Runsc(ctx)
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(filepath.Dir(runsc), "shim.toml")
+	f, err := os.CreateTemp(filepath.Dir(path), "shim") // others may read it at the same time
+	if err != nil {
+		return "", err
+	}
+	defer os.Remove(f.Name())
+	_, err = fmt.Fprintf(f, "binary_name = %q\n", runsc)
+	return path, errors.Join(err, f.Close(), os.Rename(f.Name(), path))
+}
+
 // KataShim returns the path of a shim that behaves like Kata's; each call
 // builds it from test/kit/katashim. It needs containerd-shim-runc-v2.
 func KataShim(ctx context.Context) (string, error) {
@@ -114,6 +163,52 @@ func KataShim(ctx context.Context) (string, error) {
 	}
 	path := filepath.Join(repo, ".cache", "testkit", "containerd-shim-fakekata-v2")
 	return path, compile(ctx, repo, false, []string{"go", "build", "-o", path, "./test/kit/katashim"})
+}
+
+// OldKataShim is KataShim for one that behaves like that of Kata 1.
+func OldKataShim(ctx context.Context) (string, error) {
+	path, err := KataShim(ctx)
+	if err != nil {
+		return "", err
+	}
+	if _, err := linked(path, "qemu-system-fakekata"); err != nil {
+		return "", err
+	}
+	return linked(path, "containerd-shim-fakekata1-v2")
+}
+
+// KataRuntime returns the path of a runtime that behaves like kata-runtime, the
+// command line of Kata 1; each call builds it from test/kit/kataruntime.
+func KataRuntime(ctx context.Context) (string, error) {
+	repo, err := Repository()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(repo, ".cache", "testkit", "kata", "kata-runtime")
+	if err := compile(ctx, repo, false, []string{"go", "build", "-o", path, "./test/kit/kataruntime"}); err != nil {
+		return "", err
+	}
+	for _, name := range []string{"qemu-system-fakekata", "kata-proxy", "kata-shim"} {
+		if _, err := linked(path, name); err != nil {
+			return "", err
+		}
+	}
+	return path, nil
+}
+
+// linked gives a program another name in its directory.
+func linked(path, name string) (string, error) {
+	target := filepath.Join(filepath.Dir(path), name)
+	made, err := os.MkdirTemp(filepath.Dir(path), "link")
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = os.RemoveAll(made) }()
+	temporary := filepath.Join(made, name)
+	if err := os.Link(path, temporary); err != nil {
+		return "", err
+	}
+	return target, os.Rename(temporary, target) // which does nothing if it is linked already
 }
 
 // dirOf returns the directory of programs for another processor than this machine's, and

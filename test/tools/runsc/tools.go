@@ -5,4 +5,7 @@
 // else does; package test/kit/tools builds it.
 package tools
 
-import _ "gvisor.dev/gvisor/runsc"
+import (
+	_ "gvisor.dev/gvisor/runsc"
+	_ "gvisor.dev/gvisor/shim"
+)

@@ -1,0 +1,131 @@
+package runtimes
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/crius-run/crius/internal/ids"
+	"github.com/crius-run/crius/test/scene"
+)
+
+// machines are the handlers whose virtual machines are processes of their own.
+func machines() []string {
+	return slices.DeleteFunc(wanted(), func(h string) bool { return h != kata1 && h != kataCLI })
+}
+
+// machineOf returns the process that is a pod's virtual machine.
+func machineOf(t *testing.T, p *scene.Pod) int {
+	t.Helper()
+	file := filepath.Join(p.World.RunRoot(), "pods", p.ID, "infra", "machine.pid")
+	if p.Handler == kataCLI {
+		file = "/run/vc/sbs/" + p.ID + "/qemu-system-fakekata"
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(scene.Read(t, file)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+// The machine of a pod ends with the pod, even if nothing has ever been started
+// in it.
+func TestMachineEndsWithItsPod(t *testing.T) {
+	eachOf(t, machines(), func(t *testing.T, w *scene.World, handler string) {
+		for _, prepare := range []func(*scene.Pod){
+			func(*scene.Pod) {},
+			func(p *scene.Pod) { p.Create(t, "sleep") },
+			func(p *scene.Pod) { p.Start(t, "sleep") },
+			func(p *scene.Pod) { p.Finish(t, "exit 0") },
+		} {
+			p := w.Pod(t, handler)
+			prepare(p)
+			machine := machineOf(t, p)
+			p.Stop(t)
+			vanishes(t, machine)
+			p.Remove(t)
+		}
+	})
+}
+
+// What ends with its machine has not succeeded, whatever the runtime says.
+func TestMachineDies(t *testing.T) {
+	shims := slices.DeleteFunc(machines(), func(h string) bool { return kind(h) != "shim" })
+	eachOf(t, shims, func(t *testing.T, w *scene.World, handler string) {
+		p := w.Pod(t, handler)
+		c := p.Start(t, "sleep")
+		done := p.Start(t, "exit 0")
+		scene.Equal(t, "exit code before", done.Wait(t).ExitCode, int32(0))
+		kill(t, machineOf(t, p))
+		scene.Equal(t, "exit code", c.Wait(t).ExitCode, int32(137))
+		scene.Equal(t, "exit code of what had ended before", done.Status(t).ExitCode, int32(0))
+		notReady(t, p)
+	})
+}
+
+// A virtual machine without a record is found by check and removed on request,
+// and when a server starts.
+func TestOrphanedMachine(t *testing.T) {
+	eachPrivateOf(t, machines(), func(t *testing.T, w *scene.World, handler string) {
+		path, err := program(t.Context(), handler)
+		if err != nil {
+			t.Fatal(err)
+		}
+		launch := func(id string) *exec.Cmd {
+			t.Helper()
+			cmd := exec.Command(filepath.Join(filepath.Dir(path), "qemu-system-fakekata"), "machine", "-name", "sandbox-"+id)
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				_ = cmd.Process.Kill()
+				_ = cmd.Wait()
+			})
+			return cmd
+		}
+		of := func(root string) string { return ids.New(ids.Mark(root)) }
+		id := of(w.StateRoot())
+		machine, foreign := launch(id), launch(of("/another/root"))
+		mapping := filepath.Join("/run/kata-containers/containers-mapping", id)
+		if handler == kataCLI {
+			if err := os.MkdirAll(filepath.Dir(mapping), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			scene.Write(t, mapping, "/nowhere")
+		}
+		line := fmt.Sprintf("qemu-system-fakekata, process %d,", machine.Process.Pid)
+		is := func(words string) func(finding) bool {
+			return func(f finding) bool {
+				return f.Status == "FAIL" && containsAll(f.Text, []string{"orphan " + id, words})
+			}
+		}
+		found := findings(t, w)
+		if !slices.ContainsFunc(found, is(line)) || handler == kataCLI && !slices.ContainsFunc(found, is("container of runtime handler "+handler)) {
+			t.Errorf("not found: %+v", found)
+		}
+		for _, f := range findings(t, w, "--repair") {
+			if f.Status == "FAIL" {
+				t.Errorf("not repaired: %+v", f)
+			}
+		}
+		vanishes(t, machine.Process.Pid)
+		if _, err := os.Lstat(mapping); err == nil {
+			t.Errorf("%s is left", mapping)
+		}
+		_ = os.Remove(filepath.Dir(mapping)) // unless others use it
+
+		next := launch(of(w.StateRoot()))
+		if err := w.Crash(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		vanishes(t, next.Process.Pid)
+		if stat := scene.Read(t, fmt.Sprintf("/proc/%d/stat", foreign.Process.Pid)); strings.Contains(stat, ") Z ") {
+			t.Error("the machine of another server was killed")
+		}
+	})
+}
