@@ -65,8 +65,31 @@ func newClient(conn *os.File, dir, exitFile string, monitor handle) (*Client, er
 		conn: conn, raw: raw, dir: dir, exitFile: exitFile, monitor: monitor,
 		greeted: make(chan struct{}), settled: make(chan struct{}), exited: make(chan struct{}), gone: make(chan struct{}),
 	}
+	c.introduce()
 	go c.read()
 	return c, nil
+}
+
+// introduce says that this client knocks, so that its end does not wake a monitor at rest.
+// Monitors of earlier releases refuse that, and stay as they are.
+func (c *Client) introduce() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.transmit(wire.Append(nil, wire.Message{Verb: wire.Knocks})) == nil {
+		c.waiting = append(c.waiting, make(chan error, 1))
+	}
+}
+
+// knock wakes a monitor at rest, which does not watch this client's connection.
+func (c *Client) knock() error {
+	conn, err := connect(c.dir)
+	if err == nil {
+		err = conn.Close()
+	}
+	if errors.Is(err, unix.EAGAIN) || nobodyListens(err) { // others have knocked, or it has ended
+		err = nil
+	}
+	return err
 }
 
 // Dial connects to the monitor of a container that was launched before, perhaps
@@ -249,7 +272,9 @@ func (c *Client) handle(m wire.Message) {
 	case wire.LogTrouble:
 		c.noteTrouble(m)
 	case wire.Rests:
-		c.rests = true
+		if c.rests = true; len(c.waiting) > 0 { // their requests came too late
+			go func() { _ = c.knock() }()
+		}
 		c.logged.note(m.Num[0])
 		c.discarded.note(m.Num[1])
 		c.lost.note(m.Num[2])
@@ -433,7 +458,11 @@ func (c *Client) request(ctx context.Context, m wire.Message) error {
 	if err == nil {
 		c.waiting = append(c.waiting, answer)
 	}
+	rests := c.rests
 	c.mu.Unlock()
+	if err == nil && rests {
+		err = c.knock()
+	}
 	if err == nil {
 		select {
 		case err = <-answer:

@@ -43,7 +43,8 @@
 // A monitor that has had nothing to do for a minute gives back its memory,
 // except for three pages, and its threads (package rest). Its state is in the
 // file that was descriptor 4. Any event restarts the program in the same
-// process. Each time the monitor waits twice as long before it rests, up to
+// process, except for requests and ends of clients that knock (see below): a
+// server that dies wakes no monitor. Each time the monitor waits twice as long before it rests, up to
 // half an hour, because a restart costs more than a millisecond of CPU.
 // Monitors of containers in the host's PID namespace, monitors of containers
 // without a process, and monitors with an attached client stay awake.
@@ -126,6 +127,8 @@
 //	detach                  end the client's output: what the container has written until
 //	                        now comes before the end of each stream
 //	count-log               growth of the log: logged comes before the ok
+//	knocks                  this client connects once more, for a moment, when it sends a
+//	                        request after rests
 //
 // An attach request carries descriptors to which the monitor writes a copy of
 // stdout and of stderr, and its ok carries the descriptor of the container's

@@ -133,6 +133,7 @@ func (c *Client) connect() {
 		}
 		if err == nil {
 			c.conn = conn
+			c.introduce()
 			return
 		}
 		if nobodyListens(err) {

@@ -329,6 +329,73 @@ func TestQuestionsDoNotKeepAwake(t *testing.T) {
 	}
 }
 
+// sleeps returns how often the monitor has slept, as the kernel counts. A wake and the next
+// rest count several times; a monitor that is about to sleep counts once more.
+func (c *container) sleeps() (n int) {
+	c.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.processes().Monitor.PID))
+	if err != nil {
+		c.Fatal(err)
+	}
+	_, count, _ := strings.Cut(string(text), "\nvoluntary_ctxt_switches:")
+	if _, err := fmt.Sscan(count, &n); err != nil {
+		c.Fatal(err)
+	}
+	return n
+}
+
+// A monitor at rest does not notice that its server dies, nor that the next one comes. One
+// whose client does not knock, as those of earlier releases do not, does notice.
+func TestServerThatDiesWakesNoMonitor(t *testing.T) {
+	t.Parallel()
+	c, other := newContainer(t, "crun", "sleep"), newContainer(t, "crun", "sleep")
+	c.RestAfter, other.RestAfter = time.Millisecond, time.Millisecond
+	client := c.run()
+	other.run()
+	old := other.stranger(t)
+	wait.For(t, "an old client to be greeted", func() bool { return strings.HasPrefix(old.receive(), "rests ") })
+	c.atRest()
+	other.atRest()
+	before, noticed := c.sleeps(), other.sleeps()
+	_ = client.Close()
+	_ = unix.Close(old.fd)
+	wait.For(t, "the monitor of an old client to wake and to rest again", func() bool { return other.sleeps() > noticed+1 && other.resting(other.processes().Monitor.PID) })
+	next := c.dial()
+	if now := c.sleeps(); now > before+1 {
+		t.Errorf("the monitor has slept %d times, %d before its server died", now, before)
+	}
+	must(next.ReopenLog(limit(t)))
+	c.atRest()
+	if c.sleeps() <= before+1 {
+		t.Error("a request did not wake the monitor")
+	}
+}
+
+// Requests reach a monitor that is falling asleep, at rest or awake.
+func TestRequestsAroundRests(t *testing.T) {
+	t.Parallel()
+	c := newContainer(t, "crun", "sleep")
+	c.RestAfter = time.Millisecond
+	clients := []*conmon.Client{c.run(), c.dial()}
+	for i := range 40 {
+		if i%4 == 0 { // the wait before a rest doubles up to a limit
+			must(clients[i/4%2].ReopenLog(limit(t)))
+		}
+		var asking sync.WaitGroup
+		for _, client := range clients {
+			asking.Go(func() {
+				if err := client.ReopenLog(limit(t)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		asking.Wait()
+		if i < 8 {
+			c.atRest()
+		}
+	}
+}
+
 // After a rest the journal continues where it was.
 func TestJournalAfterRest(t *testing.T) {
 	t.Parallel()

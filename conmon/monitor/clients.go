@@ -18,6 +18,7 @@ const (
 // client is one connection.
 type client struct {
 	fd       int  // -1: none
+	knocks   bool // it wakes a monitor at rest by another connection: its own need not be watched then
 	attached bool // it has a share in the container's streams
 	input    bool // of which standard input is one
 }
@@ -40,6 +41,7 @@ func (m *monitor) accept(int) {
 	if err != nil {
 		return
 	}
+	m.questions++ // who comes, or leaves, does not keep the monitor awake: only what it asks for may
 	for i := range m.clients {
 		if m.clients[i].fd >= 0 {
 			continue
@@ -130,6 +132,7 @@ func (m *monitor) serve(i int) {
 		return
 	}
 	if err != nil || n == 0 {
+		m.questions++
 		m.drop(i)
 		return
 	}
@@ -179,6 +182,10 @@ func (m *monitor) obey(i int, msg wire.Message) error {
 		return nil
 	case wire.CountLog: // who asks that every few seconds does not keep the monitor awake
 		m.questions++
+		return nil
+	case wire.Knocks:
+		m.questions++
+		m.clients[i].knocks = true
 		return nil
 	case wire.Start:
 		return m.startRemote()

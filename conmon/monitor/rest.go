@@ -52,6 +52,7 @@ func (m *monitor) rest() {
 		err = m.writeProcesses(&counts)
 	}
 	if err == nil {
+		m.unwatch()
 		err = rest.Until(m.poll.fd)
 	}
 	m.patience = never
@@ -59,7 +60,27 @@ func (m *monitor) rest() {
 	m.wake()
 }
 
+// unwatch lets clients that knock leave, or die, without a wake. The listener is watched, and
+// so are other clients, which may be servers of an earlier release.
+func (m *monitor) unwatch() {
+	for i := range m.clients {
+		if c := &m.clients[i]; c.fd >= 0 && c.knocks {
+			_ = syscall.EpollCtl(m.poll.fd, syscall.EPOLL_CTL_DEL, c.fd, nil)
+		}
+	}
+}
+
+// watch undoes unwatch: what a client has sent meanwhile, or its end, comes as an event.
+func (m *monitor) watch() {
+	for i := range m.clients {
+		if c := &m.clients[i]; c.fd >= 0 && c.knocks && m.poll.add(c.fd, syscall.EPOLLIN, asked, i) != nil {
+			m.drop(i)
+		}
+	}
+}
+
 func (m *monitor) wake() {
+	m.watch()
 	if err := m.writeProcesses(nil); err != nil {
 		m.complaints.add(err) // who comes will wait for the container's end, or ask
 	}
@@ -112,6 +133,7 @@ func (m *monitor) noted(do func(variable any)) {
 	do(&m.oom.at)
 	for i := range m.clients { // of whom none is attached
 		do(&m.clients[i].fd)
+		do(&m.clients[i].knocks)
 	}
 	do(&m.group.id)
 	do(&m.group.table)

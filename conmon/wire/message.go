@@ -56,6 +56,7 @@ const (
 	CountLog   // count-log: report logged now
 	Detach     // detach: pass on what the container has written until now, and end the output of this client
 	Start      // start: run the command that starts the container, if the monitor has it
+	Knocks     // knocks: this client makes a second connection for a moment when it sends a request to a monitor at rest
 )
 
 // States in a hello.
@@ -103,6 +104,7 @@ var forms = [...]form{
 	CountLog:     {"count-log", 0, false},
 	Detach:       {"detach", 0, false},
 	Start:        {"start", 0, false},
+	Knocks:       {"knocks", 0, false},
 }
 
 func (v Verb) String() string {
