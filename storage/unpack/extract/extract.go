@@ -1,0 +1,212 @@
+// Package extract makes the files of one layer from its archive, in one pass over it: it checks each
+// entry before it makes a file, and writes down what the archive had beside the contents of files
+// (tar-split), from which the layer can be rebuilt bit by bit.
+//
+// archive/tar alone says what an entry is, and nothing else reads the archive, so no two parsers can
+// differ about it.
+package extract
+
+import (
+	"archive/tar"
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/thread"
+)
+
+// Check refuses entries of a layer.
+type Check interface {
+	// Entry is called for each entry, global PAX headers included, before anything is made of it.
+	Entry(*tar.Header) error
+	// Holes is called before bytes of a sparse file are written that are not in the archive.
+	Holes(bytes int64) error
+}
+
+// Result is what a layer has.
+type Result struct {
+	Size int64 // bytes of the archive
+	Root bool  // an entry says the owner and the mode of the root directory
+}
+
+// Layer makes the files of a layer in an empty directory, and writes its tar-split data, which are
+// JSON, to split. It reads content, the uncompressed archive, to its end.
+//
+// Errors of the archive are fault.Invalid; those of content, check, split and the disk are
+// returned as they are.
+//
+// The directory is the root of the thread that makes the files, so neither a name nor a link of
+// the layer leads out of it.
+func Layer(content io.Reader, dir *os.File, split io.Writer, check Check) (result Result, err error) {
+	err = thread.Run(func() error {
+		if err := enter(dir); err != nil {
+			return err
+		}
+		l := newLayer(content, split, check)
+		if err := l.run(); err != nil {
+			return err
+		}
+		result = Result{Size: l.archive.size, Root: l.root}
+		return nil
+	})
+	return result, err
+}
+
+// enter makes a directory the root of this thread alone, which has no umask then.
+func enter(dir *os.File) error {
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return os.NewSyscallError("unshare", err)
+	}
+	unix.Umask(0)
+	if err := unix.Fchdir(int(dir.Fd())); err != nil {
+		return os.NewSyscallError("fchdir", err)
+	}
+	if err := unix.Chroot("."); err != nil {
+		return os.NewSyscallError("chroot", err)
+	}
+	return nil
+}
+
+// layer is a layer whose files are being made, in the root directory of this thread.
+type layer struct {
+	archive *archive
+	entries *tar.Reader // of archive
+	split   *splitter
+	check   Check
+	parents parents
+
+	in     string // the thread's directory; empty: not known
+	dirs   []directory
+	root   bool
+	buffer []byte
+}
+
+// directory is a directory whose times are set at the end: files that are made in it change them.
+type directory struct {
+	path  string
+	times [2]unix.Timespec
+}
+
+func newLayer(content io.Reader, split io.Writer, check Check) *layer {
+	const readAtOnce, writtenAtOnce = 128 << 10, 256 << 10
+	a := &archive{from: bufio.NewReaderSize(content, readAtOnce)}
+	return &layer{
+		archive: a, entries: tar.NewReader(a), split: newSplitter(split), check: check, buffer: make([]byte, writtenAtOnce),
+	}
+}
+
+func (l *layer) run() error {
+	for {
+		header, err := l.next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		if err := l.entry(header); err != nil {
+			return err
+		}
+	}
+	if err := l.rest(); err != nil {
+		return err
+	}
+	for _, d := range l.dirs {
+		if err := setTimes(d.path, d.times); err != nil {
+			return failed(d.path, "set times", err)
+		}
+	}
+	return nil
+}
+
+// next returns the next entry, or io.EOF.
+func (l *layer) next() (*tar.Header, error) {
+	l.archive.keep()
+	header, err := l.entries.Next()
+	raw := l.archive.kept()
+	if err := l.archive.failed; err != nil {
+		return nil, err
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, noArchive(err)
+	}
+	if splitErr := l.split.segment(raw); splitErr != nil {
+		return nil, splitErr
+	}
+	if err != nil {
+		return nil, io.EOF
+	}
+	return header, l.check.Entry(header)
+}
+
+// entry makes what an entry says, and reads all of it.
+func (l *layer) entry(h *tar.Header) error {
+	content := &file{layer: l, left: h.Size}
+	if headerOnly(h.Typeflag) {
+		content.left = 0
+	}
+	if h.Typeflag != tar.TypeXGlobalHeader {
+		if err := l.make(h, content); err != nil {
+			return err
+		}
+	}
+	if err := content.discard(); err != nil {
+		return err
+	}
+	return l.split.file(h.Name, content.size, content.sum)
+}
+
+// rest reads what follows the entries, which is padding.
+func (l *layer) rest() error {
+	for {
+		n, err := l.archive.Read(l.buffer)
+		if splitErr := l.split.segment(l.buffer[:n]); splitErr != nil {
+			return splitErr
+		}
+		if errors.Is(err, io.EOF) {
+			return l.split.flush()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// headerOnly reports whether an entry of this type has no content, whatever its size says.
+func headerOnly(kind byte) bool {
+	return kind >= tar.TypeLink && kind <= tar.TypeFifo || kind == tar.TypeXGlobalHeader
+}
+
+// noArchive returns the error of an archive that cannot be parsed.
+func noArchive(err error) error {
+	return fmt.Errorf("it is no tar archive that can be unpacked: %v; rebuild the image: %w", err, fault.Invalid) //nolint:errorlint // an end that comes too early is no fault of the connection
+}
+
+// refuse returns the error for an entry that cannot be unpacked.
+func refuse(name, why string, args ...any) error {
+	return fmt.Errorf("it has %.200q, %s; rebuild the image without it: %w", name, fmt.Sprintf(why, args...), fault.Invalid)
+}
+
+// failed returns the error of a system call for a file of the layer.
+func failed(path, what string, err error) error {
+	return fmt.Errorf("file %.200q of the layer: %w", path, os.NewSyscallError(what, err))
+}
+
+// Unwanted reports whether an entry of a layer, of type kind, must not get the extended attribute.
+// With trusted.* overlayfs makes a directory show another, or a file the content of another,
+// anywhere in the layers. The kernel accepts user.* only for files and directories. A hard link may
+// lead to something else, and a file to which it leads has attributes of its own.
+//
+// security.selinux belongs to the node's policy.
+func Unwanted(kind byte, name string) bool {
+	if strings.HasPrefix(name, "user.") {
+		return kind >= tar.TypeLink && kind <= tar.TypeFifo && kind != tar.TypeDir
+	}
+	return strings.HasPrefix(name, "trusted.") || name == "security.selinux"
+}
