@@ -36,6 +36,7 @@ type Config struct {
 	PullCgroup               string        `toml:"pull_cgroup" apply:"restart" help:"cgroup in which images are unpacked, each by a process of its own, to bound what pulls take of the node: with the systemd driver a slice, such as pulls.slice, with cgroupfs a path below the cgroup mount, such as /pulls; pod: the cgroup of the pod for which the image is pulled; empty: that of crius"`
 	PinnedImages             []string      `toml:"pinned_images" apply:"restart" help:"images the kubelet must not garbage collect: exact names, prefix* or *keyword*"`
 	ParallelLayers           int           `toml:"parallel_layers" apply:"restart" form:"positive" help:"layers of one image downloaded at the same time"`
+	UnpackParallel           int           `toml:"unpack_parallel" apply:"restart" help:"layers of one image unpacked at the same time, at most 16; 0: as many as there are processors, at least 2 and at most 8"`
 	PullConnections          int           `toml:"pull_connections" apply:"restart" help:"connections over which the layers of one image are downloaded, at most 32: a layer of which more than 32 MiB are missing comes in parts over those that other layers leave, and may take 32 MiB more of the disk for each of pull_connections until it is there; 0 or 1: each layer comes over one"`
 	ProgressTimeout          time.Duration `toml:"progress_timeout" apply:"restart" help:"cancel a pull that received no byte for this long; 0: never"`
 	MinPullRate              int64         `toml:"min_pull_rate" apply:"restart" help:"lowest average download rate over progress_timeout in bytes per second, while the registry owes data; slower pulls are cancelled; 0: one byte in that time is enough"`
@@ -48,6 +49,9 @@ type Config struct {
 // MaxPullConnections is the maximum of PullConnections. It bounds the load on a registry, and the
 // space for ranges that come ahead.
 const MaxPullConnections = 32
+
+// MaxUnpackParallel is the maximum of UnpackParallel. It bounds the memory of a worker.
+const MaxUnpackParallel = 16
 
 // DefaultPolicy is the path of a node's signature policy in containers-policy.json(5).
 const DefaultPolicy = "/etc/containers/policy.json"

@@ -1,23 +1,31 @@
 package storage
 
 import (
+	"context"
 	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/opencontainers/go-digest"
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/copy"
 	"go.podman.io/image/v5/docker"
 	"go.podman.io/image/v5/docker/reference"
 	cstorage "go.podman.io/storage"
 	"go.podman.io/storage/pkg/archive"
+	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/idlists"
 	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // Layers have the ids and records that containers/image gives them, so that every
@@ -34,6 +42,8 @@ func TestLayersAreAsTheLibraryAddsThem(t *testing.T) {
 		"not compressed": {base, stored},
 		"twice":          {base, stored, base},
 		"no files":       {image.RawLayer(make([]byte, 1024)), base},
+		"root directory": {base, layer(t, root(0o1711).Owned(7, 8), image.Text("a", "x")), layer(t, image.Text("b/c", "x")), layer(t, root(0o700)), base},
+		"many owners":    {layer(t, ownedByMany(idlists.Kept-1)...), layer(t, image.Whiteout("l0").Owned(5, 6), image.Text("f", "x").Owned(3, 4))},
 	} {
 		a := build(t, image.Image{Layers: layers})
 		ours, theirs := newNode(t), newNode(t)
@@ -53,6 +63,128 @@ func TestLayersAreAsTheLibraryAddsThem(t *testing.T) {
 		if got, want := ours.layerRecords(), theirs.layerRecords(); !slices.EqualFunc(got, want, sameLayer) {
 			t.Errorf("%s: %+v, want %+v", name, got, want)
 		}
+		for _, l := range ours.layerRecords() {
+			var a, b unix.Stat_t
+			ok(t, errors.Join(unix.Stat(ours.diff(l.ID), &a), unix.Stat(theirs.diff(l.ID), &b)))
+			if a.Mode != b.Mode || a.Uid != b.Uid || a.Gid != b.Gid {
+				t.Errorf("%s: the root of layer %s is %o of %d:%d, want %o of %d:%d", name, l.ID, a.Mode, a.Uid, a.Gid, b.Mode, b.Uid, b.Gid)
+			}
+		}
+	}
+}
+
+// root is an entry for the root directory.
+func root(mode int64) image.File {
+	f := image.Dir(".")
+	f.Mode = mode
+	return f
+}
+
+// A layer is unpacked before the layers below it have arrived. What was unpacked goes with a pull
+// that is cancelled, and what was downloaded is used by the next.
+func TestLayersAreUnpackedSideBySide(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := noise(t, 400<<10, 1000, 2000)
+	r := serve(t, "app", "1", a)
+	r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(a, 0), Do: registry.Stall(100 << 10)})
+	ctx, cancel := context.WithCancel(testContext(t))
+	ended := make(chan error, 1)
+	go func() {
+		_, err := n.Pull(ctx, PullRequest{Image: r.Addr() + "/app:1"})
+		ended <- err
+	}()
+	wait.For(t, "the upper layers to be unpacked", func() bool {
+		found, _ := filepath.Glob(filepath.Join(n.cfg.Root, "overlay/staging/*/dir/noise"))
+		whole := 0
+		for _, file := range found {
+			if st, err := os.Stat(file); err == nil && (st.Size() == 1000 || st.Size() == 2000) {
+				whole++
+			}
+		}
+		return whole == 2
+	})
+	if len(n.layerRecords()) > 0 {
+		t.Error("a layer was added without the one below it")
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	n.empty()
+	r.Heal()
+	img := n.pull(r.Addr() + "/app:1")
+	if got := len(n.chain(img)); got != 3 {
+		t.Errorf("%d layers", got)
+	}
+	n.noDebris()
+}
+
+// Files that a layer removes stay removed, however the layers were unpacked.
+func TestRemovedFilesStayRemoved_containerd_13030_containerd_6991(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, build(t, image.Image{Layers: []image.Layer{
+		layer(t, image.Text("gone", "x"), image.Text("d/below", "x"), image.Text("e/below", "x"), image.Text("again", "old")),
+		layer(t, image.Whiteout("gone"), image.Dir("d"), image.Opaque("d"), image.Symlink("d/below", "../again"), image.Whiteout("e"), image.Whiteout("again")),
+		layer(t, image.Text("again", "new"), image.Text("e/new", "x")),
+	}}))
+	c := n.rootfs("c", img.ID)
+	n.mount(c)
+	for _, name := range []string{"gone", "e/below"} {
+		if _, err := os.Lstat(filepath.Join(c.Target, name)); !os.IsNotExist(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, name := range []string{"again", "d/below"} {
+		if got := n.read(c, name); got != "new" {
+			t.Errorf("%s has %q", name, got)
+		}
+	}
+	n.removeRootfs(c)
+}
+
+// An image of layers whose records lack the sizes of their blobs, as while another pull adds them,
+// has the manifest of the registry.
+func TestRecordsWithoutSizes(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	base := layer(t, image.Text("f", "x"))
+	r := serve(t, "app", "1", build(t, image.Image{Layers: []image.Layer{base}}))
+	n.pull(r.Addr() + "/app:1")
+	file := filepath.Join(n.cfg.Root, layersFile)
+	text, err := os.ReadFile(file)
+	ok(t, err)
+	without := regexp.MustCompile(`"compressed-size":\d+,`).ReplaceAll(text, nil)
+	if len(without) == len(text) {
+		t.Fatalf("no sizes in %s", text)
+	}
+	ok(t, os.WriteFile(file, without, 0o600))
+	other := build(t, image.Image{Layers: []image.Layer{base}, Config: imagespec.ImageConfig{Labels: map[string]string{"a": "b"}}})
+	r.Push("app", "2", other)
+	if img := n.pull(r.Addr() + "/app:2"); !slices.Contains(img.RepoDigests, r.Addr()+"/app@"+digest.FromBytes(other.Manifest).String()) {
+		t.Errorf("digests %q", img.RepoDigests)
+	}
+}
+
+// A path that a layer has twice is what it says last. Above another base the layer cannot be put
+// together again, and is downloaded.
+func TestPathTwice_podman_19407(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	twice := layer(t, image.Text("f", "first"), image.Text("./f", "last"), image.Text("x", "y"), image.Whiteout("gone"), image.Whiteout("gone"))
+	r := serve(t, "app", "a", build(t, image.Image{Layers: []image.Layer{layer(t, image.Text("gone", "1")), twice}}))
+	r.Push("app", "b", build(t, image.Image{Layers: []image.Layer{layer(t, image.Text("gone", "2")), twice}}))
+	for _, tag := range []string{"a", "b"} {
+		img := n.pull(r.Addr() + "/app:" + tag)
+		c := n.rootfs(tag, img.ID)
+		n.mount(c)
+		if got := n.read(c, "f"); got != "last" {
+			t.Errorf("%s: %q", tag, got)
+		}
+		if _, err := os.Lstat(filepath.Join(c.Target, "gone")); !os.IsNotExist(err) {
+			t.Errorf("%s: %v", tag, err)
+		}
+		n.removeRootfs(c)
 	}
 }
 

@@ -54,12 +54,14 @@ func TestStagedLayersAreSwept(t *testing.T) {
 	staged := filepath.Join(n.cfg.Root, "overlay/staging/123/dir")
 	ok(t, os.MkdirAll(staged, 0o700))
 	ok(t, os.WriteFile(filepath.Join(staged, "../staging.lock"), nil, 0o600))
+	for _, unlocked := range []string{"1/dir", "2/dir/file", "3"} { // the lock is made later and deleted earlier
+		ok(t, os.MkdirAll(filepath.Join(n.cfg.Root, "overlay/staging", unlocked), 0o700))
+	}
 	bad := build(t, image.Image{Layers: []image.Layer{image.RawLayer(make([]byte, 700))}})
 	if _, err := n.Pull(testContext(t), PullRequest{Image: serve(t, "app", "1", bad).Addr() + "/app:1"}); err == nil {
 		t.Fatal("half a tar was pulled")
 	}
-	wait.For(t, "the directory to be deleted", func() bool {
-		_, err := os.Lstat(filepath.Dir(staged))
-		return os.IsNotExist(err)
+	wait.For(t, "the directories to be deleted", func() bool {
+		return len(n.entries("root/overlay/staging")) == 0
 	})
 }

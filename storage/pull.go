@@ -1,8 +1,10 @@
 package storage
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"runtime"
 
 	cstorage "go.podman.io/storage"
 	"go.podman.io/storage/types"
@@ -37,6 +39,7 @@ func (s *Store) newPuller(options types.StoreOptions) *pull.Puller {
 			DecryptionKeys:    s.cfg.DecryptionKeysPath,
 			TemporaryDir:      s.cfg.TemporaryDir,
 			ParallelLayers:    s.cfg.ParallelLayers,
+			UnpackParallel:    cmp.Or(s.cfg.UnpackParallel, min(max(runtime.GOMAXPROCS(0), 2), 8)),
 			ProgressTimeout:   s.cfg.ProgressTimeout,
 			MinPullRate:       s.cfg.MinPullRate,
 			PullTimeout:       s.cfg.PullTimeout,

@@ -56,7 +56,6 @@ import (
 	"github.com/crius-run/crius/storage/registry/verifier"
 	"github.com/crius-run/crius/storage/reserve"
 	"github.com/crius-run/crius/storage/unpack"
-	"github.com/crius-run/crius/storage/unpack/untar"
 )
 
 // Init must be the first call of main, before flags are parsed:
@@ -70,7 +69,7 @@ import (
 // process Init does that work, and returns true. It also makes the two libraries log through slog.
 func Init() bool {
 	unpack.Register()
-	if untar.Child() || reexec.Init() {
+	if reexec.Init() {
 		return true
 	}
 	liblog.Capture(func(ctx context.Context, level slog.Level, text string) {

@@ -307,7 +307,7 @@ func (n *node) noDebris() {
 			n.t.Errorf("layer directory without a record: %s", dir)
 		}
 	}
-	for _, place := range []string{"root/crius-pulls", "root/overlay/tempdirs", "root/overlay-layers/tmp"} {
+	for _, place := range []string{"root/crius-pulls", "root/overlay/tempdirs", "root/overlay/staging", "root/overlay-layers/tmp"} {
 		for _, entry := range n.entries(place) {
 			n.t.Errorf("left behind: %s/%s", place, entry)
 		}

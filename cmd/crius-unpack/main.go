@@ -1,6 +1,5 @@
 // Command crius-unpack is the pull worker: it unpacks the layers of one image, confined by
-// the server that starts it, and starts itself again for each of them. It is not for use by
-// hand. Package storage/unpack documents the protocol.
+// the server that starts it. It is not for use by hand. Package storage/unpack documents the protocol.
 package main
 
 import (

@@ -139,20 +139,37 @@ func (d *Leftovers) sweepStaging() error {
 }
 
 // sweepStaged deletes the directories in which dead workers made the library stage layers
-// (layers.AnyName). The library itself deletes them only when a process closes the store. A
+// (layers.Unpacker). The library itself deletes them only when a process closes the store. A
 // directory in use is locked.
 func (d *Leftovers) sweepStaged() error {
-	found, err := filepath.Glob(filepath.Join(RootsOf(d.store).ForImages(), d.store.GraphDriverName(), "staging", "*", "staging.lock"))
-	for _, file := range found {
-		used, lookErr := locked(file)
-		if lookErr == nil && !used {
-			lookErr = os.RemoveAll(filepath.Dir(file))
-		}
-		if !errors.Is(lookErr, fs.ErrNotExist) {
+	found, err := filepath.Glob(filepath.Join(RootsOf(d.store).ForImages(), d.store.GraphDriverName(), "staging", "*"))
+	for _, dir := range found {
+		if used, lookErr := inUse(dir); lookErr != nil {
 			err = errors.Join(err, lookErr)
+		} else if !used {
+			err = errors.Join(err, os.RemoveAll(dir))
 		}
 	}
 	return err
+}
+
+// inUse reports whether a worker may need a staging directory. It deletes one in which nothing has
+// been unpacked and which is not locked: a worker that has just made it makes another.
+func inUse(dir string) (bool, error) {
+	lock, files := filepath.Join(dir, "staging.lock"), filepath.Join(dir, "dir")
+	used, err := locked(lock)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return used, err
+	}
+	_, _ = os.Remove(files), os.Remove(dir) // if they are empty
+	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	used, err = locked(lock) // it is no longer being made
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return used, err
 }
 
 // locked reports whether another process has a lock on a file.

@@ -9,7 +9,6 @@ package idlists
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -18,7 +17,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	cstorage "go.podman.io/storage"
 	"go.podman.io/storage/pkg/lockfile"
 )
 
@@ -26,24 +24,6 @@ import (
 // than the rest of the record: they stay, so the file need not be written again, and podman finds
 // its lists.
 const Kept = 8
-
-// Forget returns a store whose PutLayer leaves no longer lists in the records of layers.
-func Forget(store cstorage.Store) cstorage.Store { return &forgetful{store} }
-
-type forgetful struct{ cstorage.Store }
-
-// PutLayer implements cstorage.Store.
-func (s *forgetful) PutLayer(id, parent string, names []string, mountLabel string, writeable bool, options *cstorage.LayerOptions, diff io.Reader) (*cstorage.Layer, int64, error) {
-	layer, size, err := s.Store.PutLayer(id, parent, names, mountLabel, writeable, options, diff)
-	if err != nil || len(layer.UIDs) <= Kept && len(layer.GIDs) <= Kept {
-		return layer, size, err
-	}
-	layer.UIDs, layer.GIDs = nil, nil
-	if err := DropFromLayers(cmp.Or(s.ImageStore(), s.GraphRoot())); err != nil {
-		return nil, -1, err
-	}
-	return layer, size, nil
-}
 
 // DropFromLayers calls Drop for the records of layers in a root of a store, under their lock: all
 // processes that have the store open read them again. If there is nothing to do, it does not wait

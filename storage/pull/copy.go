@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 
+	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/copy"
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/types"
@@ -72,7 +73,11 @@ func (p *Puller) copyPresent(ctx context.Context, src *source.Image, job *durabl
 	defer func() { src.PresentOnly = false }()
 	sys := p.Registries.Context()
 	sys.BigFilesTemporaryDir = job.Temporary
-	return source.Copy(ctx, source.PresentOnly{Store: p.Library}, src.Name, src.Opened(), sys, copy.Options{Progress: events})
+	present := source.PresentOnly{Store: p.Library, Sizes: map[digest.Digest]int64{}}
+	for _, l := range src.Layers() {
+		present.Sizes[l.Blob] = l.Size
+	}
+	return source.Copy(ctx, present, src.Name, src.Opened(), sys, copy.Options{Progress: events})
 }
 
 // copyByWorker has a worker unpack the image's layers, and copy the image if necessary.
@@ -81,7 +86,7 @@ func (p *Puller) copyByWorker(ctx context.Context, src *source.Image, job *durab
 		return "", err
 	}
 	t.Source, t.Store, t.Job, t.Temporary, t.Parallel = src, p.Options, job.Lock, job.Temporary, p.ParallelLayers
-	t.RepeatRoom, t.Cgroups, t.Program = p.RepeatRoom, p.Cgroups, p.Program
+	t.Unpacking, t.RepeatRoom, t.Cgroups, t.Program = p.UnpackParallel, p.RepeatRoom, p.Cgroups, p.Program
 	t.Writable = []string{p.Library.GraphRoot(), p.Library.RunRoot(), job.Temporary}
 	if p.Options.ImageStore != "" {
 		t.Writable = append(t.Writable, p.Options.ImageStore)

@@ -53,6 +53,7 @@ type Settings struct {
 	DecryptionKeys    string   // directory; empty: encrypted images are refused
 	TemporaryDir      string   // empty: in the store
 	ParallelLayers    int      // of one image that are downloaded at a time
+	UnpackParallel    int      // layers of one image that are unpacked at a time
 	ProgressTimeout   time.Duration
 	MinPullRate       int64 // bytes per second
 	PullTimeout       time.Duration
@@ -82,7 +83,7 @@ type Puller struct {
 	// records of those layers.
 	DropLost func(context.Context) error
 
-	RepeatRoom   int64         // see layers.BoundRepeats
+	RepeatRoom   int64         // see layers.NewUnpacker
 	Records      RecordRoom    // in Library
 	LargeWindows chan struct{} // see source.Image
 

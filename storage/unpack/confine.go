@@ -119,14 +119,14 @@ func allowBelow(rules int, path string, rights uint64) error {
 	return nil
 }
 
-// refusedCalls lead to networks and local services, other processes and namespaces, mounts, and
+// refusedCalls, and unshare with any flag but CLONE_FS, lead to networks and local services, other processes and namespaces, mounts, and
 // parts of the kernel that unpacking does not need. A list of refused calls, not of allowed ones,
 // leaves Go's runtime and the libraries free to use new calls in later versions. Capabilities
 // refuse others.
 var refusedCalls = []uint32{
 	unix.SYS_SOCKET, unix.SYS_CONNECT, unix.SYS_BIND,
 	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PIDFD_GETFD,
-	unix.SYS_SETNS, unix.SYS_UNSHARE,
+	unix.SYS_SETNS,
 	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_OPEN_TREE, unix.SYS_MOVE_MOUNT, unix.SYS_MOUNT_SETATTR,
 	unix.SYS_FSOPEN, unix.SYS_FSCONFIG, unix.SYS_FSMOUNT, unix.SYS_FSPICK, unix.SYS_OPEN_BY_HANDLE_AT,
 	unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_USERFAULTFD, unix.SYS_IO_URING_SETUP,
@@ -150,7 +150,7 @@ var architectures = map[string]struct {
 
 // refuseCalls makes the kernel answer EPERM to refusedCalls, to all calls of another architecture,
 // and to new threads and processes with namespaces of their own, except the PID namespace in which
-// the worker starts. It does nothing on other architectures.
+// the worker starts. A thread may have a root of its own. It does nothing on other architectures.
 func refuseCalls() error {
 	here, known := architectures[runtime.GOARCH]
 	if !known {
@@ -190,6 +190,11 @@ func callFilter(architecture uint32, refused []uint32) []unix.SockFilter {
 		filter = append(filter, unix.SockFilter{Code: equal, K: call, Jf: 1}, unix.SockFilter{Code: answer, K: refuse})
 	}
 	return append(filter,
+		unix.SockFilter{Code: equal, K: unix.SYS_UNSHARE, Jf: 4}, // package extract gives threads roots of their own
+		unix.SockFilter{Code: load, K: 16},
+		unix.SockFilter{Code: equal, K: unix.CLONE_FS, Jf: 1},
+		unix.SockFilter{Code: answer, K: unix.SECCOMP_RET_ALLOW},
+		unix.SockFilter{Code: answer, K: refuse},
 		unix.SockFilter{Code: equal, K: unix.SYS_CLONE, Jf: 3},
 		unix.SockFilter{Code: load, K: 16},
 		unix.SockFilter{Code: hasAny, K: namespaces, Jf: 1},

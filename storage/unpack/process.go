@@ -54,6 +54,7 @@ type Task struct {
 	Job       *os.File                  // a lock that the worker inherits: nobody sweeps files that it may still write
 	Temporary string                    // directory for large files
 	Parallel  int                       // layers that are fetched at a time
+	Unpacking int                       // layers that are unpacked at a time
 	Writable  []string                  // the only directories in which the worker changes files
 	Secrets   []string                  // hidden from the worker
 	Downloads *download.Pull
@@ -62,7 +63,7 @@ type Task struct {
 	Pod       string                        // cgroup parent of the pod for which the image is pulled; empty: there is none
 	Events    chan types.ProgressProperties // receives progress
 
-	RepeatRoom int64 // see layers.BoundRepeats
+	RepeatRoom int64 // see layers.NewUnpacker
 }
 
 // Cgroups are the cgroups in which workers run.
@@ -101,7 +102,7 @@ func (t Task) Copy(ctx context.Context) (id string, err error) {
 }
 
 func (t Task) order() wire.Order {
-	return wire.Order{Protocol: wire.Protocol, Store: t.Store, Temporary: t.Temporary, Parallel: t.Parallel, RepeatRoom: t.RepeatRoom}
+	return wire.Order{Protocol: wire.Protocol, Store: t.Store, Temporary: t.Temporary, Parallel: t.Parallel, Unpack: t.Unpacking, RepeatRoom: t.RepeatRoom}
 }
 
 // run has a worker carry out an order and returns its last message.

@@ -44,6 +44,8 @@ func TestConfine(t *testing.T) {
 		"connect":          func() error { _, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0); return err },
 		"mount":            func() error { return unix.Mount(inside, inside, "", unix.MS_BIND, "") },
 		"new namespace":    func() error { return unix.Unshare(unix.CLONE_NEWNS) },
+		"root and mounts":  func() error { return unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS) },
+		"own descriptors":  func() error { return unix.Unshare(unix.CLONE_FILES) },
 		"join a namespace": func() error { return unix.Setns(0, unix.CLONE_NEWNS) },
 		"trace the server": func() error { return unix.PtraceAttach(os.Getppid()) },
 	}
@@ -54,6 +56,7 @@ func TestConfine(t *testing.T) {
 		"xattr":   func() error { return unix.Setxattr(inside, "trusted.overlay.opaque", []byte("y"), 0) },
 		"device":  func() error { return unix.Mknod(filepath.Join(inside, "null"), unix.S_IFCHR, int(unix.Mkdev(1, 3))) },
 		"discard": func() error { return os.WriteFile(os.DevNull, nil, 0) },
+		"root":    func() error { return errors.Join(unix.Unshare(unix.CLONE_FS), unix.Chroot(inside)) },
 	}
 	err := thread.Run(func() error {
 		if err := confine([]string{inside}); err != nil {
@@ -64,7 +67,7 @@ func TestConfine(t *testing.T) {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
-		for _, what := range []string{"create", "move", "chown", "xattr", "device", "discard"} {
+		for _, what := range []string{"create", "move", "chown", "xattr", "device", "discard", "root"} {
 			if err := allowed[what](); err != nil {
 				t.Errorf("%s: %v", what, err)
 			}

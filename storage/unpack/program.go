@@ -4,7 +4,7 @@
 // the format of a layer, crius itself (package copier); package wire is the protocol. See
 // docs/pull.md.
 //
-// In the process, package layers takes a layer from its archive to the store, and package untar
+// In the process, package layers takes a layer from its archive to the store, and package extract
 // makes its files.
 package unpack
 

@@ -97,6 +97,8 @@ func (v *validator) together(c *Config) {
 	v.logLimit(&c.Runtime)
 	v.require(c.Image.PullConnections <= storage.MaxPullConnections, &c.Image.PullConnections,
 		"must be at most %d, got %d", storage.MaxPullConnections, c.Image.PullConnections)
+	v.require(c.Image.UnpackParallel <= storage.MaxUnpackParallel, &c.Image.UnpackParallel,
+		"must be at most %d, got %d", storage.MaxUnpackParallel, c.Image.UnpackParallel)
 	v.require(c.Image.WritableSize == 0 || c.Image.WritableSize >= 1<<20, &c.Image.WritableSize,
 		"must be 0, for no limit, or at least %d, so that containers can start, got %d", 1<<20, c.Image.WritableSize)
 	v.require(c.Image.WritableInodes == 0 || c.Image.WritableInodes >= 100, &c.Image.WritableInodes,

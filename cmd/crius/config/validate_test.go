@@ -76,6 +76,8 @@ func TestValidate(t *testing.T) {
 		{"image.pull_timeout = '-1s'", "image.pull_timeout: must be 0 or more, got \"-1s\""},
 		{"image.parallel_layers = 0", "image.parallel_layers: must be more than 0, got 0"},
 		{"image.pull_connections = 32", ""},
+		{"image.unpack_parallel = 16", ""},
+		{"image.unpack_parallel = 17", "image.unpack_parallel: must be at most 16, got 17"},
 		{"image.pull_connections = 33", "image.pull_connections: must be at most 32, got 33"},
 		{"image.pull_connections = -1", "image.pull_connections: must be 0 or more, got -1"},
 		{"image.pull_timeout = '0'", ""},

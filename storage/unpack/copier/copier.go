@@ -55,10 +55,11 @@ func copyImage(ctx context.Context, client *worker.Client, order Order) (string,
 	if err != nil {
 		return "", err
 	}
-	store, err := worker.OpenStore(order.Order)
+	plain, err := worker.OpenStore(order.Order)
 	if err != nil {
 		return "", err
 	}
+	store := layers.Library(plain, layers.NewUnpacker(plain, order.RepeatRoom))
 	sys := &types.SystemContext{BigFilesTemporaryDir: order.Temporary, BlobInfoCacheDir: filepath.Join(os.DevNull, "none")}
 	src := &handedReference{ImageReference: ref, source: handedSource{Documents: order.Documents, ref: ref, signatures: order.Signatures, client: client}}
 	events := make(chan types.ProgressProperties, 64)

@@ -62,12 +62,12 @@ type file struct {
 
 // next returns the next part of the content in the layer's buffer, or io.EOF.
 func (f *file) next() ([]byte, error) {
-	l := f.layer
+	l, buffer := f.layer, f.layer.buffers.content
 	n, before := 0, l.archive.size
 	var err error
-	for n < len(l.buffer) && err == nil {
+	for n < len(buffer) && err == nil {
 		var more int
-		more, err = l.entries.Read(l.buffer[n:])
+		more, err = l.entries.Read(buffer[n:])
 		n += more
 		if int64(n) == f.left && err == nil {
 			break
@@ -85,7 +85,7 @@ func (f *file) next() ([]byte, error) {
 		return nil, io.EOF
 	}
 	if holes := int64(n) - (l.archive.size - before); holes > 0 {
-		if err := l.check.Holes(holes); err != nil {
+		if err := l.Check.Holes(holes); err != nil {
 			return nil, err
 		}
 	}
@@ -93,8 +93,8 @@ func (f *file) next() ([]byte, error) {
 		f.hash = l.split.hash
 		f.hash.Reset()
 	}
-	_, _ = f.hash.Write(l.buffer[:n]) // never fails
-	return l.buffer[:n], nil
+	_, _ = f.hash.Write(buffer[:n]) // never fails
+	return buffer[:n], nil
 }
 
 // discard reads the rest of the content.

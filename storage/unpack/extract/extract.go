@@ -14,6 +14,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -29,26 +30,33 @@ type Check interface {
 	Holes(bytes int64) error
 }
 
+// Order says which layer becomes which files.
+type Order struct {
+	Content     io.Reader // the archive, uncompressed; it is read to its end
+	Dir         *os.File  // an empty directory
+	Split       io.Writer // gets the layer's tar-split data, which are JSON
+	Check       Check
+	IgnoreChown bool // files to which the file system refuses an owner belong to root
+}
+
 // Result is what a layer has.
 type Result struct {
 	Size int64 // bytes of the archive
 	Root bool  // an entry says the owner and the mode of the root directory
 }
 
-// Layer makes the files of a layer in an empty directory, and writes its tar-split data, which are
-// JSON, to split. It reads content, the uncompressed archive, to its end.
-//
-// Errors of the archive are fault.Invalid; those of content, check, split and the disk are
-// returned as they are.
+// Layer makes the files of a layer. Errors of the archive are fault.Invalid; those of the content,
+// the check, the writer and the disk are returned as they are.
 //
 // The directory is the root of the thread that makes the files, so neither a name nor a link of
 // the layer leads out of it.
-func Layer(content io.Reader, dir *os.File, split io.Writer, check Check) (result Result, err error) {
+func Layer(o Order) (result Result, err error) {
 	err = thread.Run(func() error {
-		if err := enter(dir); err != nil {
+		if err := enter(o.Dir); err != nil {
 			return err
 		}
-		l := newLayer(content, split, check)
+		l := newLayer(o)
+		defer l.free()
 		if err := l.run(); err != nil {
 			return err
 		}
@@ -75,17 +83,30 @@ func enter(dir *os.File) error {
 
 // layer is a layer whose files are being made, in the root directory of this thread.
 type layer struct {
+	Order
+
 	archive *archive
 	entries *tar.Reader // of archive
 	split   *splitter
-	check   Check
 	parents parents
+	buffers *buffers
 
-	in     string // the thread's directory; empty: not known
-	dirs   []directory
-	root   bool
-	buffer []byte
+	in   string // the thread's directory; empty: not known
+	dirs []directory
+	root bool
 }
+
+// buffers are what each layer needs, however small it is.
+type buffers struct {
+	from    *bufio.Reader
+	to      *bufio.Writer
+	content []byte
+}
+
+var pool = sync.Pool{New: func() any {
+	const readAtOnce, writtenAtOnce, split = 128 << 10, 256 << 10, 32 << 10
+	return &buffers{bufio.NewReaderSize(nil, readAtOnce), bufio.NewWriterSize(nil, split), make([]byte, writtenAtOnce)}
+}}
 
 // directory is a directory whose times are set at the end: files that are made in it change them.
 type directory struct {
@@ -93,12 +114,19 @@ type directory struct {
 	times [2]unix.Timespec
 }
 
-func newLayer(content io.Reader, split io.Writer, check Check) *layer {
-	const readAtOnce, writtenAtOnce = 128 << 10, 256 << 10
-	a := &archive{from: bufio.NewReaderSize(content, readAtOnce)}
-	return &layer{
-		archive: a, entries: tar.NewReader(a), split: newSplitter(split), check: check, buffer: make([]byte, writtenAtOnce),
-	}
+func newLayer(o Order) *layer {
+	b := pool.Get().(*buffers)
+	b.from.Reset(o.Content)
+	b.to.Reset(o.Split)
+	a := &archive{from: b.from}
+	return &layer{Order: o, archive: a, entries: tar.NewReader(a), split: newSplitter(b.to), buffers: b}
+}
+
+// free lets another layer use the buffers.
+func (l *layer) free() {
+	l.buffers.from.Reset(nil)
+	l.buffers.to.Reset(nil)
+	pool.Put(l.buffers)
 }
 
 func (l *layer) run() error {
@@ -142,7 +170,7 @@ func (l *layer) next() (*tar.Header, error) {
 	if err != nil {
 		return nil, io.EOF
 	}
-	return header, l.check.Entry(header)
+	return header, l.Check.Entry(header)
 }
 
 // entry makes what an entry says, and reads all of it.
@@ -165,8 +193,8 @@ func (l *layer) entry(h *tar.Header) error {
 // rest reads what follows the entries, which is padding.
 func (l *layer) rest() error {
 	for {
-		n, err := l.archive.Read(l.buffer)
-		if splitErr := l.split.segment(l.buffer[:n]); splitErr != nil {
+		n, err := l.archive.Read(l.buffers.content)
+		if splitErr := l.split.segment(l.buffers.content[:n]); splitErr != nil {
 			return splitErr
 		}
 		if errors.Is(err, io.EOF) {

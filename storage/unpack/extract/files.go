@@ -171,7 +171,7 @@ func (l *layer) whiteout(h *tar.Header, base string) error {
 		return nil
 	}
 	if err == nil {
-		err = unix.Fchownat(unix.AT_FDCWD, gone, h.Uid, h.Gid, unix.AT_SYMLINK_NOFOLLOW)
+		err = l.chown(gone, h)
 	}
 	if err != nil {
 		return failed(h.Name, "create", err)
@@ -244,7 +244,7 @@ func (l *layer) attributes(h *tar.Header, base string) error {
 		}
 		symlink = st.Mode&unix.S_IFMT == unix.S_IFLNK
 	}
-	if err := unix.Fchownat(unix.AT_FDCWD, base, h.Uid, h.Gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := l.chown(base, h); err != nil {
 		return failed(h.Name, "chown", err)
 	}
 	if !symlink {
@@ -269,6 +269,15 @@ func (l *layer) attributes(h *tar.Header, base string) error {
 		return failed(h.Name, "set times", err)
 	}
 	return nil
+}
+
+// chown gives a file its owner.
+func (l *layer) chown(base string, h *tar.Header) error {
+	err := unix.Fchownat(unix.AT_FDCWD, base, h.Uid, h.Gid, unix.AT_SYMLINK_NOFOLLOW)
+	if l.IgnoreChown {
+		return nil
+	}
+	return err
 }
 
 const paxXattr = "SCHILY.xattr."

@@ -45,7 +45,7 @@ func extractTo(t testing.TB, dir string, content io.Reader, check Check) (*unpac
 	}
 	defer root.Close()
 	u := &unpacked{dir: dir}
-	u.Result, err = Layer(content, root, &u.split, check)
+	u.Result, err = Layer(Order{Content: content, Dir: root, Split: &u.split, Check: check})
 	return u, err
 }
 
@@ -241,7 +241,7 @@ func corpus(t testing.TB) map[string][]byte {
 		"plain": packed(t, tar.FormatPAX, dir("usr/", 0o755), dir("usr/lib", 0o750), plain("usr/lib/a", 100), plain("usr/lib/b", 1<<20+7), plain("usr/empty", 0),
 			owned(plain("usr/own", 5), 1000, 70_000), link("l", "usr/lib"), hard("h", "usr/lib/a"), hard("hl", "l"), dir("usr/lib/", 0o711)),
 		"modes":            packed(t, tar.FormatPAX, owned(tar.Header{Typeflag: tar.TypeReg, Name: "su", Mode: 0o6755, Size: 1}, 5, 6), owned(dir("tmp", 0o1777), 1, 2), owned(dir("p", 0o2770), 7, 8), plain("p/f", 1), dir("p/d", 0o755), plain("p/i/m/f", 1)),
-		"implied":          packed(t, tar.FormatPAX, plain("a/b/c/d", 1), dir("a/b", 0o700), link("x/y", "/a/b"), plain("x/y/z/w", 2)),
+		"implied":          packed(t, tar.FormatPAX, plain("a/b/c/d", 1), hard("e/f/g", "a/b/c/d"), dir("a/b", 0o700), link("x/y", "/a/b"), plain("x/y/z/w", 2)),
 		"root":             packed(t, tar.FormatPAX, owned(dir("./", 0o711), 9, 10), plain("./f", 1), dir("/", 0o701)),
 		"root unchanged":   packed(t, tar.FormatPAX, plain("f", 1)),
 		"dots":             packed(t, tar.FormatPAX, dir("a", 0o755), plain("a/../b", 1), plain("./c/./d", 1), plain("/e", 1)),

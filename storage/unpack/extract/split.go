@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"encoding/json"
 	"hash"
-	"io"
 
 	tarsplit "github.com/vbatts/tar-split/tar/storage"
 )
@@ -18,8 +17,7 @@ type splitter struct {
 	hash     hash.Hash64 // for one file at a time
 }
 
-func newSplitter(to io.Writer) *splitter {
-	buffer := bufio.NewWriterSize(to, 32<<10)
+func newSplitter(buffer *bufio.Writer) *splitter {
 	return &splitter{buffer: buffer, to: json.NewEncoder(buffer), hash: newHash()}
 }
 

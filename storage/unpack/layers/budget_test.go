@@ -14,7 +14,7 @@ func TestBudgetDecompression(t *testing.T) {
 	blob := twoMembers(t)
 	allocated := testing.Benchmark(func(b *testing.B) {
 		for b.Loop() {
-			reader, err := decompress(bytes.NewReader(blob))
+			reader, err := decompress(bytes.NewReader(blob), nil)
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -10,16 +10,12 @@ package layers
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
-	"strings"
-	"sync"
 
 	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
-	"golang.org/x/sys/unix"
 )
 
 // Layer is one layer of an image.
@@ -32,11 +28,34 @@ type Layer struct {
 // Intake adds layers to a store.
 type Intake struct {
 	Store    cstorage.Store
+	Into     Target                       // of Store
 	Dir      string                       // for layers that are copied within the store
 	Parallel int                          // downloads at a time, at least 1
+	Unpack   int                          // layers that are unpacked at a time, at least 1
 	Fetch    func(Layer) (Arrival, error) // begins to download a blob
 	Added    func(Layer)                  // called when a downloaded blob has been unpacked
 	Lost     func(Layer, error)           // called when a blob is downloaded because its layer in the store cannot be rebuilt
+}
+
+// Target unpacks the layers of one image for a store.
+type Target interface {
+	// Stage unpacks the content of a layer beside the store. The caller must call Drop. blobs
+	// returns the bytes of the blobs of the image up to this layer's, once they have come. Stage is
+	// safe for concurrent use.
+	Stage(content io.Reader, blobs func() (int64, error)) (Staged, error)
+	// CheckRepeat refuses a layer that repeats too much of the layers that have been added.
+	CheckRepeat(content digest.Digest) error
+	// Note completes the records of the layers that have been added.
+	Note() error
+}
+
+// Staged is a layer that has been unpacked beside the store.
+type Staged interface {
+	// Add adds the layer to the store, above parent. The error is cstorage.ErrDuplicateID if the
+	// store has it already.
+	Add(id, parent string, as Record) error
+	// Drop deletes what has been unpacked, unless it was added.
+	Drop() error
 }
 
 // Arrival is a blob on its way into a file.
@@ -48,42 +67,6 @@ type Arrival interface {
 	File() *os.File
 	// Close ends the download, and a Next that waits.
 	Close() error
-}
-
-// Put adds the missing layers of an image to the store, from the lowest one up. It downloads
-// several at a time, and unpacks one after the other. A layer is added only if its blob and its
-// content have their digests. Layers that were added before an error stay. If the store has the
-// content of a layer elsewhere, the layer is rebuilt from there or, if that fails, downloaded.
-//
-// A layer that the store has under its id is not downloaded. Whether the image may use it,
-// containers/image checks by the digest of the blob.
-func (in *Intake) Put(ctx context.Context, image []Layer) error {
-	steps := in.plan(image)
-	ctx, cancel := context.WithCancel(ctx)
-	turns := make(chan struct{}, in.Parallel)
-	var downloads sync.WaitGroup
-	defer downloads.Wait()
-	defer cancel()
-	download := func(steps ...*step) { downloads.Go(func() { in.download(ctx, steps, turns, &downloads) }) }
-	download(steps...)
-	for _, s := range steps {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		err := in.add(s)
-		if s.present && errors.Is(err, ErrNotRebuilt) {
-			if in.Lost != nil {
-				in.Lost(s.Layer, err)
-			}
-			s = &step{Layer: s.Layer, id: s.id, parent: s.parent, blob: newSpool(in.Dir)}
-			download(s)
-			err = in.add(s)
-		}
-		if err != nil {
-			return fmt.Errorf("layer %s: %w", s.Blob, err)
-		}
-	}
-	return nil
 }
 
 // Present reports whether the store has all layers of an image, one on top of the other.
@@ -120,29 +103,49 @@ func IDs(contents []digest.Digest) (ids []string) {
 type step struct {
 	Layer
 	id, parent string
-	present    bool // its content is in the store, or will be after an earlier step
+	present    bool  // its content is in the store, or will be after an earlier step
+	like       *step // the earlier step, or one with the same content
+	stored     int64 // bytes of the blob from which the stored layer was made
 	blob       *spool
+
+	ready  chan struct{} // closed when staged and err are valid
+	staged Staged        // nil: the store has the layer already
+	err    error
+	added  chan struct{} // closed when the layer is in the store
 }
 
 // plan finds the layers that the store lacks.
 func (in *Intake) plan(image []Layer) (steps []*step) {
-	coming := map[digest.Digest]bool{}
+	blobs, contents := map[digest.Digest]*step{}, map[digest.Digest]*step{}
 	parent := ""
 	for _, l := range image {
-		id := layerID(parent, l.DiffID)
-		s := &step{Layer: l, id: id, parent: parent, blob: newSpool(in.Dir)}
-		parent = id
+		s := in.newStep(l, parent)
+		parent = s.id
 		if len(steps) == 0 {
-			if _, err := in.Store.Layer(id); err == nil {
+			if _, err := in.Store.Layer(s.id); err == nil {
 				continue
 			}
 		}
-		_, err := in.source(l)
-		s.present = err == nil || coming[l.Blob]
-		coming[l.Blob] = true
+		source, err := in.source(l)
+		switch {
+		case err == nil:
+			s.stored = source.CompressedSize
+		case blobs[l.Blob] != nil:
+			s.stored = blobs[l.Blob].Size
+		}
+		s.present = err == nil || blobs[l.Blob] != nil
+		s.like = contents[l.DiffID]
+		blobs[l.Blob], contents[l.DiffID] = s, s
 		steps = append(steps, s)
 	}
 	return steps
+}
+
+func (in *Intake) newStep(l Layer, parent string) *step {
+	return &step{
+		Layer: l, id: layerID(parent, l.DiffID), parent: parent, blob: newSpool(in.Dir),
+		ready: make(chan struct{}), added: make(chan struct{}),
+	}
 }
 
 // layerID returns the id of a layer with this content, as containers/image computes it.
@@ -165,26 +168,6 @@ func (in *Intake) source(l Layer) (*cstorage.Layer, error) {
 		}
 	}
 	return nil, cstorage.ErrLayerUnknown
-}
-
-// download downloads the blobs that are not present, in their order, and as many at a time as turns
-// has room for.
-func (in *Intake) download(ctx context.Context, steps []*step, turns chan struct{}, downloads *sync.WaitGroup) {
-	for _, s := range steps {
-		if s.present {
-			continue
-		}
-		select {
-		case turns <- struct{}{}:
-		case <-ctx.Done():
-			s.blob.end(context.Cause(ctx))
-			continue
-		}
-		downloads.Go(func() {
-			defer func() { <-turns }()
-			s.blob.end(in.fetch(ctx, s))
-		})
-	}
 }
 
 // fetch downloads a blob.
@@ -212,68 +195,11 @@ func (in *Intake) fetch(ctx context.Context, s *step) error {
 	}
 }
 
-// add unpacks a layer while its blob arrives.
-func (in *Intake) add(s *step) error {
-	defer s.blob.close()
-	size := s.Size
-	if s.present {
-		source, err := in.source(s.Layer)
-		if err != nil { // somebody has removed it
-			return fmt.Errorf("layer with this content in the image store %w: %w", ErrNotRebuilt, err)
-		}
-		size = source.CompressedSize
-		if err := in.recall(source, s.blob); err != nil {
-			return err
-		}
-	}
-	const attempts = 3
-	for attempt := 1; ; attempt++ {
-		err := in.unpack(s, size)
-		if err == nil {
-			break
-		}
-		if attempt == attempts || !swept(err) {
-			return err
-		}
-	}
-	if !s.present && in.Added != nil {
-		in.Added(s.Layer)
-	}
-	return nil
-}
-
-// unpack unpacks a layer whose blob has size bytes. It can be called again.
-func (in *Intake) unpack(s *step, size int64) error {
-	c, err := s.open()
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	_, _, err = in.Store.PutLayer(s.id, s.parent, nil, "", false, &cstorage.LayerOptions{
-		OriginalDigest: s.Blob, OriginalSize: &size, UncompressedDigest: s.DiffID,
-	}, c)
-	switch {
-	case errors.Is(err, cstorage.ErrDuplicateID): // another pull was faster
-		return nil
-	case c.err != nil: // the library has only the child's word for it
-		return c.err
-	case err != nil:
-		return err
-	case !c.checked:
-		return errors.Join(errors.New("the image store did not read it to its end"), in.Store.DeleteLayer(s.id))
-	}
-	return nil
-}
-
 // swept reports whether the directory into which a layer was unpacked may have been deleted
 // meanwhile. Every process that opens the store deletes staging directories whose lock file is not
 // locked. A directory that is just being created looks like that to a second process; after the
-// second has deleted the lock file, the owner's lock does not protect against a third. The
-// unpacking child reports this only as text.
-func swept(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) ||
-		strings.Contains(err.Error(), "unpacking failed") && strings.Contains(err.Error(), unix.ENOENT.Error())
-}
+// second has deleted the lock file, the owner's lock does not protect against a third.
+func swept(err error) bool { return errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrNotRebuilt) }
 
 // recall writes the content of a stored layer, which is unpacked only after it was found to be
 // whole.

@@ -21,18 +21,23 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// fakeStore unpacks nothing, and fails as often as the test wants.
+// fakeStore unpacks nothing, and fails as often as the test wants. It is a store and its Target.
 type fakeStore struct {
 	cstorage.Store
-	fails []error // of PutLayer, in turn
-	puts  []string
-	added map[string]bool
+	mu     sync.Mutex
+	fails  []error // of Stage or Add, in turn
+	late   bool    // it is Add that fails
+	puts   []string
+	staged int // that were neither added nor dropped
+	added  map[string]bool
 
 	sources [][]cstorage.Layer // of LayersByCompressedDigest, in turn; none: ErrLayerUnknown
 	broken  error              // instead
 }
 
 func (s *fakeStore) Layer(id string) (*cstorage.Layer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.added[id] {
 		return &cstorage.Layer{ID: id}, nil
 	}
@@ -40,6 +45,8 @@ func (s *fakeStore) Layer(id string) (*cstorage.Layer, error) {
 }
 
 func (s *fakeStore) LayersByCompressedDigest(digest.Digest) ([]cstorage.Layer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.broken != nil || len(s.sources) == 0 {
 		return nil, cmp.Or(s.broken, cstorage.ErrLayerUnknown)
 	}
@@ -50,18 +57,55 @@ func (s *fakeStore) LayersByCompressedDigest(digest.Digest) ([]cstorage.Layer, e
 
 func (s *fakeStore) GraphDriver() (drivers.Driver, error) { return nil, errors.New("no driver") }
 
-func (s *fakeStore) PutLayer(id, _ string, _ []string, _ string, _ bool, _ *cstorage.LayerOptions, diff io.Reader) (*cstorage.Layer, int64, error) {
-	text, err := io.ReadAll(diff)
+func (s *fakeStore) CheckRepeat(digest.Digest) error { return nil }
+func (s *fakeStore) Note() error                     { return nil }
+
+func (s *fakeStore) Stage(content io.Reader, _ func() (int64, error)) (Staged, error) {
+	text, err := io.ReadAll(content)
 	if err != nil {
-		return nil, 0, errors.New("the child says no more than that") // as the library
+		return nil, err
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.puts = append(s.puts, string(text))
+	if len(s.fails) > 0 && !s.late {
+		err, s.fails = s.fails[0], s.fails[1:]
+		return nil, err
+	}
+	s.staged++
+	return &fakeStaged{fakeStore: s}, nil
+}
+
+// fakeStaged is a layer that fakeStore has not unpacked.
+type fakeStaged struct {
+	*fakeStore
+	gone bool
+}
+
+func (s *fakeStaged) Add(id, _ string, as Record) (err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if len(s.fails) > 0 {
 		err, s.fails = s.fails[0], s.fails[1:]
-		return nil, 0, err
+		return err
+	}
+	if as.Blob == "" || as.Content == "" {
+		return errors.New("it has no digests")
 	}
 	s.added[id] = true
-	return &cstorage.Layer{ID: id}, 0, nil
+	s.staged--
+	s.gone = true
+	return nil
+}
+
+func (s *fakeStaged) Drop() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.gone {
+		s.staged--
+	}
+	s.gone = true
+	return nil
 }
 
 func TestPut(t *testing.T) {
@@ -69,7 +113,6 @@ func TestPut(t *testing.T) {
 	const text = "content, not compressed"
 	layer := Layer{Blob: digest.FromString(text), Size: int64(len(text)), DiffID: digest.FromString(text)}
 	swept := &fs.PathError{Op: "mkdir", Path: "tempdirs/1", Err: fs.ErrNotExist}
-	sweptByChild := fmt.Errorf("unpacking failed (error: exit status 1; output: %w)", fs.ErrNotExist)
 	cut, broken := errors.New("connection cut"), errors.New("no tar")
 	for name, test := range map[string]struct {
 		sends string
@@ -79,30 +122,35 @@ func TestPut(t *testing.T) {
 		want  error // nil: the layer is added
 	}{
 		"good":              {sends: text, puts: 1},
-		"swept":             {sends: text, fails: []error{swept, sweptByChild}, puts: 3},
+		"swept":             {sends: text, fails: []error{swept, swept}, puts: 3},
 		"swept for ever":    {sends: text, fails: []error{swept, swept, swept, swept}, puts: 3, want: fs.ErrNotExist},
 		"another was there": {sends: text, fails: []error{cstorage.ErrDuplicateID}, puts: 1},
 		"broken":            {sends: text, fails: []error{broken}, puts: 1, want: broken},
 		"cut":               {sends: text[:10], fetch: cut, want: cut},
 		"something else":    {sends: strings.ToUpper(text), want: fault.Invalid},
 	} {
-		store := &fakeStore{fails: test.fails, added: map[string]bool{}}
-		var added []Layer
-		in := Intake{
-			Store: store, Dir: t.TempDir(), Parallel: 1,
-			Fetch: func(Layer) (Arrival, error) { return arrive(t, test.sends, test.fetch), nil },
-			Added: func(l Layer) { added = append(added, l) },
-		}
-		err := in.Put(t.Context(), []Layer{layer})
-		good := test.want == nil
-		if !errors.Is(err, test.want) {
-			t.Errorf("%s: %v", name, err)
-		}
-		if len(store.puts) != test.puts || slices.ContainsFunc(store.puts, func(put string) bool { return put != text }) {
-			t.Errorf("%s: the store was given %q", name, store.puts)
-		}
-		if good != (len(added) == 1) {
-			t.Errorf("%s: added %v", name, added)
+		for _, late := range []bool{false, true} {
+			store := &fakeStore{fails: test.fails, late: late, added: map[string]bool{}}
+			var added []Layer
+			in := Intake{
+				Store: store, Into: store, Dir: t.TempDir(), Parallel: 1, Unpack: 1,
+				Fetch: func(Layer) (Arrival, error) { return arrive(t, test.sends, test.fetch), nil },
+				Added: func(l Layer) { added = append(added, l) },
+			}
+			err := in.Put(t.Context(), []Layer{layer})
+			good := test.want == nil
+			if !errors.Is(err, test.want) {
+				t.Errorf("%s: %v", name, err)
+			}
+			if len(store.puts) != test.puts || slices.ContainsFunc(store.puts, func(put string) bool { return put != text }) {
+				t.Errorf("%s: the store was given %q", name, store.puts)
+			}
+			if good != (len(added) == 1) {
+				t.Errorf("%s: added %v", name, added)
+			}
+			if store.staged != 0 {
+				t.Errorf("%s: %d staged layers were left", name, store.staged)
+			}
 		}
 	}
 }
@@ -117,17 +165,17 @@ func TestPutDownloadsWhatTheStoreCannotGive(t *testing.T) {
 	stored := []cstorage.Layer{{ID: "stored", CompressedDigest: layer.Blob, UncompressedDigest: layer.DiffID}}
 	broken := errors.New("broken")
 	for name, test := range map[string]struct {
-		store   fakeStore
+		store   *fakeStore
 		image   []Layer
 		fetched int
 		lost    int
 	}{
-		"cannot be rebuilt":        {fakeStore{sources: [][]cstorage.Layer{stored, stored}}, []Layer{layer}, 1, 1},
-		"removed meanwhile":        {fakeStore{sources: [][]cstorage.Layer{stored}}, []Layer{layer}, 1, 1},
-		"of another content now":   {fakeStore{sources: [][]cstorage.Layer{stored, {{ID: "stored", UncompressedDigest: "else"}}}}, []Layer{layer}, 1, 1},
-		"store that is not read":   {fakeStore{broken: broken}, []Layer{layer}, 1, 0},
-		"twice":                    {fakeStore{}, []Layer{layer, layer}, 2, 1},
-		"often, and there already": {fakeStore{sources: [][]cstorage.Layer{stored, stored, stored, stored, stored, stored}}, []Layer{layer, layer, layer}, 3, 3},
+		"cannot be rebuilt":        {&fakeStore{sources: [][]cstorage.Layer{stored, stored}}, []Layer{layer}, 1, 1},
+		"removed meanwhile":        {&fakeStore{sources: [][]cstorage.Layer{stored}}, []Layer{layer}, 1, 1},
+		"of another content now":   {&fakeStore{sources: [][]cstorage.Layer{stored, {{ID: "stored", UncompressedDigest: "else"}}}}, []Layer{layer}, 1, 1},
+		"store that is not read":   {&fakeStore{broken: broken}, []Layer{layer}, 1, 0},
+		"twice":                    {&fakeStore{}, []Layer{layer, layer}, 2, 1},
+		"often, and there already": {&fakeStore{sources: [][]cstorage.Layer{stored, stored, stored, stored, stored, stored}}, []Layer{layer, layer, layer}, 3, 3},
 	} {
 		store := test.store
 		store.added = map[string]bool{}
@@ -135,7 +183,7 @@ func TestPutDownloadsWhatTheStoreCannotGive(t *testing.T) {
 		var lost []error
 		var mu sync.Mutex
 		in := Intake{
-			Store: &store, Dir: t.TempDir(), Parallel: 1,
+			Store: store, Into: store, Dir: t.TempDir(), Parallel: 1, Unpack: 2,
 			Fetch: func(l Layer) (Arrival, error) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -196,7 +244,8 @@ func TestPutIsCancelled(t *testing.T) {
 		image = append(image, Layer{Blob: digest.FromString(text), Size: int64(len(text)), DiffID: digest.FromString(text)})
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	in := Intake{Store: &fakeStore{added: map[string]bool{}}, Dir: t.TempDir(), Parallel: 1, Fetch: func(l Layer) (Arrival, error) {
+	store := &fakeStore{added: map[string]bool{}}
+	in := Intake{Store: store, Into: store, Dir: t.TempDir(), Parallel: 1, Unpack: 2, Fetch: func(l Layer) (Arrival, error) {
 		cancel()
 		return arrive(t, fmt.Sprintf("layer %d: something", slices.Index(image, l)), nil), nil
 	}}
@@ -217,7 +266,7 @@ func TestPutInOrder(t *testing.T) {
 		t.Error("wrong layers are present")
 	}
 	failure := errors.New("failure")
-	in := Intake{Store: store, Dir: t.TempDir(), Parallel: 2, Fetch: func(l Layer) (Arrival, error) {
+	in := Intake{Store: store, Into: store, Dir: t.TempDir(), Parallel: 2, Unpack: 1, Fetch: func(l Layer) (Arrival, error) {
 		i := slices.Index(image, l)
 		if i == 2 {
 			return nil, failure
@@ -227,8 +276,8 @@ func TestPutInOrder(t *testing.T) {
 	if err := in.Put(t.Context(), image); !errors.Is(err, failure) || !strings.Contains(err.Error(), image[2].Blob.String()) {
 		t.Errorf("%v", err)
 	}
-	if want := []string{"layer 1: something"}; !slices.Equal(store.puts, want) {
-		t.Errorf("the store was given %q", store.puts)
+	if len(store.added) != 2 || store.staged != 0 {
+		t.Errorf("added are %v, and %d are left unpacked", store.added, store.staged)
 	}
 	if !Present(store, image[:2]) || Present(store, image[:3]) {
 		t.Error("wrong layers are present afterwards")

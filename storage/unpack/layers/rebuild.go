@@ -90,7 +90,7 @@ func rebuild(store cstorage.Store, layer *cstorage.Layer, to io.Writer) error {
 		return err
 	}
 	defer file.Close()
-	description, err := decompress(file)
+	description, err := decompress(file, func() (func(), error) { return func() {}, nil }) // it is gzip
 	if err != nil {
 		return fmt.Errorf("description of its archive (tar-split): %w", err)
 	}

@@ -2,48 +2,47 @@ package layers
 
 import (
 	"fmt"
-	"io"
+	"sync"
 
 	"github.com/opencontainers/go-digest"
-	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// BoundRepeats returns a store for the layers of one image, added one after the other. A layer that
-// has the content of an earlier one needs no download, but is unpacked nevertheless. In total such
-// layers may unpack to as many bytes as the earlier layers that repeat none, or to room, whichever
-// is more: PutLayer refuses the next one with fault.Invalid.
-func BoundRepeats(store cstorage.Store, room int64) cstorage.Store {
-	return &boundedStore{Store: store, most: room, sizes: map[digest.Digest]int64{}}
+// repeats bounds the layers of one image that repeat others. A layer that has the content of an
+// earlier one needs no download, but is unpacked nevertheless. In total such layers may unpack to
+// as many bytes as the earlier layers that repeat none, or to most, whichever is more.
+type repeats struct {
+	most int64 // bytes that are allowed in any case
+
+	mu              sync.Mutex
+	sizes           map[digest.Digest]int64 // bytes, by content that has been added
+	first, repeated int64                   // bytes that were added for the first time, and again
 }
 
-type boundedStore struct {
-	cstorage.Store
-	most            int64                   // bytes that are allowed in any case
-	sizes           map[digest.Digest]int64 // bytes, by content that has been unpacked
-	first, repeated int64                   // bytes that were unpacked for the first time, and again
+func newRepeats(most int64) *repeats {
+	return &repeats{most: most, sizes: map[digest.Digest]int64{}}
 }
 
-// PutLayer implements cstorage.Store.
-func (s *boundedStore) PutLayer(id, parent string, names []string, mountLabel string, writeable bool, options *cstorage.LayerOptions, diff io.Reader) (*cstorage.Layer, int64, error) {
-	if most := max(s.most, s.first); options != nil && s.repeated+s.sizes[options.UncompressedDigest] > most {
-		return nil, -1, fmt.Errorf("it has the content of an earlier layer, and layers that repeat others may unpack to %d bytes, in sum; rebuild the image without them: %w",
+// CheckRepeat implements Target.
+func (r *repeats) CheckRepeat(content digest.Digest) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if most := max(r.most, r.first); r.repeated+r.sizes[content] > most {
+		return fmt.Errorf("it has the content of an earlier layer, and layers that repeat others may unpack to %d bytes, in sum; rebuild the image without them: %w",
 			most, fault.Invalid)
 	}
-	layer, size, err := s.Store.PutLayer(id, parent, names, mountLabel, writeable, options, diff)
-	if err != nil {
-		return layer, size, err
+	return nil
+}
+
+// added counts a layer that was added. It has bytes on the disk, holes included.
+func (r *repeats) added(content digest.Digest, bytes int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, again := r.sizes[content]; again {
+		r.repeated += bytes
+		return
 	}
-	content, bytes := layer.UncompressedDigest, layer.UncompressedSize
-	if c, is := diff.(*counted); is {
-		bytes += c.holes - c.before.holes // the library does not count holes
-	}
-	if _, again := s.sizes[content]; again {
-		s.repeated += bytes
-	} else {
-		s.first += bytes
-		s.sizes[content] = bytes
-	}
-	return layer, size, nil
+	r.first += bytes
+	r.sizes[content] = bytes
 }

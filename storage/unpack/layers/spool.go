@@ -2,6 +2,8 @@ package layers
 
 import (
 	"bufio"
+	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -130,65 +132,112 @@ type spoolReader struct {
 
 // Read implements io.Reader. It waits for bytes that have not come.
 func (r *spoolReader) Read(p []byte) (int, error) {
-	left, err := r.more()
+	file, left, err := r.more()
 	if left == 0 || err != nil && !errors.Is(err, io.EOF) {
 		return 0, err
 	}
-	n, err := r.file.ReadAt(p[:min(int64(len(p)), left)], r.offset)
+	n, err := file.ReadAt(p[:min(int64(len(p)), left)], r.offset)
 	r.offset += int64(n)
 	return n, err
 }
 
-// more returns how many bytes can be read, at least one if there is no error.
-func (r *spoolReader) more() (int64, error) {
+// more returns the file and how many bytes can be read, at least one if there is no error.
+func (r *spoolReader) more() (*os.File, int64, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for r.size == r.offset && r.err == nil {
 		r.changed.Wait()
 	}
-	return r.size - r.offset, r.err
+	return r.file, r.size - r.offset, r.err
 }
 
 // content is the decompressed content of a layer's blob. Read returns io.EOF only after blob and
 // content were found to have their digests.
 type content struct {
-	io.ReadCloser // decompresses
+	io.ReadCloser                 // decompresses
+	ctx           context.Context //nolint:containedctx // of the reads
 	layer         *step
 	digester      digest.Digester
-	err           error // the first error of Read
-	checked       bool  // it was read to its end, and has its digest
-	second        bool  // the layer is being read again
+	checked       bool // it was read to its end, and has its digest
 }
 
-// again implements readable.
-func (c *content) again() (io.ReadCloser, error) {
-	second, err := c.layer.open()
-	if err == nil {
-		second.second = true
-	}
-	return second, err
-}
-
-// open begins to decompress the layer.
-func (s *step) open() (*content, error) {
-	decompressed, err := decompress(&spoolReader{spool: s.blob})
+// open begins to decompress the layer. A decoder that needs much memory takes a place in large.
+func (s *step) open(ctx context.Context, large chan struct{}) (*content, error) {
+	decompressed, err := decompress(&spoolReader{spool: s.blob}, func() (func(), error) {
+		select {
+		case large <- struct{}{}:
+			return func() { <-large }, nil
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	})
 	if err != nil {
 		return nil, err
 	}
-	return &content{ReadCloser: decompressed, layer: s, digester: s.DiffID.Algorithm().Digester()}, nil
+	return &content{ReadCloser: decompressed, ctx: ctx, layer: s, digester: s.DiffID.Algorithm().Digester()}, nil
 }
 
 // decompress decompresses a blob like archive.DecompressStream, but gzip with smaller buffers,
-// which otherwise cost more than a small layer.
-func decompress(blob io.Reader) (io.ReadCloser, error) {
+// which otherwise cost more than a small layer. It calls large before it makes a decoder that may
+// need much memory, and calls done when that is closed.
+func decompress(blob io.Reader, large func() (done func(), err error)) (io.ReadCloser, error) {
 	const buffer, buffers = 128 << 10, 4
 	reader := bufio.NewReaderSize(blob, 32<<10)
-	first, _ := reader.Peek(10) // an error comes back with the next read
-	if archive.DetectCompression(first) == archive.Gzip && !hasPigz() {
+	first, _ := reader.Peek(zstdHeader) // an error comes back with the next read
+	switch kind := archive.DetectCompression(first); {
+	case kind == archive.Gzip && !hasPigz():
 		unpacked, err := pgzip.NewReaderN(reader, buffer, buffers)
 		return gunzip{unpacked}, err
+	case kind == archive.Zstd && !smallWindow(first):
+		done, err := large()
+		if err != nil {
+			return nil, err
+		}
+		unpacked, err := archive.DecompressStream(reader)
+		if err != nil {
+			done()
+			return nil, err
+		}
+		return &freeing{unpacked, sync.OnceFunc(done)}, nil
 	}
 	return archive.DecompressStream(reader)
+}
+
+// zstdHeader is the size of the longest header of a zstd frame, in bytes.
+const zstdHeader = 18
+
+// smallWindow reports whether the first frame of a zstd blob says that it needs a window of at most
+// 8 MiB (RFC 8878, 3.1.1.1), which nearly all do.
+func smallWindow(head []byte) bool {
+	const most = 23 // 8 MiB
+	if len(head) < zstdHeader || string(head[:4]) != "\x28\xb5\x2f\xfd" {
+		return len(head) < zstdHeader // so is the frame
+	}
+	descriptor, fields := head[4], head[5:]
+	if singleSegment := descriptor&(1<<5) != 0; !singleSegment {
+		exponent, mantissa := 10+fields[0]>>3, fields[0]&7
+		return exponent < most || exponent == most && mantissa == 0
+	}
+	size := fields[[]int{0, 1, 2, 4}[descriptor&3]:]
+	switch descriptor >> 6 {
+	case 2:
+		return binary.LittleEndian.Uint32(size) <= 1<<most
+	case 3:
+		return binary.LittleEndian.Uint64(size) <= 1<<most
+	}
+	return true
+}
+
+// freeing calls done when it is closed.
+type freeing struct {
+	io.ReadCloser
+	done func()
+}
+
+// Close implements io.Closer.
+func (f *freeing) Close() error {
+	defer f.done()
+	return f.ReadCloser.Close()
 }
 
 type gunzip struct{ *pgzip.Reader }
@@ -207,15 +256,15 @@ var hasPigz = sync.OnceValue(func() bool {
 
 // Read implements io.Reader.
 func (c *content) Read(p []byte) (int, error) {
+	if c.ctx.Err() != nil {
+		return 0, context.Cause(c.ctx)
+	}
 	n, err := c.ReadCloser.Read(p)
 	_, _ = c.digester.Hash().Write(p[:n]) // never fails
 	if errors.Is(err, io.EOF) {
 		if failed := c.check(); failed != nil {
 			err = failed
 		}
-	}
-	if c.err == nil && err != nil && !errors.Is(err, io.EOF) {
-		c.err = err
 	}
 	return n, err
 }

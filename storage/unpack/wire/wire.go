@@ -34,7 +34,7 @@ func Version() string { return fmt.Sprintf("%s with protocol %d", Name, Protocol
 
 // Protocol is the version of the protocol. It changes with the protocol, so that a server detects
 // the program of another package.
-const Protocol = 1
+const Protocol = 2
 
 // Descriptors of a worker, in addition to the standard ones.
 const (
@@ -50,6 +50,7 @@ type Order struct {
 	Store      storagetypes.StoreOptions `json:"Store"`
 	Temporary  string                    `json:"Temporary"`  // directory for large files
 	Parallel   int                       `json:"Parallel"`   // layers that are downloaded at a time
+	Unpack     int                       `json:"Unpack"`     // layers that are unpacked at a time
 	RepeatRoom int64                     `json:"RepeatRoom"` // bytes
 }
 

@@ -2,9 +2,9 @@
 // containers/storage, and the worker's end of the connection to its server (package wire). See
 // docs/decisions/0019-pull-worker.md.
 //
-// The program is started once for each image, and by containers/storage once more for each
-// layer. So it links containers/storage and little else, which test/layout checks: how long
-// it takes to start is most of what a small layer costs (docs/decisions/0051-unpack-program.md).
+// The program is started once for each image. So it links containers/storage and little else, which
+// test/layout checks: how long it takes to start is most of what a small image costs
+// (docs/decisions/0051-unpack-program.md).
 package worker
 
 import (
@@ -18,16 +18,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/storage/idlists"
 	"github.com/crius-run/crius/storage/unpack/layers"
-	"github.com/crius-run/crius/storage/unpack/untar"
 	"github.com/crius-run/crius/storage/unpack/wire"
 )
 
 // Main does the work for which a server or containers/storage has started the process, and reports
 // whether there was any.
 func Main() bool {
-	if untar.Child() || reexec.Init() {
+	if reexec.Init() {
 		return true
 	}
 	if len(os.Args) != 1 || os.Args[0] != wire.Name || !hasServer() {
@@ -59,7 +57,8 @@ func (c *Client) putLayers(ctx context.Context, order wire.Order) error {
 		return err
 	}
 	in := layers.Intake{
-		Store: store, Dir: order.Temporary, Parallel: max(order.Parallel, 1),
+		Store: store, Into: layers.NewUnpacker(store, order.RepeatRoom), Dir: order.Temporary,
+		Parallel: max(order.Parallel, 1), Unpack: max(order.Unpack, 1),
 		Fetch: func(l layers.Layer) (layers.Arrival, error) { return c.Fetch(wire.Blob{Digest: l.Blob, Size: l.Size}) },
 		Added: func(l layers.Layer) { c.Send(wire.Message{Added: &wire.Blob{Digest: l.Blob, Size: l.Size}}) },
 		Lost:  func(l layers.Layer, err error) { c.Lost(fmt.Errorf("blob %s: %w", l.Blob, err)) },
@@ -67,13 +66,12 @@ func (c *Client) putLayers(ctx context.Context, order wire.Order) error {
 	return in.Put(ctx, order.Layers)
 }
 
-// OpenStore opens the store of an order. The server has mounted its directory. What images say
-// about their files stays within bounds in the records of the store.
+// OpenStore opens the store of an order. The server has mounted its directory.
 func OpenStore(order wire.Order) (cstorage.Store, error) {
 	order.Store.GraphDriverOptions = append(order.Store.GraphDriverOptions, order.Store.GraphDriverName+".skip_mount_home=true")
 	store, err := cstorage.GetStore(order.Store)
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	return layers.BoundFiles(layers.BoundRepeats(layers.AnyName(idlists.Forget(store), order.Temporary), order.RepeatRoom)), nil
+	return store, nil
 }

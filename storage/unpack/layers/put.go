@@ -1,0 +1,243 @@
+package layers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	cstorage "go.podman.io/storage"
+)
+
+// Put adds the missing layers of an image to the store. It downloads several at a time, unpacks
+// several at a time, each while it arrives, and adds them from the lowest one up. A layer is added
+// only if its blob and its content have their digests. Layers that were added before an error stay.
+// If the store has the content of a layer elsewhere, the layer is rebuilt from there or, if that
+// fails, downloaded.
+//
+// A layer that the store has under its id is not downloaded. Whether the image may use it,
+// containers/image checks by the digest of the blob.
+func (in *Intake) Put(ctx context.Context, image []Layer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	p := &put{
+		Intake: in, ctx: ctx, steps: in.plan(image),
+		downloading: make(chan struct{}, in.Parallel), unpacking: make(chan struct{}, in.Unpack), largeWindow: make(chan struct{}, 1),
+	}
+	missing := slices.DeleteFunc(slices.Clone(p.steps), func(s *step) bool { return s.present })
+	p.work.Go(func() { p.download(missing) })
+	p.work.Go(p.unpack)
+	err := p.addAll()
+	cancel()
+	p.work.Wait()
+	for _, s := range p.steps {
+		s.blob.close()
+		if s.staged != nil {
+			err = errors.Join(err, s.staged.Drop())
+		}
+	}
+	return errors.Join(err, in.Into.Note())
+}
+
+// put is one call of Put.
+type put struct {
+	*Intake
+	ctx   context.Context //nolint:containedctx // of the call
+	steps []*step
+	work  sync.WaitGroup
+
+	changing sync.Mutex // of present and blob of a step
+
+	// Semaphores. Their order is that of the layers, so that none waits for a later one.
+	downloading, unpacking chan struct{}
+	largeWindow            chan struct{} // for decoders that need much memory
+}
+
+// take takes a place in a semaphore. The error is that of the context.
+func (p *put) take(places chan struct{}) error {
+	select {
+	case places <- struct{}{}:
+		return nil
+	case <-p.ctx.Done():
+		return context.Cause(p.ctx)
+	}
+}
+
+// download downloads blobs in their order.
+func (p *put) download(steps []*step) {
+	for _, s := range steps {
+		if err := p.take(p.downloading); err != nil {
+			s.blob.end(err)
+			continue
+		}
+		p.work.Go(func() {
+			defer func() { <-p.downloading }()
+			s.blob.end(p.fetch(p.ctx, s))
+		})
+	}
+}
+
+// unpack unpacks the layers beside the store. A layer that repeats an earlier one waits until that
+// is in the store: only then it is known whether it may be unpacked again, and from what.
+func (p *put) unpack() {
+	for i, s := range p.steps {
+		if s.like != nil {
+			p.work.Go(func() {
+				select {
+				case <-p.steps[i-1].added:
+				case <-p.ctx.Done():
+				}
+				p.unpackOne(i, s, p.take(p.unpacking))
+			})
+			continue
+		}
+		err := p.take(p.unpacking)
+		p.work.Go(func() { p.unpackOne(i, s, err) })
+	}
+}
+
+// unpackOne unpacks a layer, and gives up a place in the semaphore, unless there was none.
+func (p *put) unpackOne(i int, s *step, err error) {
+	defer close(s.ready)
+	if err != nil {
+		s.err = err
+		return
+	}
+	defer func() { <-p.unpacking }()
+	if _, err := p.Store.Layer(s.id); err == nil { // another pull was faster
+		return
+	}
+	if s.err = p.Into.CheckRepeat(s.DiffID); s.err == nil && s.present {
+		s.err = p.recallTo(s)
+	}
+	if s.err == nil {
+		s.staged, s.err = p.stage(i, s)
+	}
+}
+
+// recallTo makes the content of a stored layer a step's blob.
+func (p *put) recallTo(s *step) error {
+	source, err := p.source(s.Layer)
+	if err != nil { // somebody has removed it
+		return fmt.Errorf("layer with this content in the image store %w: %w", ErrNotRebuilt, err)
+	}
+	return p.recall(source, s.blob)
+}
+
+// stage unpacks a layer. It can be called again.
+func (p *put) stage(i int, s *step) (Staged, error) {
+	c, err := s.open(p.ctx, p.largeWindow)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	staged, err := p.Into.Stage(c, func() (int64, error) { return p.blobs(i) })
+	if err == nil && !c.checked {
+		return nil, errors.Join(errors.New("it was not unpacked to its end"), staged.Drop())
+	}
+	return staged, err
+}
+
+// blobs returns the bytes of all blobs up to a step's, once they have come.
+func (p *put) blobs(last int) (sum int64, err error) {
+	for _, s := range p.steps[:last+1] {
+		size := s.stored
+		p.changing.Lock()
+		present, blob := s.present, s.blob
+		p.changing.Unlock()
+		if !present {
+			if size, err = blob.whole(); err != nil {
+				return 0, err
+			}
+		}
+		sum += size
+	}
+	return sum, nil
+}
+
+// addAll adds the layers to the store, from the lowest one up.
+func (p *put) addAll() error {
+	for i, s := range p.steps {
+		<-s.ready
+		if p.ctx.Err() != nil {
+			return context.Cause(p.ctx)
+		}
+		err := p.add(i, s)
+		if s.present && errors.Is(err, ErrNotRebuilt) {
+			if p.Lost != nil {
+				p.Lost(s.Layer, err)
+			}
+			err = p.addDownloaded(i, s)
+		}
+		if err != nil {
+			return fmt.Errorf("layer %s: %w", s.Blob, err)
+		}
+		close(s.added)
+		if i+1 < len(p.steps) && !p.steps[i+1].isReady() {
+			if err := p.Into.Note(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (s *step) isReady() bool {
+	select {
+	case <-s.ready:
+		return true
+	default:
+		return false
+	}
+}
+
+// addDownloaded downloads and adds a layer that the store could not give.
+func (p *put) addDownloaded(i int, s *step) error {
+	s.blob.close()
+	p.changing.Lock()
+	s.present, s.blob = false, newSpool(p.Dir)
+	p.changing.Unlock()
+	p.download([]*step{s})
+	s.staged, s.err = p.stage(i, s)
+	return p.add(i, s)
+}
+
+// add adds a layer that has been unpacked. If the directory was swept meanwhile, the layer is
+// unpacked again.
+func (p *put) add(i int, s *step) error {
+	const attempts = 3
+	for attempt := 1; ; attempt++ {
+		err := s.err
+		if err == nil && s.staged != nil {
+			err = s.staged.Add(s.id, s.parent, Record{Blob: s.Blob, Size: p.sizeOf(s), Content: s.DiffID})
+		}
+		if errors.Is(err, cstorage.ErrDuplicateID) { // another pull was faster
+			err = nil
+		}
+		if err == nil {
+			break
+		}
+		if attempt == attempts || !swept(err) {
+			return err
+		}
+		if s.staged != nil {
+			if err := s.staged.Drop(); err != nil {
+				return err
+			}
+		}
+		s.staged, s.err = p.stage(i, s)
+	}
+	s.blob.close()
+	if !s.present && p.Added != nil {
+		p.Added(s.Layer)
+	}
+	return nil
+}
+
+// sizeOf returns the bytes of a step's blob, as far as somebody has seen it.
+func (p *put) sizeOf(s *step) int64 {
+	if s.present {
+		return s.stored
+	}
+	return s.Size
+}

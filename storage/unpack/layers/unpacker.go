@@ -1,0 +1,108 @@
+package layers
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/opencontainers/go-digest"
+	cstorage "go.podman.io/storage"
+	drivers "go.podman.io/storage/drivers"
+	"go.podman.io/storage/pkg/archive"
+
+	"github.com/crius-run/crius/storage/unpack/extract"
+)
+
+// Record is what a layer's record says about the archive that it was made from.
+type Record struct {
+	Blob    digest.Digest // compressed; digest.Canonical
+	Size    int64         // of the blob, in bytes
+	Content digest.Digest // uncompressed; digest.Canonical
+}
+
+// Unpacker unpacks the layers of one image for a store, by the library's interface for staged
+// layers: several side by side, each without the layer below it, and adds them in their order.
+// What layers contain stays within bounds.
+type Unpacker struct {
+	store cstorage.Store
+	image image
+	*repeats
+	unnoted map[string]int64 // sizes of blobs that records lack, by layer
+}
+
+// NewUnpacker returns an unpacker for one image. Layers that repeat others may unpack to room bytes
+// in any case.
+func NewUnpacker(store cstorage.Store, room int64) *Unpacker {
+	return &Unpacker{store: store, repeats: newRepeats(room), unnoted: map[string]int64{}}
+}
+
+// Stage implements Target.
+func (u *Unpacker) Stage(content io.Reader, blobs func() (int64, error)) (Staged, error) {
+	s := &staged{unpacker: u, counted: newCounted(&u.image, blobs), content: content}
+	out, err := u.store.PrepareStagedLayer(nil, s)
+	s.out = out
+	if err != nil {
+		return nil, errors.Join(err, s.Drop())
+	}
+	return s, nil
+}
+
+// staged is a layer that has been unpacked beside the store. It implements drivers.Differ, by which
+// the library has it unpacked.
+type staged struct {
+	unpacker *Unpacker
+	counted  *counted
+	content  io.Reader
+	result   extract.Result
+	split    string // file with the compressed tar-split data
+	out      *drivers.DriverWithDifferOutput
+	added    bool
+}
+
+// Close implements drivers.Differ.
+func (s *staged) Close() error { return nil }
+
+// ApplyDiff implements drivers.Differ.
+func (s *staged) ApplyDiff(dest string, options *archive.TarOptions, staging *drivers.DifferOptions) (drivers.DriverWithDifferOutput, error) {
+	if options.WhiteoutFormat != archive.OverlayWhiteoutFormat || options.ForceMask != nil || staging.Format != drivers.DifferOutputFormatDir {
+		return drivers.DriverWithDifferOutput{}, errors.ErrUnsupported // crius refuses such a configuration
+	}
+	s.split = filepath.Join(staging.StagingDirectory, "tar-split")
+	err := s.extract(dest, options.IgnoreChownErrors)
+	s.content = nil
+	mode := os.FileMode(0) // the library must not set it, as Add does
+	out := drivers.DriverWithDifferOutput{Size: s.result.Size, RootDirMode: &mode}
+	out.UIDs, out.GIDs = s.counted.recorded()
+	return out, err
+}
+
+// compressors compress tar-split data, and have large tables.
+var compressors = sync.Pool{New: func() any {
+	w, _ := gzip.NewWriterLevel(nil, gzip.BestSpeed) // fails for unknown levels
+	return w
+}}
+
+// extract makes the files of the layer in a directory, and the file with its tar-split data.
+func (s *staged) extract(dir string, ignoreChown bool) error {
+	root, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	split, err := os.OpenFile(s.split, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	compressed := compressors.Get().(*gzip.Writer)
+	defer compressors.Put(compressed)
+	compressed.Reset(split)
+	s.result, err = extract.Layer(extract.Order{Content: s.content, Dir: root, Split: compressed, Check: s.counted, IgnoreChown: ignoreChown})
+	err = errors.Join(err, compressed.Close())
+	if err == nil {
+		err = split.Sync()
+	}
+	return errors.Join(err, split.Close())
+}
