@@ -44,7 +44,7 @@ func For(ctx context.Context, whom string) (done func()) {
 	if s.alone { // otherwise the step around it has a warning
 		stop = o.warnIfSlow(ctx, s)
 	}
-	return func() { stop(); o.pop(s, nil) }
+	return func() { stop(); o.pop(s, ctx.Err()) } // an ended context has ended the wait
 }
 
 // enter runs f with w as the present step.

@@ -72,7 +72,13 @@ func TestSlowStepsAreReportedOnce(t *testing.T) {
 
 func TestLimitsOfOperationsAreReported(t *testing.T) {
 	limit := func(ctx context.Context) error {
-		return Do(ctx, "CNI ADD", func(context.Context) error { return fmt.Errorf("killed: %w", fault.Timeout) })
+		return Do(ctx, "CNI ADD", func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			defer For(ctx, "CNI plugin bridge")()
+			<-ctx.Done()
+			return fmt.Errorf("killed: %w", fault.Timeout)
+		})
 	}
 	for name, c := range map[string]struct {
 		wrap func(context.Context) context.Context
@@ -85,7 +91,7 @@ func TestLimitsOfOperationsAreReported(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := logged(t, func(t *testing.T) { _ = New().Do(c.wrap(t.Context()), "run pod", "a", c.run) })
-			if strings.Contains(got, `step="CNI ADD"`) != c.want {
+			if strings.Contains(got, `step="CNI ADD" waits_for="CNI plugin bridge"`) != c.want {
 				t.Errorf("logged %q", got)
 			}
 		})

@@ -115,6 +115,7 @@ func TestCheckAsksTheServer(t *testing.T) {
 	says("without a network", false, "NetworkReady is false: ")
 	must(t, w.Stop())
 	says("without a server", false, "no server is running at "+w.Socket())
+	must(t, os.Rename(w.Path("aside"), w.Path("cni", "net.d", "10-p.conflist")))
 	must(t, w.Node.Start(t.Context()))
 	c := w.run(t, "runc").start(t, "sleep")
 	must(t, w.Stop())

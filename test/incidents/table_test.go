@@ -1,0 +1,277 @@
+package incidents
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/test/images"
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/registry"
+	"github.com/crius-run/crius/test/kit/wait"
+	"github.com/crius-run/crius/test/scene"
+)
+
+// incidents are in the order of docs/troubleshoot.md, as far as a test node can have them; others are
+// in test/node/guest/faults.go. Each has the text that leads to the cause in every place that should
+// have it.
+var incidents = []incident{
+	{
+		name: "no CNI configuration",
+		happen: func(t *testing.T, w *world) string {
+			w.replace(t, w.Path("cni", "net.d", "10-p.conflist"), "")
+			return w.run(t)
+		},
+		event: "no CNI network configuration in", status: "NO: no CNI network configuration in",
+		check: "no CNI network configuration in", log: "no CNI network configuration in",
+	},
+	{
+		name: "unusable CNI configuration",
+		happen: func(t *testing.T, w *world) string {
+			w.replace(t, w.Path("cni", "net.d", "05-broken.conflist"), `{"cniVersion": "1.0.0"`)
+			return w.run(t)
+		},
+		log: "unusable CNI configuration ignored",
+	},
+	{
+		name: "CNI plugin is not installed",
+		happen: func(t *testing.T, w *world) string {
+			w.replace(t, w.Path("cni", "net.d", "10-p.conflist"), plugins("missing"))
+			return w.run(t)
+		},
+		event: `"missing" is not installed: no such executable in`, status: `NO: `, check: `"missing" is not installed`, log: `"missing" is not installed`,
+	},
+	{
+		name: "CNI plugin fails",
+		happen: func(t *testing.T, w *world) string {
+			w.plugin(t, `echo '{"cniVersion": "1.0.0", "code": 100, "msg": "no more addresses"}'; exit 1`, "")
+			return w.run(t)
+		},
+		event: "attach pod to network", log: "no more addresses",
+	},
+	{
+		name: "CNI plugin hangs", config: "[network]\ntimeout = \"1s\"\n",
+		happen: func(t *testing.T, w *world) string {
+			w.plugin(t, "exec sleep 1000", "")
+			return w.run(t)
+		},
+		event: "the plugins took longer than 1s", log: `step="CNI ADD" waits_for="CNI plugin fake"`,
+	},
+	{
+		name: "network of a removed pod stays",
+		happen: func(t *testing.T, w *world) string {
+			broken := w.plugin(t, `echo '{"cniVersion": "1.0.0"}'`, `echo '{"cniVersion": "1.0.0", "code": 100, "msg": "the agent is away"}'; exit 1`)
+			p := w.Pod(t, "crun", func(c *cri.PodSandboxConfig) { c.Metadata.Name = "forlorn" })
+			t.Cleanup(func() {
+				_ = os.Remove(broken)
+				w.repair(t)
+			})
+			scene.Write(t, broken, "")
+			_, _ = w.Runtime().StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: p.ID})
+			_, _ = w.Runtime().RemovePodSandbox(t.Context(), &cri.RemovePodSandboxRequest{PodSandboxId: p.ID})
+			return ""
+		},
+		status: "/forlorn (", check: "/forlorn): could not be finished, retrying", log: "the agent is away",
+	},
+	{
+		name: "runtime of a handler is missing", config: "[runtime.handlers.gone]\npath = \"/nonexistent/runc\"\n",
+		happen: func(t *testing.T, w *world) string {
+			return w.run(t, func(c *cri.PodSandboxConfig) { c.Annotations = map[string]string{"handler": "gone"} })
+		},
+		event: `runtime binary "/nonexistent/runc" cannot be run (`, status: "gone: NO: ", check: "gone: ", log: "/nonexistent/runc",
+	},
+	{
+		name: "handler does not exist", asked: true,
+		happen: func(t *testing.T, w *world) string {
+			return w.run(t, func(c *cri.PodSandboxConfig) { c.Annotations = map[string]string{"handler": "never"} })
+		},
+		event: "no runtime handler",
+	},
+	{
+		name: "other cgroup driver than the kubelet", asked: true,
+		happen: func(t *testing.T, w *world) string {
+			return w.run(t, func(c *cri.PodSandboxConfig) { c.Linux.CgroupParent = "/kubepods.slice/kubepods-pod1.slice" })
+		},
+		event: "is a systemd slice, but crius uses the cgroupfs driver",
+	},
+	{
+		name: "host port in use", asked: true, config: "[network]\nhost_ports = \"crius\"\n",
+		happen: func(t *testing.T, w *world) string {
+			ports := func(c *cri.PodSandboxConfig) {
+				c.PortMappings = []*cri.PortMapping{{HostPort: 8089, ContainerPort: 80}}
+			}
+			if err := w.run(t, ports); err != "" {
+				t.Fatal(err)
+			}
+			return w.run(t, ports, func(c *cri.PodSandboxConfig) { c.Metadata.Name = "other" })
+		},
+		event: "host port 8089/tcp is already used by pod",
+	},
+	{
+		name:   "registry does not answer",
+		happen: func(t *testing.T, w *world) string { return w.pull(t, "127.0.0.1:1/app:1") },
+		event:  "check that the node reaches the registry", log: "check that the node reaches the registry",
+	},
+	{
+		name: "no such image", asked: true,
+		happen: func(t *testing.T, w *world) string { return w.pull(t, w.Registry.Addr()+"/nothing:1") },
+		event:  "check the name and the tag",
+	},
+	{
+		name: "registry wants credentials",
+		happen: func(t *testing.T, w *world) string {
+			w.Registry.Require(registry.Auth{Username: "u", Password: "p"})
+			t.Cleanup(func() { w.Registry.Require(registry.Auth{}) })
+			return w.pull(t, w.Registry.Addr()+"/probe:latest")
+		},
+		event: "no credentials were sent to", log: "no credentials were sent to",
+	},
+	{
+		name: "registry asks to wait",
+		happen: func(t *testing.T, w *world) string {
+			w.Registry.Inject(registry.Fault{Path: "/manifests/", Times: 1, Do: registry.TooManyRequests(1)})
+			t.Cleanup(w.Registry.Heal)
+			return w.pull(t, w.Registry.Addr()+"/probe:latest")
+		},
+		log: "registry asks to wait: too many requests",
+	},
+	{
+		name: "registry is blocked",
+		happen: func(t *testing.T, w *world) string {
+			file := w.Path("registries.conf")
+			w.replace(t, file, scene.Read(t, file)+"\n[[registry]]\nlocation = \"blocked.example\"\nblocked = true\n")
+			return w.pull(t, "blocked.example/app:1")
+		},
+		event: "registries.conf blocks it", log: "registries.conf blocks it",
+	},
+	{
+		name: "no signature policy",
+		happen: func(t *testing.T, w *world) string {
+			w.replace(t, w.Path("policy.json"), "")
+			return w.pull(t, w.Registry.Addr()+"/probe:latest")
+		},
+		event: "without a policy no image is accepted", check: "no signature policy, images cannot be pulled",
+		asked: true, // the kubelet's event and crius check say it
+	},
+	{
+		name: "image for another processor",
+		happen: func(t *testing.T, w *world) string {
+			alien, err := image.Image{
+				Platform: imagespec.Platform{OS: "linux", Architecture: "s390y"},
+				Layers:   []image.Layer{script(t)}, Config: imagespec.ImageConfig{Cmd: []string{"/alien"}},
+			}.Build()
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.Registry.Push("alien", "1", alien)
+			name := w.Registry.Addr() + "/alien:1"
+			w.Pull(t, name)
+			c := w.Pod(t, "crun").Create(t, "", func(c *cri.ContainerConfig) { c.Image.Image, c.Command, c.Args = name, []string{"/alien"}, nil })
+			_ = c.TryStart(t.Context())
+			return c.Wait(t).GetMessage()
+		},
+		event: "xec", log: "image is for another architecture", // exec format error, in the words of the runtime or of crius
+	},
+	{
+		name: "no such program", asked: true,
+		happen: func(t *testing.T, w *world) string {
+			c := w.Pod(t, "crun").Create(t, "", func(c *cri.ContainerConfig) { c.Command, c.Args = []string{"/nothing"}, nil })
+			_ = c.TryStart(t.Context())
+			return c.Wait(t).GetMessage()
+		},
+		event: "/nothing",
+	},
+	{
+		name: "image in use is removed", asked: true,
+		happen: func(t *testing.T, w *world) string {
+			w.Pod(t, "crun").Start(t, "sleep")
+			_, err := w.Images().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: images.Probe}})
+			return err.Error()
+		},
+		event: "is in use by container",
+	},
+	{
+		name: "monitor is killed",
+		happen: func(t *testing.T, w *world) string {
+			c := w.Pod(t, "crun").Start(t, "sleep")
+			p, err := conmon.ReadProcesses(filepath.Join(w.RunRoot(), "containers", c.ID))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := syscall.Kill(p.Monitor.PID, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			return c.Wait(t).GetMessage()
+		},
+		event: "monitor", log: "monitor lost, killing its container",
+	},
+	{
+		name: "log of a container is deleted",
+		happen: func(t *testing.T, w *world) string {
+			c := w.Pod(t, "crun").Start(t, "lines 1000000 50ms")
+			var message string
+			log := c.Status(t).GetLogPath()
+			if err := os.Remove(log); err != nil {
+				t.Fatal(err)
+			}
+			wait.For(t, "the status to tell", func() bool { message = c.Status(t).GetMessage(); return message != "" })
+			t.Cleanup(func() {
+				_, _ = w.Runtime().ReopenContainerLog(context.WithoutCancel(t.Context()), &cri.ReopenContainerLogRequest{ContainerId: c.ID})
+			})
+			return message
+		},
+		event: "was deleted", status: "1 running containers write what does not reach their logs", check: "was deleted", log: "container log is not at its path",
+	},
+	{
+		name: "configuration is broken",
+		happen: func(t *testing.T, w *world) string {
+			if err := w.Configure("30-broken", "lisen = 1\n"); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = w.Configure("30-broken", "") })
+			_, err := w.Ask(t, "reload")
+			if err == nil {
+				t.Error("a broken configuration was loaded")
+			}
+			return ""
+		},
+		log: "configuration not reloaded, still using the old one",
+	},
+}
+
+func plugins(kind string) string {
+	return `{"cniVersion": "1.0.0", "name": "p", "plugins": [{"type": "` + kind + `"}]}`
+}
+
+// plugin makes the network that of a plugin which does add for ADD and, while the returned file
+// exists, del for DEL.
+func (w *world) plugin(t *testing.T, add, del string) (broken string) {
+	t.Helper()
+	path := w.Path("cni", "bin", "fake")
+	broken = path + ".broken"
+	text := strings.Join([]string{
+		"#!/bin/sh", `case $CNI_COMMAND in`, "ADD)", add, ";;", "DEL)", "[ ! -e " + broken + " ] || { :; " + del, "}", ";;",
+		`VERSION) echo '{"cniVersion": "1.0.0", "supportedVersions": ["1.0.0"]}' ;;`, "esac", "",
+	}, "\n")
+	scene.WriteProgram(t, path, []byte(text))
+	t.Cleanup(func() { _ = os.Remove(path) })
+	w.replace(t, w.Path("cni", "net.d", "10-p.conflist"), plugins("fake"))
+	return broken
+}
+
+// script is a layer with a program of no processor.
+func script(t *testing.T) image.Layer {
+	t.Helper()
+	layer, err := image.NewLayer(image.Regular("alien", 0o755, []byte("\x7fELF of nowhere, which no kernel executes\n")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return layer
+}
