@@ -93,18 +93,19 @@ func (r *crioRuntime) text(key string) (string, leaf) {
 	return text, l
 }
 
-// put sets a key of the handler from a key of the table.
+// put sets a key of the handler from a key of the table, or from its default if the key is not set.
 func (r *crioRuntime) put(key string, value any, from leaf, foreign, note string) {
-	r.set("runtime.handlers."+toml.Key{r.name}.String()+"."+key, value, from.place+" "+runtimeKey(r.name, foreign), note)
+	origin := from.place + " " + runtimeKey(r.name, foreign)
+	if from.place == "" {
+		origin = "default of " + crio
+	}
+	r.set("runtime.handlers."+toml.Key{r.name}.String()+"."+key, value, origin, note)
 }
 
 func (r *crioRuntime) handler() {
 	kind, of := r.text("runtime_type")
 	switch kind {
 	case "", "oci":
-		if of.place == "" {
-			of = r.own.asLeaf()
-		}
 		r.put("type", "oci", of, "runtime_type", "")
 	case "vm":
 		r.put("type", "shim", of, "runtime_type", "")
@@ -142,9 +143,6 @@ func (r *crioRuntime) annotations(kind string) {
 	if kind == "vm" {
 		patterns = append(patterns, "io.katacontainers.*")
 		note = "CRI-O passes Kata's annotations by default"
-		if !set {
-			from = r.own.asLeaf()
-		}
 	}
 	if len(patterns) == 0 {
 		return

@@ -478,7 +478,7 @@ func TestInsecureRegistriesComeWithTheirLines(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write("mine.conf", "[crio.image]\ninsecure_registries = ['lab.example:5000', 'old.example']\n[crio.runtime]\napparmor_profile = 'crio-default'\n")
+	write("mine.conf", "[crio.image]\ninsecure_registries = ['lab.example:5000', 'old.example']\n[crio.runtime.runtimes.mine]\nruntime_path = '/mine'\n[crio.runtime]\napparmor_profile = 'crio-default'\n")
 	imp, err := CRIO(filepath.Join(dir, "mine.conf")) // a file as well as a directory
 	if err != nil {
 		t.Fatal(err)
@@ -486,6 +486,11 @@ func TestInsecureRegistriesComeWithTheirLines(t *testing.T) {
 	if len(imp.Remarks) != 1 || imp.Remarks[0].Place != filepath.Join(dir, "mine.conf")+":2" ||
 		!strings.Contains(imp.Remarks[0].Text, "[[registry]]\nlocation = \"lab.example:5000\"\ninsecure = true\n[[registry]]\nlocation = \"old.example\"") {
 		t.Errorf("%+v", imp.Remarks)
+	}
+	for _, s := range imp.Settings {
+		if want := "default of CRI-O"; s.Key == "runtime.handlers.mine.type" && s.From != want {
+			t.Errorf("the type of a runtime without one comes from %s, want %s", s.From, want)
+		}
 	}
 	if !slices.ContainsFunc(imp.Builtin, func(key string) bool { return strings.HasPrefix(key, "crio.runtime.apparmor_profile: ") }) {
 		t.Errorf("no verdict on the profile: %q", imp.Builtin)
