@@ -47,7 +47,7 @@ func TestShimsBeforeBootstrap(t *testing.T) {
 		"containerd-shim-runc-v2 v2.3.0": false, "containerd-shim-runc-v2 v3.0.0-beta.1": false,
 		"containerd-shim-runc-v2": false, "containerd-shim-runc-v2 1.7.0+unknown": true,
 		"containerd-shim-runsc-v1 <none>": true,
-		"containerd-shim-kata-v2 1.0": false, "containerd-shim-kata-v2 of unknown version": false, "": false,
+		"containerd-shim-kata-v2 1.0":     false, "containerd-shim-kata-v2 of unknown version": false, "": false,
 	} {
 		if got := beforeBootstrap(shim); got != older {
 			t.Errorf("%q: %v", shim, got)
