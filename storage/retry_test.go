@@ -17,7 +17,7 @@ import (
 )
 
 // A registry that fails once does not fail the pull; one that goes on failing does.
-func TestRegistryFailsOnce_containerd_10271(t *testing.T) {
+func TestRegistryFailsOnce(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	unasked := func(answer http.Handler, _ <-chan struct{}) http.Handler {
@@ -55,7 +55,7 @@ func TestRegistryFailsOnce_containerd_10271(t *testing.T) {
 
 // A token that expires in the middle of a pull, earlier than it said, is replaced by a new one. Wrong
 // credentials stay wrong.
-func TestTokenExpiresDuringPull_container_libs_2139(t *testing.T) {
+func TestTokenExpiresDuringPull(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	auth := &cri.AuthConfig{Username: "user", Password: "hunter22"}

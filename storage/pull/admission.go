@@ -67,7 +67,7 @@ func crowded(store cstorage.Store, src *source.Image) error {
 			manifests++
 		}
 	}
-	for _, m := range src.Manifests {
+	for m := range src.All() {
 		if !slices.Contains(record.Digests, digest.FromBytes(m.Content)) {
 			manifests++
 			bytes += int64(len(m.Content))

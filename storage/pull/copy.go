@@ -10,6 +10,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/copy"
 	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/manifest"
 	"go.podman.io/image/v5/types"
 	cstorage "go.podman.io/storage"
 
@@ -40,6 +41,9 @@ func (p *Puller) copy(ctx context.Context, src *source.Image, job *durable.Job, 
 		id, err = p.copyByWorker(ctx, src, job, t)
 	}
 	end()
+	if err == nil {
+		err = p.addIndexes(id, src)
+	}
 	return id, progress.CauseOf(ctx, err)
 }
 
@@ -73,11 +77,28 @@ func (p *Puller) copyPresent(ctx context.Context, src *source.Image, job *durabl
 	defer func() { src.PresentOnly = false }()
 	sys := p.Registries.Context()
 	sys.BigFilesTemporaryDir = job.Temporary
-	present := source.PresentOnly{Store: p.Library, Sizes: map[digest.Digest]int64{}}
+	store, options := source.PresentOnly{Store: p.Library, Sizes: map[digest.Digest]int64{}}, copy.Options{Progress: events}
 	for _, l := range src.Layers() {
-		present.Sizes[l.Blob] = l.Size
+		store.Sizes[l.Blob] = l.Size
 	}
-	return source.Copy(ctx, present, src.Name, src.Opened(), sys, copy.Options{Progress: events})
+	if len(src.Indexes) > 0 { // the name may have the digest of one, which the library does not see
+		return source.CopyUnnamed(ctx, store, src.ImageID(), src.Opened(), sys, options)
+	}
+	return source.Copy(ctx, store, src.Name, src.Opened(), sys, options)
+}
+
+// addIndexes adds the indexes that the library was not shown to the image, and its name.
+func (p *Puller) addIndexes(id string, src *source.Image) error {
+	if len(src.Indexes) == 0 {
+		return nil
+	}
+	for _, index := range src.Indexes {
+		key := cstorage.ImageDigestManifestBigDataNamePrefix + "-" + digest.FromBytes(index.Content).String()
+		if err := p.Library.SetImageBigData(id, key, index.Content, manifest.Digest); err != nil {
+			return fmt.Errorf("store image index: %w", err)
+		}
+	}
+	return p.Library.AddNames(id, []string{src.Name.String()})
 }
 
 // copyByWorker has a worker unpack the image's layers, and copy the image if necessary.

@@ -83,7 +83,7 @@ func (p *Puller) isPresent(ctx context.Context, src *source.Image) bool {
 	if err != nil || !p.present.is(id, now) || record.Digest != src.Manifest() || !slices.Contains(record.Names, src.Name.String()) {
 		return false
 	}
-	for _, m := range src.Manifests {
+	for m := range src.All() {
 		if !slices.Contains(record.Digests, digest.FromBytes(m.Content)) {
 			return false
 		}

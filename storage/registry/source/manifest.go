@@ -1,21 +1,26 @@
 package source
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
-	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/image"
 	"go.podman.io/image/v5/manifest"
-	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// fetch fetches a manifest and checks its digest.
+// fetch fetches a manifest and checks its digest. What the manifest says of its type counts if the
+// registry says nothing, or something that is not the type of a manifest: servers of files do.
 func fetch(ctx context.Context, image *image.UnparsedImage) (raw []byte, mediaType string, err error) {
 	defer malformed(&err)
-	return image.Manifest(ctx)
+	raw, mediaType, err = image.Manifest(ctx)
+	if err == nil && !slices.Contains(manifest.DefaultRequestedManifestMIMETypes, mediaType) {
+		mediaType = cmp.Or(manifest.GuessMIMEType(raw), mediaType)
+	}
+	return raw, mediaType, err
 }
 
 func parse(raw []byte, mediaType string) (parsed manifest.Manifest, err error) {
@@ -29,24 +34,6 @@ func malformed(err *error) {
 	if p := recover(); p != nil {
 		*err = fmt.Errorf("malformed manifest (%v): %w", p, fault.Invalid)
 	}
-}
-
-func chooseInstance(sys *types.SystemContext, raw []byte, mediaType string) (digest.Digest, error) {
-	list, err := manifest.ListFromBlob(raw, mediaType)
-	if err != nil {
-		return "", fmt.Errorf("%w: %w", err, fault.Invalid)
-	}
-	if n := len(list.Instances()); n > MaxInstances {
-		return "", fmt.Errorf("it lists %d images, more than %d: %w", n, MaxInstances, fault.Invalid)
-	}
-	chosen, err := list.ChooseInstance(sys)
-	if err != nil {
-		return "", fmt.Errorf("%w: %w", err, fault.NotFound)
-	}
-	if err := chosen.Validate(); err != nil {
-		return "", fmt.Errorf("digest %q: %w: %w", chosen, err, fault.Invalid)
-	}
-	return chosen, nil
 }
 
 // inspectManifest refuses invalid digests (CVE-2024-3727), blobs on servers of the image's choice

@@ -9,7 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"log/slog"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -83,7 +85,7 @@ func (r *openedReference) NewImageSource(context.Context, *types.SystemContext) 
 }
 
 // Opened returns a reference to the image, for Copy.
-func (s *Image) Opened() types.ImageReference { return &openedReference{s.ImageSource.Reference(), s} }
+func (s *Image) Opened() types.ImageReference { return &openedReference{s.Reference(), s} }
 
 // Image is an image source whose documents have passed inspect. The copy that follows gets them
 // from memory: the registry is asked for nothing twice, and cannot answer differently the second
@@ -133,7 +135,8 @@ func (s *Image) Waited() bool { return s.waiting.Load() > 0 || s.waited.Swap(fal
 
 // Documents are all of an image except its layers.
 type Documents struct {
-	Manifests    map[digest.Digest]Document // "": the one that the image's name refers to
+	Manifests    map[digest.Digest]Document // "": the one that the image's name refers to, or that Indexes lead to
+	Indexes      []Document                 // that the library is not shown; see choose
 	Config       []byte
 	ConfigDigest digest.Digest // empty: the image has no config
 }
@@ -183,9 +186,14 @@ func (d *Documents) Manifest() digest.Digest {
 	return digest.FromBytes(d.Manifests[""].Content)
 }
 
-// Digests returns the digests of the manifest and of the index that led to it, sorted.
+// All returns the manifest, and the indexes that led to it.
+func (d *Documents) All() iter.Seq[Document] {
+	return slices.Values(slices.AppendSeq(slices.Clone(d.Indexes), maps.Values(d.Manifests)))
+}
+
+// Digests returns the digests of the manifest and of the indexes that led to it, sorted.
 func (d *Documents) Digests() (digests []digest.Digest) {
-	for _, m := range d.Manifests {
+	for m := range d.All() {
 		digests = append(digests, digest.FromBytes(m.Content))
 	}
 	slices.Sort(digests)
@@ -398,19 +406,11 @@ func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *t
 	}
 	s.Manifests[""] = Document{raw, mediaType}
 	if manifest.MIMETypeIsMultiImage(mediaType) {
-		chosen, err := chooseInstance(sys, raw, mediaType)
-		if err != nil {
-			return fmt.Errorf("image index: %w", err)
-		}
-		unparsed = image.UnparsedInstance(s.ImageSource, &chosen)
-		raw, mediaType, err = fetch(ctx, unparsed)
-		if err != nil {
+		if unparsed, err = s.choose(ctx, sys, Document{raw, mediaType}); err != nil {
 			return err
 		}
-		if manifest.MIMETypeIsMultiImage(mediaType) {
-			return fmt.Errorf("image index: it refers to another index: %w", fault.Invalid)
-		}
-		s.Manifests[chosen] = Document{raw, mediaType}
+		document := s.Document()
+		raw, mediaType = document.Content, document.MediaType
 	}
 	parsed, err := parse(raw, mediaType)
 	if err != nil {
@@ -475,12 +475,21 @@ func (s *Image) AllowExpansion(room int64) { s.expansion.room = room }
 // Copy copies src into a store under name, and returns its id there. The caller has asked the
 // signature policy about src.
 func Copy(ctx context.Context, store cstorage.Store, name reference.Named, src types.ImageReference, sys *types.SystemContext, options copy.Options) (string, error) {
+	return copyTo(ctx, store, name, "", src, sys, options)
+}
+
+// CopyUnnamed copies like Copy, with a given id and without a name.
+func CopyUnnamed(ctx context.Context, store cstorage.Store, id string, src types.ImageReference, sys *types.SystemContext, options copy.Options) (string, error) {
+	return copyTo(ctx, store, nil, id, src, sys, options)
+}
+
+func copyTo(ctx context.Context, store cstorage.Store, name reference.Named, id string, src types.ImageReference, sys *types.SystemContext, options copy.Options) (string, error) {
 	policy, err := acceptAnything()
 	if err != nil {
 		return "", err
 	}
 	defer func() { _ = policy.Destroy() }()
-	dest, err := imagetransport.Transport.NewStoreReference(store, name, "")
+	dest, err := imagetransport.Transport.NewStoreReference(store, name, id)
 	if err != nil {
 		return "", err
 	}

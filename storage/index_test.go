@@ -1,0 +1,152 @@
+package storage
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"runtime"
+	"slices"
+	"testing"
+
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/registry"
+	"github.com/crius-run/crius/test/kit/registry/registrytest"
+)
+
+// edited returns an index with other descriptors.
+func edited(t *testing.T, of *image.Artifact, edit func(d *imagespec.Descriptor)) *image.Artifact {
+	t.Helper()
+	var list imagespec.Index
+	ok(t, json.Unmarshal(of.Manifest, &list))
+	for i := range list.Manifests {
+		edit(&list.Manifests[i])
+	}
+	text, err := json.Marshal(list)
+	ok(t, err)
+	return &image.Artifact{MediaType: of.MediaType, Manifest: text, Children: of.Children}
+}
+
+// An image is found in an index of an index, and if its platform is spelled in another way.
+func TestIndexesAsPeopleMakeThem(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	noPlatform := func(d *imagespec.Descriptor) { d.Platform = nil }
+	spelled := func(architecture, variant string) func(d *imagespec.Descriptor) {
+		return func(d *imagespec.Descriptor) {
+			d.Platform = &imagespec.Platform{OS: "linux", Architecture: architecture, Variant: variant}
+		}
+	}
+	foreign := build(t, image.Image{Layers: []image.Layer{layer(t, image.Text("file", "riscv"))}, Platform: imagespec.Platform{OS: "linux", Architecture: "riscv64"}})
+	other := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
+	first := map[string]string{"amd64": "v1", "arm64": "v8"}[runtime.GOARCH]
+	for name, of := range map[string]func(a *image.Artifact) *image.Artifact{
+		"nested":          func(a *image.Artifact) *image.Artifact { return edited(t, index(t, index(t, a)), noPlatform) },
+		"nested, matches": func(a *image.Artifact) *image.Artifact { return index(t, index(t, foreign), index(t, a)) },
+		"nested twice":    func(a *image.Artifact) *image.Artifact { return index(t, index(t, index(t, foreign, a))) },
+		"variant":         func(a *image.Artifact) *image.Artifact { return edited(t, index(t, a), spelled(runtime.GOARCH, first)) },
+		"spelling":        func(a *image.Artifact) *image.Artifact { return edited(t, index(t, a), spelled(other, "")) },
+		"capitals":        func(a *image.Artifact) *image.Artifact { return edited(t, index(t, a), spelled("AMD64", "")) },
+	} {
+		a := motd(t, name)
+		outer := of(a)
+		r := serve(t, "app", "1", outer)
+		exact := r.Addr() + "/app@" + outer.Digest().String()
+		for _, ref := range []string{r.Addr() + "/app:1", exact} {
+			img, err := n.Pull(testContext(t), PullRequest{Image: ref})
+			if err != nil || img.ID != a.ID() {
+				t.Errorf("%s: %s: %v, %v", name, ref, img, err)
+				continue
+			}
+			r.Forget()
+			again := n.pull(ref)
+			if again.ID != a.ID() || r.Sent("/blobs/") > 0 {
+				t.Errorf("%s: %s again: %s", name, ref, again.ID)
+			}
+			for _, digest := range []string{exact, r.Addr() + "/app@" + a.Digest().String()} {
+				if !slices.Contains(again.RepoDigests, digest) {
+					t.Errorf("%s: %s lacks %s: %q", name, ref, digest, again.RepoDigests)
+				}
+				if got, err := n.Image(testContext(t), digest); err != nil || got.ID != a.ID() {
+					t.Errorf("%s: %s: %v", name, digest, err)
+				}
+			}
+			if ref != exact && !slices.Contains(again.RepoTags, ref) {
+				t.Errorf("%s: tags %q", name, again.RepoTags)
+			}
+			n.remove(a.ID())
+		}
+	}
+	n.empty()
+}
+
+// Indexes in indexes are followed within bounds.
+func TestIndexesAreBounded(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	deep := index(t, motd(t, "deep"))
+	for range 6 {
+		deep = index(t, deep)
+	}
+	foreign := func(i int) *image.Artifact {
+		return build(t, image.Image{Layers: []image.Layer{layer(t, image.Text("file", fmt.Sprint(i)))}, Platform: imagespec.Platform{OS: "linux", Architecture: "riscv64"}})
+	}
+	var many []*image.Artifact
+	for i := range 20 {
+		many = append(many, index(t, foreign(i)))
+	}
+	wide := edited(t, index(t, many...), func(d *imagespec.Descriptor) { d.Platform = nil })
+	for name, test := range map[string]struct {
+		of   *image.Artifact
+		want error
+	}{
+		"deep": {deep, fault.Invalid}, "wide": {wide, fault.Invalid}, "none": {index(t, foreign(0)), fault.NotFound},
+	} {
+		r := serve(t, "app", "1", test.of)
+		if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"}); !errors.Is(err, test.want) || len(r.Requests()) > 20 {
+			t.Errorf("%s: %v after %d requests, want %v", name, err, len(r.Requests()), test.want)
+		}
+	}
+	n.empty()
+}
+
+// What a manifest says of its type counts if the registry serves it as any file.
+func TestManifestServedAsAFile(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := registrytest.Start(t)
+	for _, contentType := range []string{"", "text/plain; charset=utf-8", "application/json", "application/octet-stream", "binary/octet-stream"} {
+		r.Heal()
+		r.Inject(registry.Fault{Path: "/manifests/", Do: func(answer http.Handler, _ <-chan struct{}) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+				answer.ServeHTTP(relabelled{w, contentType}, req)
+			})
+		}})
+		a := motd(t, "x"+contentType)
+		for tag, pushed := range map[string]*image.Artifact{"image": a, "index": index(t, a)} {
+			r.Push("app", tag, pushed)
+			if img, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:" + tag}); err != nil || img.ID != a.ID() {
+				t.Errorf("%q: %s: %v, %v", contentType, tag, img, err)
+			}
+		}
+		n.remove(a.ID())
+	}
+	n.empty()
+}
+
+// relabelled is an answer with another Content-Type.
+type relabelled struct {
+	http.ResponseWriter
+	contentType string
+}
+
+func (r relabelled) WriteHeader(status int) {
+	r.Header()["Content-Type"] = []string{r.contentType}
+	if r.contentType == "" {
+		r.Header()["Content-Type"] = nil
+	}
+	r.ResponseWriter.WriteHeader(status)
+}

@@ -1,0 +1,178 @@
+package source
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/go-digest"
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/image"
+	"go.podman.io/image/v5/manifest"
+	"go.podman.io/image/v5/types"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Limits of indexes in an index. Real ones have two levels.
+const (
+	maxIndexLevels    = 4
+	maxIndexDocuments = 10 // that are fetched to find the manifest of this platform
+)
+
+// Reference implements types.ImageSource. If the library is not shown the indexes, it is not shown the
+// digest of one either.
+func (s *Image) Reference() types.ImageReference {
+	ref := s.ImageSource.Reference()
+	if len(s.Indexes) == 0 {
+		return ref
+	}
+	named, err := reference.WithDigest(reference.TrimNamed(s.Name), s.Manifest())
+	if err != nil {
+		return ref
+	}
+	return shownReference{ref, named}
+}
+
+// shownReference is a reference under another name.
+type shownReference struct {
+	types.ImageReference
+	named reference.Named
+}
+
+// DockerReference implements types.ImageReference.
+func (r shownReference) DockerReference() reference.Named { return r.named }
+
+// search looks for this platform's manifest below an index.
+type search struct {
+	image *Image
+	sys   *types.SystemContext
+
+	entries, documents int        // seen so far
+	way                []Document // the indexes that lead to the manifest
+}
+
+// choose finds the manifest of this platform below the index to which the name refers, and notes it.
+//
+// If the library would choose another one or none, it is shown the manifest alone, and the indexes are in
+// Indexes: it knows neither indexes in an index nor other spellings of platforms.
+func (s *Image) choose(ctx context.Context, sys *types.SystemContext, index Document) (*image.UnparsedImage, error) {
+	find := search{image: s, sys: sys}
+	chosen, document, err := find.in(ctx, index)
+	if err != nil {
+		return nil, fmt.Errorf("image index: %w", err)
+	}
+	if usual, err := chooseInstance(sys, index.Content, index.MediaType); err == nil && usual == chosen && len(find.way) == 1 {
+		s.Manifests[chosen] = document
+	} else {
+		s.Manifests[""], s.Indexes = document, find.way
+	}
+	return image.UnparsedInstance(s.ImageSource, &chosen), nil
+}
+
+// in looks in one index. The error is fault.NotFound if there is no manifest for this platform.
+func (f *search) in(ctx context.Context, index Document) (digest.Digest, Document, error) {
+	var none Document
+	if len(f.way) == maxIndexLevels {
+		return "", none, fmt.Errorf("it has indexes in indexes on more than %d levels: %w", maxIndexLevels, fault.Invalid)
+	}
+	f.way = append(f.way, index)
+	candidates, err := f.candidates(index)
+	if err != nil {
+		return "", none, err
+	}
+	for _, chosen := range candidates {
+		if err := chosen.Validate(); err != nil {
+			return "", none, fmt.Errorf("digest %q: %w: %w", chosen, err, fault.Invalid)
+		}
+		if f.documents++; f.documents > maxIndexDocuments {
+			return "", none, fmt.Errorf("more than %d of its documents would have to be fetched to find one for this platform: %w", maxIndexDocuments, fault.Invalid)
+		}
+		raw, mediaType, err := fetch(ctx, image.UnparsedInstance(f.image.ImageSource, &chosen))
+		if err != nil {
+			return "", none, err
+		}
+		document := Document{raw, mediaType}
+		if !manifest.MIMETypeIsMultiImage(mediaType) {
+			return chosen, document, nil
+		}
+		found, below, err := f.in(ctx, document)
+		if err == nil || !errors.Is(err, fault.NotFound) {
+			return found, below, err
+		}
+	}
+	f.way = f.way[:len(f.way)-1]
+	return "", none, fmt.Errorf("it has no image for %s/%s: %w", runtime.GOOS, runtime.GOARCH, fault.NotFound)
+}
+
+// candidates returns what an index has for this platform: first what the library chooses, then what has
+// another spelling of the platform, then indexes that may have something.
+func (f *search) candidates(index Document) (found []digest.Digest, err error) {
+	var list struct {
+		Manifests []imagespec.Descriptor `json:"manifests"`
+	}
+	if err := json.Unmarshal(index.Content, &list); err != nil {
+		return nil, fmt.Errorf("%w: %w", err, fault.Invalid)
+	}
+	if f.entries += len(list.Manifests); f.entries > MaxInstances {
+		return nil, fmt.Errorf("it lists %d images, more than %d: %w", f.entries, MaxInstances, fault.Invalid)
+	}
+	usual, err := chooseInstance(f.sys, index.Content, index.MediaType)
+	switch {
+	case err == nil:
+		found = append(found, usual)
+	case !errors.Is(err, fault.NotFound):
+		return nil, err
+	}
+	var indexes []digest.Digest
+	for _, d := range list.Manifests {
+		if d.Platform != nil && d.Platform.OS == "" && d.Platform.Architecture == "" {
+			d.Platform = nil
+		}
+		switch {
+		case slices.Contains(found, d.Digest):
+		case d.Platform != nil && !isThisPlatform(*d.Platform):
+		case manifest.MIMETypeIsMultiImage(d.MediaType):
+			indexes = append(indexes, d.Digest)
+		case d.Platform != nil:
+			found = append(found, d.Digest)
+		}
+	}
+	return append(found, indexes...), nil
+}
+
+// architectures are other names of Go's.
+var architectures = map[string]string{"x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64", "i386": "386", "i686": "386", "armhf": "arm", "armel": "arm"}
+
+// isThisPlatform reports whether every processor of the node's architecture runs what is made for a
+// platform, however it is spelled.
+func isThisPlatform(p imagespec.Platform) bool {
+	architecture := strings.ToLower(p.Architecture)
+	if name, known := architectures[architecture]; known {
+		architecture = name
+	}
+	variant := strings.TrimPrefix(strings.ToLower(p.Variant), "v")
+	first := map[string]string{"amd64": "1", "arm64": "8"}[architecture]
+	return strings.EqualFold(p.OS, runtime.GOOS) && architecture == runtime.GOARCH && (variant == "" || variant == first)
+}
+
+// chooseInstance returns what the library chooses. The error is fault.NotFound if that is nothing.
+func chooseInstance(sys *types.SystemContext, raw []byte, mediaType string) (digest.Digest, error) {
+	list, err := manifest.ListFromBlob(raw, mediaType)
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", err, fault.Invalid)
+	}
+	chosen, err := list.ChooseInstance(sys)
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", err, fault.NotFound)
+	}
+	if err := chosen.Validate(); err != nil {
+		return "", fmt.Errorf("digest %q: %w: %w", chosen, err, fault.Invalid)
+	}
+	return chosen, nil
+}
