@@ -18,6 +18,7 @@ import (
 	cstorage "go.podman.io/storage"
 	"go.podman.io/storage/pkg/archive"
 	"go.podman.io/storage/types"
+	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/storage"
 	"github.com/crius-run/crius/storage/unpack/layers"
@@ -182,6 +183,7 @@ type theirsStore struct{ root, run string }
 
 func newTheirs(t *testing.T) *theirsStore {
 	dir := t.TempDir()
+	t.Cleanup(func() { _ = unix.Unmount(filepath.Join(dir, "root", "overlay"), 0) }) // the library's bind mount
 	return &theirsStore{filepath.Join(dir, "root"), filepath.Join(dir, "run")}
 }
 
