@@ -169,3 +169,19 @@ func mirrorEntries(mirrors ...*registry.Registry) (text string) {
 	}
 	return text
 }
+
+// A mirror by its IPv6 address, which the library cannot ask, does not keep others from being asked.
+func TestMirrorByIPv6AddressIsLeftOut(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := motd(t, "home")
+	home, mirror := serve(t, "app", "1", a), registrytest.StartAt(t, "127.0.0.2:0")
+	mirror.Push("app", "1", a)
+	n.write("registries.conf", registryEntry(home.Addr(), home.Addr())+"[[registry.mirror]]\nlocation = \"[::1]:5000\"\n"+mirrorEntries(mirror))
+	if img := n.pull(home.Addr() + "/app:1"); img.ID != a.ID() || len(mirror.Requests()) == 0 {
+		t.Errorf("image %s, %d requests at the other mirror", img.ID, len(mirror.Requests()))
+	}
+	if _, err := n.Pull(testContext(t), PullRequest{Image: "[::1]:5000/app:1"}); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "use a name") {
+		t.Error(err)
+	}
+}

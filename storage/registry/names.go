@@ -36,6 +36,9 @@ func ParseReference(ref string) (string, error) {
 	if strings.Contains(name, "://") || localTransports.MatchString(name) {
 		return "", fmt.Errorf("image reference %q: images come from registries only; give a name without a transport or with %s: %w", ref, transport, fault.Invalid)
 	}
+	if strings.HasPrefix(name, "[") {
+		return "", fmt.Errorf("image reference %q: an IPv6 address cannot be a registry: use a name, such as one in /etc/hosts: %w", ref, fault.Invalid)
+	}
 	if _, err := normalize(name); err != nil {
 		return "", err
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -49,6 +50,10 @@ func Read(dirs []string, registry string) (*Registry, error) {
 			file := filepath.Join(dir, name, "hosts.toml")
 			text, err := regular.Read(file, maxFile)
 			if errors.Is(err, fs.ErrNotExist) {
+				r, err := certificatesIn(registry, filepath.Dir(file))
+				if r != nil || err != nil {
+					return r, err
+				}
 				continue
 			}
 			var r *Registry
@@ -83,6 +88,31 @@ func Check(dirs []string) (wrong []error) {
 		}
 	}
 	return wrong
+}
+
+// certificatesIn returns the configuration of a registry whose directory has certificates and no
+// hosts.toml, in Docker's pattern: *.crt are authorities, *.cert and *.key belong together. It is nil if
+// there are none.
+func certificatesIn(registry, dir string) (*Registry, error) {
+	if filepath.Base(dir) == "_default" { // whose certificates would be sent to any registry
+		return nil, nil //nolint:nilnil // see above
+	}
+	r := &Registry{Name: registry, Server: Endpoint{Location: registry}}
+	var err error
+	if r.Server.CAs, err = filepath.Glob(filepath.Join(dir, "*.crt")); err != nil {
+		return nil, fmt.Errorf("%s: %w: %w", dir, err, fault.Precondition)
+	}
+	certificates, err := filepath.Glob(filepath.Join(dir, "*.cert"))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w: %w", dir, err, fault.Precondition)
+	}
+	for _, certificate := range certificates {
+		r.Server.Clients = append(r.Server.Clients, [2]string{certificate, strings.TrimSuffix(certificate, ".cert") + ".key"})
+	}
+	if !r.Server.hasCertificates() {
+		return nil, nil //nolint:nilnil // see above
+	}
+	return r, nil
 }
 
 // section is the table of a host, or the top of the file, which describes the server.
@@ -128,6 +158,10 @@ func parse(registry, text, dir string) (*Registry, error) {
 		mirror, err := host.endpoint(key[1], dir)
 		if err != nil {
 			return nil, fmt.Errorf("host %q: %w", key[1], err)
+		}
+		if strings.HasPrefix(mirror.Location, "[") { // the library would refuse every pull
+			slog.Warn("mirror left out: an IPv6 address cannot be a registry, use a name", "registry", registry, "mirror", key[1])
+			continue
 		}
 		mirror.DigestOnly = !can("resolve")
 		r.Mirrors = append(r.Mirrors, mirror)

@@ -167,3 +167,28 @@ func FuzzConfigure(f *testing.F) {
 		}
 	})
 }
+
+// Certificates in the directory of a registry count without a hosts.toml, also before _default. A mirror
+// by its IPv6 address is left out alone.
+func TestReadCertificatesAlone(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, "_default", "[host.\"https://m.test\"]\n[host.\"http://[::1]:5000\"]\n")
+	for _, name := range []string{"ca.crt", "client.cert", "client.key", "other.txt"} {
+		file := filepath.Join(dir, "r.test:5000", name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	own := filepath.Join(dir, "r.test:5000")
+	got, err := Read([]string{dir}, "r.test:5000")
+	want := &Registry{Name: "r.test:5000", Server: Endpoint{
+		Location: "r.test:5000", CAs: []string{own + "/ca.crt"}, Clients: [][2]string{{own + "/client.cert", own + "/client.key"}},
+	}}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if got, err = Read([]string{dir}, "other.test"); err != nil || len(got.Mirrors) != 1 || got.Mirrors[0].Location != "m.test" {
+		t.Errorf("others: %+v, %v", got, err)
+	}
+}

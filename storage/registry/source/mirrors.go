@@ -3,8 +3,11 @@ package source
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/BurntSushi/toml"
 	"go.podman.io/image/v5/docker/reference"
@@ -43,23 +46,31 @@ func Because(err, cause error) error {
 	return mirrorError{cause}
 }
 
-// Skip changes sys so that the library does not ask the first mirrors of a name, and returns how
-// many sources are left: the registry itself is always one. The library then reads a file in dir
-// instead of registries.conf; dir must stay as long as sys is used.
+// Skip changes sys so that the library does not ask the first mirrors of a name, and none by its IPv6
+// address, for which it would refuse the pull. It returns how many sources are left: the registry itself
+// is always one. The library then reads a file in dir instead of registries.conf; dir must stay as long
+// as sys is used.
 func Skip(sys *types.SystemContext, name reference.Named, mirrors int, dir string) (left int, err error) {
 	registry, err := sysregistriesv2.FindRegistry(sys, name.Name())
 	if err != nil || registry == nil {
 		return 1, err
 	}
-	sources, err := registry.PullSourcesFromReference(name)
-	if err != nil || mirrors == 0 {
+	others := *registry
+	others.Mirrors = slices.DeleteFunc(slices.Clone(others.Mirrors), func(m sysregistriesv2.Endpoint) bool {
+		byAddress := strings.HasPrefix(m.Location, "[")
+		if byAddress {
+			slog.Warn("mirror left out: an IPv6 address cannot be a registry, use a name", "registry", registry.Prefix, "mirror", m.Location)
+		}
+		return byAddress
+	})
+	sources, err := others.PullSourcesFromReference(name)
+	if err != nil || mirrors == 0 && len(others.Mirrors) == len(registry.Mirrors) {
 		return len(sources), err
 	}
 	helpers, err := sysregistriesv2.CredentialHelpers(sys)
 	if err != nil {
 		return 0, err
 	}
-	others := *registry
 	others.Mirrors = nil
 	for _, mirror := range sources[min(mirrors, len(sources)-1) : len(sources)-1] {
 		others.Mirrors = append(others.Mirrors, mirror.Endpoint)
