@@ -1,0 +1,115 @@
+package storage
+
+import (
+	"bytes"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	"go.podman.io/image/v5/docker/reference"
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/storage/pull/pullerror"
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/registry"
+)
+
+// Each row of the table in docs/registries.md is what crius says of a pull that fails for that cause.
+func TestErrorsOfPullsAreInTheManual(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../docs/registries.md")
+	ok(t, err)
+	_, table, _ := strings.Cut(string(text), "| the error says |")
+	table, _, _ = strings.Cut(table, "\n\n")
+	var rows []string
+	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)`").FindAllStringSubmatch(table, -1) {
+		rows = append(rows, row[1])
+	}
+	n := newNode(t)
+	a := motd(t, "causes")
+	pull := func(ref string, auth *cri.AuthConfig) error {
+		_, err := n.Pull(testContext(t), PullRequest{Image: ref, Auth: auth})
+		return err
+	}
+	faulty := func(path string, do registry.Action) error {
+		r := serve(t, "app", "1", a)
+		r.Inject(registry.Fault{Path: path, Do: do})
+		return pull(r.Addr()+"/app:1", nil)
+	}
+	private := serve(t, "app", "1", a)
+	private.Require(registry.Auth{Username: "user", Password: "hunter22"})
+	failed := func(err error) error {
+		name, parseErr := reference.ParseNormalizedNamed("r.test/app:1")
+		ok(t, parseErr)
+		return pullerror.New(pullerror.Failed{Name: name}, err)
+	}
+	cases := map[string]func() error{
+		"check the name and the tag": func() error { return pull(serve(t, "app", "1", a).Addr()+"/app:2", nil) },
+		"it has no image for": func() error {
+			foreign := build(t, image.Image{Platform: imagespec.Platform{OS: "linux", Architecture: "riscv64"}})
+			return pull(serve(t, "app", "1", index(t, foreign)).Addr()+"/app:1", nil)
+		},
+		"no credentials were sent": func() error { return pull(private.Addr()+"/app:1", nil) },
+		"correct the pull secret": func() error {
+			return pull(private.Addr()+"/app:1", &cri.AuthConfig{Username: "user", Password: "another"})
+		},
+		"the registry limits pulls":  func() error { return faulty("/manifests/", registry.TooManyRequests(0)) },
+		"the registry itself failed": func() error { return faulty("/blobs/", registry.Status(http.StatusInternalServerError)) },
+		"speaks plain HTTP": func() error {
+			n.write("registries.conf", "")
+			defer n.write("registries.conf", insecure("127.0.0.1"))
+			return pull(private.Addr()+"/app:1", nil)
+		},
+		"to trust the authority": func() error {
+			n.write("registries.conf", "")
+			defer n.write("registries.conf", insecure("127.0.0.1"))
+			server := httptest.NewTLSServer(http.NotFoundHandler())
+			defer server.Close()
+			return pull(server.Listener.Addr().String()+"/app:1", nil)
+		},
+		"name servers": func() error { return failed(&net.DNSError{Err: "no such host", Name: "r.test", IsNotFound: true}) },
+		"check that the node reaches the registry": func() error { return pull("127.0.0.1:1/app:1", nil) },
+		"no data received from the registry": func() error {
+			usual := n.puller.ProgressTimeout
+			n.puller.ProgressTimeout = time.Second
+			defer func() { n.puller.ProgressTimeout = usual }()
+			return faulty("/manifests/", registry.Stall(1))
+		},
+		"build and push it again": func() error {
+			cut := bytes.Repeat([]byte{1}, 100) // of a header of 512
+			l := image.Layer{Blob: cut, Digest: digest.FromBytes(cut), DiffID: digest.FromBytes(cut)}
+			return pull(serve(t, "app", "1", build(t, image.Image{Layers: []image.Layer{l}})).Addr()+"/app:1", nil)
+		},
+		"free space in the image store": func() error { return failed(&os.PathError{Op: "write", Path: "/x", Err: unix.ENOSPC}) },
+		"registries.conf blocks it": func() error {
+			n.write("registries.conf", "[[registry]]\nlocation = \"r.test\"\nblocked = true\n")
+			defer n.write("registries.conf", insecure("127.0.0.1"))
+			return pull("r.test/app:1", nil)
+		},
+		"an IPv6 address cannot be a registry": func() error { return pull("[::1]:5000/app:1", nil) },
+	}
+	for _, row := range rows {
+		fail := cases[row]
+		if fail == nil {
+			t.Errorf("no case for the row %q", row)
+			continue
+		}
+		if err := fail(); err == nil || !strings.Contains(err.Error(), row) {
+			t.Errorf("%q is not in: %v", row, err)
+		}
+	}
+	for row := range cases {
+		if !slices.Contains(rows, row) {
+			t.Errorf("the table lacks %q", row)
+		}
+	}
+}
