@@ -26,7 +26,7 @@ type Config struct {
 	DefaultEnv          []string `toml:"default_env" apply:"restart" help:"environment (NAME=value) of every container, before the image's"`
 	AllowedDevices      []string `toml:"allowed_devices" apply:"restart" help:"host devices that a pod may request with the annotation devices.crio.io, if its handler allows that annotation"`
 	AdditionalDevices   []string `toml:"additional_devices" apply:"restart" help:"host devices (host:container:rwm) given to every container"`
-	CDISpecDirs         []string `toml:"cdi_spec_dirs" apply:"restart" input:"yes" help:"directories of CDI specs (Container Device Interface); later directories take precedence"`
+	CDISpecDirs         []string `toml:"cdi_spec_dirs" apply:"reload" input:"yes" help:"directories of CDI specs (Container Device Interface); later directories take precedence"`
 	DeviceOwnership     bool     `toml:"device_ownership_from_security_context" apply:"restart" help:"give a container's devices to its run_as_user and run_as_group instead of leaving their owners as on the host"`
 	SeccompProfile      string   `toml:"seccomp_profile" apply:"restart" form:"path or empty" input:"yes" help:"JSON file that replaces the built-in RuntimeDefault seccomp profile"`
 	AppArmorProfile     string   `toml:"apparmor_profile" apply:"restart" help:"profile of AppArmor for RuntimeDefault; crius loads crius-default itself, any other profile must be loaded by you; empty: none"`
@@ -39,7 +39,7 @@ type Config struct {
 	MountsFiles         []string `toml:"mounts_files" apply:"restart" form:"path" help:"files of directories and files (/SOURCE:/DESTINATION) of which every container gets copies, such as secrets and entitlements (containers-mounts.conf(5)); the first one that exists counts; empty: none"`
 	ReadOnly            bool     `toml:"read_only" apply:"restart" help:"make every container's root file system read-only"`
 	RejectMissingMounts []string `toml:"reject_missing_mounts" apply:"restart" help:"host paths that are never created for a mount: a container that mounts a missing one is refused"`
-	ShmSize             int64    `toml:"shm_size" apply:"restart" form:"positive" help:"size of a pod's /dev/shm in bytes"`
+	ShmSize             int64    `toml:"shm_size" apply:"reload" form:"positive" help:"size of a pod's /dev/shm in bytes"`
 }
 
 // Paths are the two roots of an engine's disk layout (see the package documentation).
@@ -74,6 +74,17 @@ type Options struct {
 	// Workloads are the workloads that pods may be in, by name (oci.Config.Workloads).
 	Workloads map[string]annotation.Workload
 }
+
+// Live are the options that an engine takes over while it runs. They are about pods and containers
+// that are made afterwards.
+type Live struct {
+	ShmSize     int64
+	CDISpecDirs []string
+	HookDirs    []string
+}
+
+// SetLive replaces these options.
+func (e *Engine) SetLive(live Live) { e.live.Store(&live) }
 
 // DefaultConfig is what an empty configuration file means.
 func DefaultConfig() Config {

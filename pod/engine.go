@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -41,6 +42,7 @@ type Engine struct {
 	cfg     Options
 	deps    Deps
 	planner *blueprint.Planner
+	live    atomic.Pointer[Live]
 	paths   *hostpath.Paths
 	mark    string // of the ids of this server
 	status  *status.Node
@@ -151,6 +153,7 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 		background:  background.New(ctx),
 		recoverTime: recoverTime,
 	}
+	e.SetLive(Live{ShmSize: cfg.ShmSize, CDISpecDirs: cfg.CDISpecDirs, HookDirs: cfg.HookDirs})
 	e.pulling, e.endPulls = context.WithCancelCause(context.WithoutCancel(ctx))
 	e.cleanups = e.newCleanups()
 	deps.Trace.SetNames(e.names.of)

@@ -94,7 +94,7 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	}
 	var cdiDirs []string
 	if len(cdiNames) > 0 {
-		cdiDirs = c.engine.cfg.CDISpecDirs
+		cdiDirs = c.engine.live.Load().CDISpecDirs
 	}
 	if err := c.engine.paths.CheckDevices(ctx, wanted, cdiDirs...); err != nil {
 		return in, err

@@ -146,7 +146,7 @@ func (n PluginNode) UpdateContainer(ctx context.Context, id string, change nri.C
 
 // InjectDevices implements nri.Node.
 func (n PluginNode) InjectDevices(s *nri.Spec, names []string) error {
-	return cdi.Inject(s, n.Engine.cfg.CDISpecDirs, names)
+	return cdi.Inject(s, n.Engine.live.Load().CDISpecDirs, names)
 }
 
 // BlockIOClass implements nri.Node.

@@ -190,7 +190,7 @@ func (s *Sandbox) mountShm(label string) error {
 	if err != nil {
 		return err
 	}
-	return s.files.MountShm(cmp.Or(asked.ShmSize, s.engine.cfg.ShmSize), label)
+	return s.files.MountShm(cmp.Or(asked.ShmSize, s.engine.live.Load().ShmSize), label)
 }
 
 // makeNamespaces makes the namespaces that the containers share, and pins them, so that no

@@ -20,8 +20,8 @@ type Config struct {
 	RuntimeName    string `toml:"runtime_name" apply:"restart" choices:"crius,cri-o,containerd" help:"name that crius reports as its own: crius, cri-o or containerd, and so the beginning of containerRuntimeVersion in the node's status and of the ids of containers there, for installers and agents that know runtimes by it; restart the kubelet after a change"`
 	RuntimeVersion string `toml:"runtime_version" apply:"restart" form:"version or empty" help:"version that crius reports with this name; empty: its own or, with another name, one of that runtime with +crius and its own"`
 
-	Audit     string `toml:"audit" apply:"restart" choices:"none,people,all" help:"what the audit trail records of exec, attach, port-forward and log reopening: none, people, or all, which adds probes, hooks and log rotation of the kubelet; to the journal with fields such as CRIUS_AUDIT, or to the log"`
-	AuditFile string `toml:"audit_file" apply:"restart" form:"path or empty" help:"file, or unix socket of a collector, that gets the records of the audit trail as lines of JSON as well; opened again once it is rotated; empty: none"`
+	Audit     string `toml:"audit" apply:"reload" choices:"none,people,all" help:"what the audit trail records of exec, attach, port-forward and log reopening: none, people, or all, which adds probes, hooks and log rotation of the kubelet; to the journal with fields such as CRIUS_AUDIT, or to the log"`
+	AuditFile string `toml:"audit_file" apply:"reload" form:"path or empty" help:"file, or unix socket of a collector, that gets the records of the audit trail as lines of JSON as well; opened again once it is rotated; empty: none"`
 
 	StreamAddress         string        `toml:"stream_address" apply:"restart" help:"HOST:PORT on which exec, attach and port-forward sessions are served; port 0: any free port"`
 	StreamIdleTimeout     time.Duration `toml:"stream_idle_timeout" apply:"restart" help:"how long an exec, attach or port-forward session may be idle; 0: no limit"`

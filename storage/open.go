@@ -179,7 +179,8 @@ func (s *Store) furnish(ctx context.Context, options types.StoreOptions, lock ow
 	s.downloads.Connections = cfg.PullConnections
 	s.holds = newHolds(s.store, s.locks, s.leftovers, lock)
 	s.Foreign = &foreign.Containers{Store: s.store, Locks: s.locks, Own: isHold, Owned: s.holds.owned}
-	s.images = newCatalog(s.store, s.locks, pinPatterns(cfg.PinnedImages))
+	s.pins.Store(&cfg.PinnedImages)
+	s.images = newCatalog(s.store, s.locks, func(image *Image) bool { return pinPatterns(*s.pins.Load())(image) })
 	err := s.openArtifacts(ctx)
 	s.puller = s.newPuller(options)
 	if err == nil && cfg.Unpacker != "" {

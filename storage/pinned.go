@@ -1,9 +1,33 @@
 package storage
 
 import (
+	"maps"
 	"slices"
 	"strings"
 )
+
+// Pin replaces Config.PinnedImages, for the images that the store has as well.
+func (s *Store) Pin(patterns []string) {
+	s.pins.Store(&patterns)
+	s.images.repin()
+}
+
+// repin asks again which images are pinned.
+func (c *catalog) repin() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	entries := maps.Clone(c.entries) // readers have the former map, and its images
+	for id, e := range entries {
+		if e.image == nil {
+			continue
+		}
+		image := *e.image
+		image.Pinned = c.pinned(&image) || image.ReadOnly
+		e.image = &image
+		entries[id] = e
+	}
+	c.entries = entries
+}
 
 // pinPatterns returns the test for Image.Pinned. Patterns are name, prefix* or *keyword*, and are
 // compared with the full names of an image's tags and digests.

@@ -37,6 +37,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	cstorage "go.podman.io/storage"
 	"go.podman.io/storage/pkg/reexec"
@@ -88,6 +89,7 @@ type Store struct {
 	roots        durable.Roots // of store
 	locks        *durable.Locks
 	images       *catalog
+	pins         atomic.Pointer[[]string] // Config.PinnedImages
 	artifacts    *artifacts
 	holds        *holds
 	leftovers    *durable.Leftovers

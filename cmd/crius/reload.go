@@ -17,6 +17,7 @@ import (
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/server/control"
 )
 
@@ -27,8 +28,34 @@ type settings struct {
 
 	reloads sync.Mutex // held from reading the files until they are in force
 
-	mu      sync.Mutex
-	inForce *config.Loaded
+	mu        sync.Mutex
+	inForce   *config.Loaded
+	consumers []func(config.Config) // of live options
+}
+
+// follow calls f with the configuration in force now, and with what each reload makes of it. f must
+// take live options only, and cannot refuse them.
+func (s *settings) follow(f func(config.Config)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.consumers = append(s.consumers, f)
+	f(s.inForce.Config)
+}
+
+// Consumers of live options.
+type (
+	audited interface{ Set(level, file string) }
+	pinning interface{ Pin(patterns []string) }
+	making  interface{ SetLive(pod.Live) }
+)
+
+// followAll gives live options to those that use them.
+func (s *settings) followAll(records audited, images pinning, engine making) {
+	s.follow(func(cfg config.Config) {
+		records.Set(cfg.API.Audit, cfg.API.AuditFile)
+		images.Pin(cfg.Image.PinnedImages)
+		engine.SetLive(pod.Live{ShmSize: cfg.Pod.ShmSize, CDISpecDirs: cfg.Pod.CDISpecDirs, HookDirs: cfg.Runtime.HooksDir})
+	})
 }
 
 func (s *settings) loaded() *config.Loaded {
@@ -110,6 +137,9 @@ func (s *settings) apply(wanted *config.Loaded, runtimes reloader) (result contr
 		return result, err
 	}
 	s.level.Set(level)
+	for _, f := range s.consumers {
+		f(next.Config)
+	}
 	result = control.Reloaded{Changed: config.Differences(s.inForce, next), Later: config.Differences(next, wanted)}
 	s.inForce = next
 	switch {

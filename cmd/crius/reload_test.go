@@ -16,6 +16,7 @@ import (
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod"
 )
 
 // A reload applies exactly the options that are declared live: their consumers have the new
@@ -39,8 +40,20 @@ type reloading struct {
 	dir   string // has files that options name
 	table *oci.Table
 	given oci.Config // last configuration that the table was given
+	live  *consumers
 	*settings
 }
+
+// consumers note the live options that they are given.
+type consumers struct {
+	level, file string
+	pinned      []string
+	pod         pod.Live
+}
+
+func (c *consumers) Set(level, file string)   { c.level, c.file = level, file }
+func (c *consumers) Pin(patterns []string)    { c.pinned = patterns }
+func (c *consumers) SetLive(options pod.Live) { c.pod = options }
 
 // Reload notes the configuration and passes it to the table.
 func (r *reloading) Reload(cfg oci.Config) error {
@@ -66,6 +79,8 @@ func newReloading(t *testing.T) *reloading {
 	if r.inForce, err = r.load(); err != nil {
 		t.Fatal(err)
 	}
+	r.live = &consumers{}
+	r.followAll(r.live, r.live, r.live)
 	r.given = r.inForce.Config.Runtime
 	if r.table, err = oci.NewTable(r.given, r.dir); err != nil {
 		t.Fatal(err)
@@ -135,7 +150,7 @@ func (r *reloading) change(key config.Key) {
 
 // applied returns the values that the consumers of live options have.
 func (r *reloading) applied() []any {
-	all := []any{r.level.Level(), r.table.Default()}
+	all := []any{r.level.Level(), r.table.Default(), *r.live}
 	for _, name := range r.table.Names() {
 		all = append(all, name, r.handler(name))
 	}
@@ -156,6 +171,18 @@ func (r *reloading) reached(path string, wanted config.Config) bool {
 	case "log_level":
 		level, err := logx.Level(wanted.LogLevel)
 		return err == nil && r.level.Level() == level
+	case "api.audit":
+		return r.live.level == wanted.API.Audit
+	case "api.audit_file":
+		return r.live.file == wanted.API.AuditFile
+	case "image.pinned_images":
+		return slices.Equal(r.live.pinned, wanted.Image.PinnedImages)
+	case "pod.shm_size":
+		return r.live.pod.ShmSize == wanted.Pod.ShmSize
+	case "pod.cdi_spec_dirs":
+		return slices.Equal(r.live.pod.CDISpecDirs, wanted.Pod.CDISpecDirs)
+	case "runtime.hooks_dir":
+		return slices.Equal(r.live.pod.HookDirs, wanted.Runtime.HooksDir)
 	case "runtime.default_handler":
 		return r.table.Default() == wanted.Runtime.DefaultHandler
 	case "runtime.crio_handlers_dir":

@@ -96,6 +96,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	engine.CollectNetwork() //nolint:contextcheck // it ends with the engine
 	defer startPlugins(ctx, backends.plugins, engine)()
 	records := newTrail(ctx, cfg.API, engine)
+	settings.followAll(records, store, engine)
 	defer closing(&err, func() error { return bounded(ctx, records.Close) })
 	sessions, err := newSessions(cfg.API, engine, records)
 	if err != nil {
