@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -65,9 +66,32 @@ func (f importFlags) any() bool { return f.crio || f.containerd }
 
 // add adds the flags to a command. help is a format for the name of the runtime.
 func (f *importFlags) add(cmd *cobra.Command, help string) {
-	cmd.Flags().BoolVar(&f.crio, "from-crio", false, fmt.Sprintf(help, "CRI-O"))
-	cmd.Flags().BoolVar(&f.containerd, "from-containerd", false, fmt.Sprintf(help, "containerd"))
+	for _, of := range []struct {
+		flag, program string
+		set           *bool
+	}{{"from-crio", "CRI-O", &f.crio}, {"from-containerd", "containerd", &f.containerd}} {
+		cmd.Flags().VarPF(switchFlag{of.set, of.flag}, of.flag, "", fmt.Sprintf(help, of.program)).NoOptDefVal = "true"
+	}
 }
+
+// switchFlag is a flag that is set or not, and says so if it is given a path.
+type switchFlag struct {
+	set  *bool
+	name string
+}
+
+// Set implements pflag.Value.
+func (f switchFlag) Set(text string) (err error) {
+	if *f.set, err = strconv.ParseBool(text); err != nil {
+		return fmt.Errorf("it takes no value; the path is an argument of its own: --%s %s", f.name, text)
+	}
+	return nil
+}
+
+func (f switchFlag) String() string { return strconv.FormatBool(f.set != nil && *f.set) }
+
+// Type implements pflag.Value.
+func (f switchFlag) Type() string { return "bool" }
 
 // check refuses both flags at once, either with the other flag, and a path without either.
 func (f importFlags) check(args []string, other string, set bool) error {

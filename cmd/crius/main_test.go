@@ -62,6 +62,7 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{[]string{"config", "--from-crio", "--default"}, 2, "crius: --default, --from-crio and --from-containerd are mutually exclusive (see crius config --help)\n"},
 		{[]string{"config", "--from-crio", "--from-containerd"}, 2, "crius: --default, --from-crio and --from-containerd are mutually exclusive (see crius config --help)\n"},
 		{[]string{"config", "--from-crio", "config/testdata/crio-defaults"}, 0, ""},
+		{[]string{"config", "--from-crio=/etc/crio"}, 2, "crius: invalid argument \"/etc/crio\" for \"--from-crio\" flag: it takes no value; the path is an argument of its own: --from-crio /etc/crio (see crius config --help)\n"},
 		{[]string{"config", "--accept", "crio.x"}, 2, "crius: --accept is for --from-crio and --from-containerd (see crius config --help)\n"},
 		{[]string{"config", "--from-crio", "config/testdata/crio-defaults", "--accept", "crio.x"}, 1, "crius: --accept crio.x: nothing of the configuration of CRI-O is lost under this name\n"},
 		{[]string{"config", "--from-containerd", "config/testdata/containerd/v3.toml"}, 0, ""},
