@@ -109,8 +109,12 @@ func pullFault(err error) error {
 
 // levelOf returns the log level of an RPC that ended with code: a client's
 // mistake or impatience is not news for the operator, a node that cannot work
-// is. Kubelets try unimplemented RPCs over and over.
-func levelOf(code codes.Code) slog.Level {
+// is. Kubelets try unimplemented RPCs over and over. What a pull lacks is part
+// of the node's configuration.
+func levelOf(method string, code codes.Code) slog.Level {
+	if method == "PullImage" && code == codes.FailedPrecondition {
+		return slog.LevelWarn
+	}
 	switch code {
 	case codes.OK, codes.Unimplemented:
 		return slog.LevelDebug

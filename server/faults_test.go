@@ -92,8 +92,11 @@ func TestLevels(t *testing.T) {
 		case codes.Unavailable, codes.PermissionDenied, codes.Unauthenticated:
 			want = slog.LevelWarn
 		}
-		if got := levelOf(code); got != want {
+		if got := levelOf("RunPodSandbox", code); got != want {
 			t.Errorf("%v is logged as %v, want %v", code, got, want)
 		}
+	}
+	if got := levelOf("PullImage", codes.FailedPrecondition); got != slog.LevelWarn {
+		t.Errorf("a pull that the node's configuration fails is logged as %v", got)
 	}
 }

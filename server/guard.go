@@ -50,11 +50,11 @@ func guard(ctx context.Context, req any, engine Engine, call func() error) error
 }
 
 func logCall(ctx context.Context, attrs []slog.Attr, took time.Duration, err error) {
-	level := levelOf(status.Code(err))
+	method, _ := grpc.Method(ctx)
+	level := levelOf(path.Base(method), status.Code(err))
 	if !slog.Default().Enabled(ctx, level) {
 		return
 	}
-	method, _ := grpc.Method(ctx)
 	message := "CRI call"
 	attrs = append(attrs, slog.String("method", method), slog.Duration("took", took))
 	if err != nil {

@@ -2,7 +2,10 @@ package incidents
 
 import (
 	"context"
+	"net"
+	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -143,6 +146,49 @@ var incidents = []incident{
 		log: "registry asks to wait: too many requests",
 	},
 	{
+		name: "registry stalls", config: "[image]\nprogress_timeout = \"1s\"\n",
+		happen: func(t *testing.T, w *world) string {
+			w.Registry.Push("stalled", "1", small(t, "stalled"))
+			w.Registry.Inject(registry.Fault{Path: "/stalled/blobs/", Do: registry.Stall(10)})
+			t.Cleanup(w.Registry.Heal)
+			return w.pull(t, w.Registry.Addr()+"/stalled:1")
+		},
+		event: "no data received from the registry for image.progress_timeout", log: `operation ended by a time limit`,
+	},
+	{
+		name: "registry fails",
+		happen: func(t *testing.T, w *world) string {
+			w.Registry.Inject(registry.Fault{Path: "/manifests/", Do: registry.Status(http.StatusInternalServerError)})
+			t.Cleanup(w.Registry.Heal)
+			return w.pull(t, w.Registry.Addr()+"/probe:latest")
+		},
+		event: "the registry itself failed", log: "the registry itself failed",
+	},
+	{
+		name: "registry speaks plain HTTP",
+		happen: func(t *testing.T, w *world) string {
+			_, port, err := net.SplitHostPort(w.Registry.Addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return w.pull(t, "localhost:"+port+"/probe:latest")
+		},
+		event: "speaks plain HTTP", log: "speaks plain HTTP",
+	},
+	{
+		name: "hosts.toml asks for headers", config: "# set below, since it names a directory of the node\n",
+		happen: func(t *testing.T, w *world) string {
+			dir := w.Path("hosts", "odd.example")
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			scene.Write(t, filepath.Join(dir, "hosts.toml"), "[host.'https://mirror.example'.header]\nx-token = '1'\n")
+			w.configure(t, "[image]\nhosts_dirs = [\""+w.Path("hosts")+"\"]\n")
+			return w.pull(t, "odd.example/app:1")
+		},
+		event: "header is not supported", check: "images cannot be pulled from its registry", log: "header is not supported",
+	},
+	{
 		name: "registry is blocked",
 		happen: func(t *testing.T, w *world) string {
 			file := w.Path("registries.conf")
@@ -157,8 +203,7 @@ var incidents = []incident{
 			w.replace(t, w.Path("policy.json"), "")
 			return w.pull(t, w.Registry.Addr()+"/probe:latest")
 		},
-		event: "without a policy no image is accepted", check: "no signature policy, images cannot be pulled",
-		asked: true, // the kubelet's event and crius check say it
+		event: "without a policy no image is accepted", check: "no signature policy, images cannot be pulled", log: "without a policy no image is accepted",
 	},
 	{
 		name: "image for another processor",
@@ -230,6 +275,24 @@ var incidents = []incident{
 		event: "was deleted", status: "1 running containers write what does not reach their logs", check: "was deleted", log: "container log is not at its path",
 	},
 	{
+		name: "server is down", asked: true, // it has no log then
+		happen: func(t *testing.T, w *world) string {
+			w.Pod(t, "crun").Start(t, "sleep")
+			t.Cleanup(func() {
+				if err := w.Start(context.WithoutCancel(t.Context())); err != nil {
+					t.Error(err)
+				}
+			})
+			if err := w.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			argv := w.Argv("status")
+			out, _ := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput()
+			return string(out)
+		},
+		event: "no server at", check: "but 1 container runs: nobody can stop or restart them",
+	},
+	{
 		name: "configuration is broken",
 		happen: func(t *testing.T, w *world) string {
 			if err := w.Configure("30-broken", "lisen = 1\n"); err != nil {
@@ -264,6 +327,20 @@ func (w *world) plugin(t *testing.T, add, del string) (broken string) {
 	t.Cleanup(func() { _ = os.Remove(path) })
 	w.replace(t, w.Path("cni", "net.d", "10-p.conflist"), plugins("fake"))
 	return broken
+}
+
+// small is an image with one file of its own.
+func small(t *testing.T, name string) *image.Artifact {
+	t.Helper()
+	layer, err := image.NewLayer(image.Text(name, strings.Repeat(name+"\n", 1000)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	built, err := image.Image{Layers: []image.Layer{layer}}.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return built
 }
 
 // script is a layer with a program of no processor.
