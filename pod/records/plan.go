@@ -184,11 +184,11 @@ type ContainerPlan struct {
 
 // Explain adds to the message of an end what the plan knows about it. A program of another
 // architecture ends with an error without a word, if no emulator runs it.
-func (p *ContainerPlan) Explain(code int32, message string) string {
-	if code == 0 || message != "" || p.Foreign == "" {
+func (plan *ContainerPlan) Explain(code int32, message string) string {
+	if code == 0 || message != "" || plan.Foreign == "" {
 		return message
 	}
-	return fmt.Sprintf("the image is for %s and this node is %s: without an emulator (binfmt_misc) its programs cannot be run (exec format error)", p.Foreign, runtime.GOARCH)
+	return fmt.Sprintf("the image is for %s and this node is %s: without an emulator (binfmt_misc) its programs cannot be run (exec format error)", plan.Foreign, runtime.GOARCH)
 }
 
 // ContainerState is the part of a container's record that verbs change.
