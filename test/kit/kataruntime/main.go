@@ -253,6 +253,7 @@ func (c call) remove() error {
 	err = errors.Join(os.RemoveAll(c.sandbox("")), os.RemoveAll(c.path("bundles", c.id)), os.Remove(c.mapping()))
 	for _, dir := range []string{mappings, sandboxes} {
 		_ = os.Remove(dir) // nothing is to be left of a test: the last one removes them
+		_ = os.Remove(filepath.Dir(dir))
 	}
 	return err
 }
