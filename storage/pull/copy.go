@@ -77,10 +77,7 @@ func (p *Puller) copyPresent(ctx context.Context, src *source.Image, job *durabl
 	defer func() { src.PresentOnly = false }()
 	sys := p.Registries.Context()
 	sys.BigFilesTemporaryDir = job.Temporary
-	store, options := source.PresentOnly{Store: p.Library, Sizes: map[digest.Digest]int64{}}, copy.Options{Progress: events}
-	for _, l := range src.Layers() {
-		store.Sizes[l.Blob] = l.Size
-	}
+	store, options := source.PresentOnly{Store: p.Library}, copy.Options{Progress: events}
 	if len(src.Indexes) > 0 { // the name may have the digest of one, which the library does not see
 		return source.CopyUnnamed(ctx, store, src.ImageID(), src.Opened(), sys, options)
 	}

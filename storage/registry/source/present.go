@@ -1,11 +1,9 @@
 package source
 
 import (
-	"cmp"
 	"fmt"
 	"io"
 
-	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -13,21 +11,7 @@ import (
 )
 
 // PresentOnly is a store to which no layer can be added, because workers unpack.
-type PresentOnly struct {
-	cstorage.Store
-	Sizes map[digest.Digest]int64 // of the image's blobs, in bytes
-}
-
-// LayersByCompressedDigest implements cstorage.Store. The record of a layer lacks the size of its
-// blob until its worker has noted it, and always if another tool has staged the layer.
-// containers/image would write such a size into the manifest.
-func (s PresentOnly) LayersByCompressedDigest(blob digest.Digest) ([]cstorage.Layer, error) {
-	found, err := s.Store.LayersByCompressedDigest(blob)
-	for i := range found {
-		found[i].CompressedSize = cmp.Or(found[i].CompressedSize, s.Sizes[blob])
-	}
-	return found, err
-}
+type PresentOnly struct{ cstorage.Store }
 
 // PutLayer implements cstorage.Store.
 func (PresentOnly) PutLayer(string, string, []string, string, bool, *cstorage.LayerOptions, io.Reader) (*cstorage.Layer, int64, error) {

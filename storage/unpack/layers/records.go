@@ -15,7 +15,7 @@ import (
 )
 
 // Note implements Target. The library leaves the sizes of blobs out of the records of staged
-// layers: containers/image would then say in manifests that the blobs are empty.
+// layers, from which containers/image takes them when it finds such a layer.
 func (u *Unpacker) Note() error {
 	if len(u.unnoted) == 0 {
 		return nil
