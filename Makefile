@@ -66,7 +66,7 @@ differential: ## Unpack some 560 images of all makers and shapes, and compare ea
 	CGO_ENABLED=0 go test -count=1 -v -timeout 1h -tags $(TAGS),differential ./test/differential
 
 .PHONY: conformance
-conformance: ## Run critest with runc and with crun. HANDLER=crun, FOCUS=regexp: only those. HANDLER=runsc or shim-runc: with that.
+conformance: ## Run critest with runc and with crun. HANDLER=crun, FOCUS=regexp: only those. HANDLER=runsc, shim-runsc or shim-runc: with that.
 	@test/setup.sh
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/conformance $(if $(FOCUS),-focus '$(FOCUS)') $(HANDLER)
 

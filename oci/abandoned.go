@@ -221,7 +221,8 @@ func (t *cliTask) abandoned(ctx context.Context, dir string) *execution {
 		return nil
 	}
 	e.innerPID, _ = readPid(innerPIDFileOf(dir)) // outside of runtime sandboxes there is none
-	if !e.hasStarted(t.ref.Cgroup, dir) {
+	e.left = true
+	if !e.hasStarted(t.ref, dir) {
 		return nil
 	}
 	e.NoteLeader()
@@ -229,14 +230,15 @@ func (t *cliTask) abandoned(ctx context.Context, dir string) *execution {
 }
 
 // hasStarted reports whether a pid is still that of the command: if the number
-// was reused, the new process began after the runtime had written it down.
-func (e *execution) hasStarted(group, dir string) bool {
+// was reused, the new process began after the runtime had written it down. The
+// stand-in of a command in a runtime sandbox is not in the container's cgroup.
+func (e *execution) hasStarted(ref Ref, dir string) bool {
 	written, err := os.Stat(pidFileOf(dir))
 	if err != nil {
 		return false
 	}
-	isMember, err := cgroup.Membership(group)
-	if err != nil || e.innerPID == 0 && !isMember(e.PID) {
+	isMember, err := cgroup.Membership(ref.Cgroup)
+	if err != nil || e.innerPID == 0 && ref.Holder == "" && !isMember(e.PID) {
 		return false
 	}
 	process, err := wire.Find(e.PID)

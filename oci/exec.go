@@ -191,6 +191,7 @@ type execution struct {
 	innerPID     int    // its pid inside a runtime sandbox; 0: it is in none
 	dir          string // see Command.noted
 	kill         func() // used if no pid identifies the command
+	left         bool   // by an earlier server
 	hasten       bool   // the runtime must set the terminal's size before the command reads it
 }
 
@@ -227,7 +228,9 @@ func (t *cliTask) killExec(ctx context.Context, e *execution) {
 		// SIGKILL.
 		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), forwardTime)
 		defer cancel()
-		proc.Terminate(ending, e.PID, proc.IsOwnChild)
+		standsIn := func(pid int) bool { return e.left || proc.IsOwnChild(pid) }
+		proc.Terminate(ending, e.PID, standsIn)
+		proc.KillTree(e.PID, standsIn)
 	}
 	e.Kill(ctx, t.ref.ID, t.ref.Cgroup)
 }

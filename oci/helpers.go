@@ -98,19 +98,24 @@ func isHelper(program string, programs []string) bool {
 }
 
 // endHelpers kills what a runtime has left of a pod's own container that it has
-// deleted: some lose its virtual machine. Shims may have other containers. It
-// does not wait long for processes that the kernel cannot kill now.
+// deleted: some lose its virtual machine. Shims may have other containers. A
+// process that is about to exit gets a moment to do so; one that the kernel
+// cannot kill now is not waited for long.
 func endHelpers(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
 	defer cancel()
 	var failed error
-	told := map[conmon.Process]bool{}
+	const grace = 500 * time.Millisecond
+	told, began := map[conmon.Process]bool{}, time.Now()
 	poll.Until(ctx, 20*time.Millisecond, func() bool {
 		all, err := Helpers()
 		if failed = err; err != nil {
 			return true
 		}
 		left := slices.DeleteFunc(all[id], func(h Helper) bool { return strings.HasPrefix(h.Program, strings.TrimSuffix(shimPrograms, "*")) })
+		if len(left) > 0 && time.Since(began) < grace {
+			return false
+		}
 		for _, h := range left {
 			if !told[h.Process] {
 				told[h.Process] = true

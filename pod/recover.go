@@ -49,6 +49,7 @@ const recoverTime = 5 * time.Second
 //	host ports: the firewall's tool                         30 s, then it is retried in the background
 //	runtimes that are still starting commands               2 s, containers concurrently
 //	monitors' answers, teardown of unfinished containers    recoverTime, together; see reconnect
+//	runtimes that are asked which containers they have       recoverTime, together
 //	teardown of pods and of orphans                         recoverTime, together
 //
 // Teardown that takes longer continues in the background. Between two checks of a lock,

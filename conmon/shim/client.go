@@ -62,8 +62,8 @@ func (e Endpoint) client(conn net.Conn) *Client {
 func (c *Client) Close() { _ = c.ttrpc.Close() }
 
 func (c *Client) call(ctx context.Context, method string, req, resp proto.Message) error {
-	asked := ttrpc.WithMetadata(untold{ctx}, ttrpc.MD{"containerd-namespace-ttrpc": {Namespace}})
-	err := c.ttrpc.Call(asked, c.service, method, req, resp)
+	ctx = ttrpc.WithMetadata(ctx, ttrpc.MD{"containerd-namespace-ttrpc": {Namespace}})
+	err := c.ttrpc.Call(untold{ctx}, c.service, method, req, resp) //nolint:contextcheck // it ends with ctx
 	if err == nil {
 		return nil
 	}

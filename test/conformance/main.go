@@ -4,7 +4,7 @@
 //	go run ./test/conformance [-focus REGEXP] [HANDLER...]
 //
 // Each runtime handler, by default Debian's runc and crun and a current runc
-// (runc-current), and on request gVisor (runsc) and containerd's shim of runc
+// (runc-current), and on request gVisor (runsc), its shim (shim-runsc) and containerd's shim of runc
 // (shim-runc), gets its own node. The images that the suite names are built
 // here and served by the node's registry under their public names. At the end
 // of a run it prints one plain line, the specs that were skipped and those that
@@ -103,12 +103,13 @@ const (
 	currentRunc = "runc-current" // in addition to Debian's
 	gvisor      = "runsc"
 	shimOfRunc  = "shim-runc"
+	shimOfRunsc = "shim-runsc"
 )
 
 // options returns the options of a node for a handler.
 func options(ctx context.Context, handler string) (o node.Options, err error) {
 	kind := "oci"
-	var path string
+	var path, further string
 	switch handler {
 	case currentRunc:
 		path, err = tools.Runc(ctx)
@@ -116,13 +117,22 @@ func options(ctx context.Context, handler string) (o node.Options, err error) {
 		path, err = tools.Runsc(ctx)
 	case shimOfRunc:
 		kind, path = "shim", "containerd-shim-runc-v2"
+	case shimOfRunsc:
+		kind = "shim"
+		if path, err = tools.RunscShim(ctx); err != nil {
+			return o, err
+		}
+		var config string
+		config, err = tools.RunscShimConfig(ctx)
+		further = fmt.Sprintf("options = [\"--TypeUrl=io.containerd.runsc.v1.options\", %q]\n", "--ConfigPath="+config)
 	default:
 		return o, nil
 	}
 	o.Config = fmt.Sprintf("[runtime.handlers.%s]\ntype = %q\npath = %q\n", handler, kind, path)
 	if handler == gvisor { // which by default allows neither a pod's profile nor set-user-id
-		o.Config += `options = ["--oci-seccomp", "--allow-suid"]` + "\n"
+		further = `options = ["--oci-seccomp", "--allow-suid"]` + "\n"
 	}
+	o.Config += further
 	return o, err
 }
 

@@ -26,8 +26,13 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// shimHandler is tested only on request: -handler shim-runc.
-const shimHandler = "shim-runc"
+// Handlers that are tested only on request, by -handler. Those of Kata are
+// stand-ins for Kata 1.
+const (
+	shimHandler = "shim-runc"
+	kataShim    = "shim-kata1"
+	kataCLI     = "kata-runtime"
+)
 
 // config makes crius forward host ports itself, so that these steps are tested
 // too, and puts a stand-in before each runtime.
@@ -62,8 +67,9 @@ type world struct {
 
 // programs are the programs of every world.
 type programs struct {
-	server  string
-	failing []byte
+	server   string
+	failing  []byte
+	handlers string // configuration of those of Kata
 }
 
 func build(ctx context.Context) (p programs, err error) {
@@ -79,6 +85,16 @@ func build(ctx context.Context) (p programs, err error) {
 		return p, err
 	}
 	p.failing = failing.Data
+	shim, err := tools.OldKataShim(ctx)
+	if err != nil {
+		return p, err
+	}
+	runtime, err := tools.KataRuntime(ctx)
+	if err != nil {
+		return p, err
+	}
+	p.handlers = fmt.Sprintf("[runtime.handlers.%s]\ntype = \"shim\"\npath = %q\n[runtime.handlers.%s]\npath = %q\noptions = [\"--kata-config={{.Path \"kata\"}}\"]\n",
+		kataShim, shim, kataCLI, runtime)
 	p.server, err = tools.PointsServer(ctx, race.Enabled)
 	return p, err
 }
@@ -93,7 +109,7 @@ func newWorld(ctx context.Context, p programs) (_ *world, err error) {
 	if w.gate, err = newGate(); err != nil {
 		return nil, err
 	}
-	w.World, err = scene.New(ctx, node.Options{Config: config, Server: p.server, Env: []string{tools.PointsVariable + "=" + w.gate.socket()}})
+	w.World, err = scene.New(ctx, node.Options{Config: config + p.handlers, Server: p.server, Env: []string{tools.PointsVariable + "=" + w.gate.socket()}})
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +155,7 @@ func (w *world) furnish(ctx context.Context, p programs) error {
 		return err
 	}
 	w.Registry.Push("model", "latest", model)
-	if err := w.Settle(ctx, append([]string{shimHandler}, scene.Handlers...)...); err != nil {
+	if err := w.Settle(ctx, append([]string{shimHandler, kataShim, kataCLI}, scene.Handlers...)...); err != nil {
 		return err
 	}
 	for _, handler := range scene.Handlers {

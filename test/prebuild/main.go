@@ -41,7 +41,7 @@ var builds = []struct {
 	{"busybox", "busybox, from Debian's sources", tools.Busybox},
 	{"runc", "a current runc", tools.Runc},
 	{"runsc", "a current runsc (gVisor)", tools.Runsc},
-	{"runsc-shim", "gVisor's shim", tools.RunscShim},
+	{runscShim, "gVisor's shim", tools.RunscShim},
 	{kubelet, "kubelets " + strings.Join(tools.KubeletVersions(), " and "), tools.Kubelets},
 	{cluster, "Kubernetes " + tools.ClusterVersion() + " and its end-to-end tests", func(ctx context.Context) (string, error) {
 		c, err := tools.ClusterPrograms(ctx, tools.ClusterVersion())
@@ -51,9 +51,10 @@ var builds = []struct {
 
 // These are built only if named: one target needs them, and they take long.
 const (
-	kubelet = "kubelet"
-	cluster = "cluster"
-	raced   = "crius-race"
+	kubelet   = "kubelet"
+	cluster   = "cluster"
+	raced     = "crius-race"
+	runscShim = "runsc-shim"
 )
 
 func main() {
@@ -61,7 +62,7 @@ func main() {
 	defer stop()
 	wanted := os.Args[1:]
 	for _, b := range builds {
-		if len(wanted) == 0 && slices.Contains([]string{kubelet, cluster, raced}, b.name) || len(wanted) > 0 && !slices.Contains(wanted, b.name) {
+		if len(wanted) == 0 && slices.Contains([]string{kubelet, cluster, raced, runscShim}, b.name) || len(wanted) > 0 && !slices.Contains(wanted, b.name) {
 			continue
 		}
 		err := announced("build "+b.what, func() error { _, err := b.build(ctx); return err })

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -22,6 +23,17 @@ func (c call) exec() error {
 		return c.runc(append([]string{"exec"}, c.args...)...)
 	}
 	process, err := os.ReadFile(c.flag("--process"))
+	if err != nil {
+		return err
+	}
+	var wanted struct{ Args []string }
+	bundle, err := os.ReadFile(c.mapping())
+	if err == nil {
+		err = json.Unmarshal(process, &wanted)
+	}
+	if err == nil {
+		err = refusal(string(bundle), wanted.Args[0])
+	}
 	if err != nil {
 		return err
 	}

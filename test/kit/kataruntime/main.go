@@ -72,7 +72,7 @@ func run() error {
 		if c.verb == "delete" && slices.Contains(c.args, "--force") {
 			return nil
 		}
-		return fmt.Errorf("Container not found: %s", c.id)
+		return fmt.Errorf("container not found: %s", c.id)
 	}
 	switch c.verb {
 	case "delete":
@@ -168,9 +168,8 @@ func (c call) create() error {
 	if err != nil {
 		return err
 	}
-	if program := spec.Process.Args[0]; filepath.IsAbs(program) && len(spec.Mounts) > 0 && missing(dir, program) {
-		return fmt.Errorf("rpc error: code = Internal desc = Could not run process: container_linux.go:348: starting container process caused %q",
-			fmt.Sprintf("exec: %q: stat %s: no such file or directory", program, program))
+	if err := refusal(dir, spec.Process.Args[0]); err != nil {
+		return err
 	}
 	spec.Root.Path = filepath.Join(dir, "rootfs")
 	parent, name := filepath.Split(spec.Linux.CgroupsPath)
@@ -186,11 +185,25 @@ func (c call) create() error {
 	return c.runc(args...)
 }
 
-// missing reports whether a program is not in the root file system, nor mounted
-// there.
-func missing(dir, program string) bool {
-	_, err := os.Stat(filepath.Join(dir, "rootfs", program))
-	return errors.Is(err, os.ErrNotExist) && program != "/pause"
+// refusal returns the error of the guest's runc if a program is not in the root
+// file system, nor mounted there.
+func refusal(dir, program string) error {
+	const words = "rpc error: code = Internal desc = Could not run process: container_linux.go:348: starting container process caused %q"
+	if _, err := os.Stat(filepath.Join(dir, "rootfs", program)); !errors.Is(err, os.ErrNotExist) || program == "/pause" {
+		return nil
+	}
+	if !strings.Contains(program, "/") {
+		for _, bin := range []string{"usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin"} {
+			if _, err := os.Stat(filepath.Join(dir, "rootfs", bin, program)); err == nil {
+				return nil
+			}
+		}
+		return fmt.Errorf(words, fmt.Sprintf("exec: %q: executable file not found in $PATH", program))
+	}
+	if !filepath.IsAbs(program) {
+		return nil
+	}
+	return fmt.Errorf(words, fmt.Sprintf("exec: %q: stat %s: no such file or directory", program, program))
 }
 
 // boot starts what a pod has beside its containers.
@@ -233,7 +246,7 @@ func (c call) remove() error {
 	if err != nil {
 		return err
 	}
-	if _, err := os.Stat(filepath.Join(string(dir), "config.json")); err != nil {
+	if _, err := os.Stat(filepath.Join(string(dir), "config.json")); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	path, err := exec.LookPath("runc")

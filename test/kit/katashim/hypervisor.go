@@ -106,7 +106,7 @@ func (m *machine) running(ctx context.Context, id string) bool {
 }
 
 // handleOld does what Kata 1 does differently, and reports whether that was all.
-func (m *machine) handleOld(ctx context.Context, name string, req, resp message) (done bool, err error) {
+func (m *machine) handleOld(ctx context.Context, req message) (done bool, err error) {
 	switch r := req.(type) {
 	case *task.ExecProcessRequest: // which Start makes
 		m.mu.Lock()

@@ -138,7 +138,7 @@ func (m *machine) handle(ctx context.Context, name string, req, resp message) er
 		os.Exit(3)
 	}
 	if m.hypervisor != nil {
-		if done, err := m.handleOld(ctx, name, req, resp); done || err != nil {
+		if done, err := m.handleOld(ctx, req); done || err != nil {
 			return err
 		}
 	}

@@ -135,7 +135,8 @@ go build -mod=vendor -trimpath -ldflags '-s -w' -o containerd-shim-runsc-v1 gvis
 }
 
 // RunscShimConfig returns the path of a configuration with which gVisor's shim
-// runs the runsc of Runsc.
+// runs the runsc of Runsc. That it has a shim for each container is not for
+// this file to change: the shim reads it too late.
 func RunscShimConfig(ctx context.Context) (string, error) {
 	runsc, err := Runsc(ctx)
 	if err != nil {
@@ -146,8 +147,8 @@ func RunscShimConfig(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer os.Remove(f.Name())
-	_, err = fmt.Fprintf(f, "binary_name = %q\n", runsc)
+	defer func() { _ = os.Remove(f.Name()) }()
+	_, err = fmt.Fprintf(f, "binary_name = %q\n[runsc_config]\noci-seccomp = \"true\"\nallow-suid = \"true\"\n", runsc)
 	return path, errors.Join(err, f.Close(), os.Rename(f.Name(), path))
 }
 
