@@ -1,0 +1,82 @@
+package cgroup
+
+import (
+	"context"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/poll"
+)
+
+// Pause freezes the cgroup of a container and returns when all of its processes are frozen; Thaw
+// resumes them. If ctx ends before, the cgroup is thawed again and the error is fault.Timeout. A
+// cgroup that somebody else has frozen is fault.Precondition and stays as it is: whoever has done
+// that does not expect its processes to run after a Thaw.
+func Pause(ctx context.Context, cgroup string) error {
+	cgroup, err := clean(cgroup)
+	if err == nil && cgroup == "/" {
+		err = problem{fault.Invalid, "the root cgroup cannot be frozen"}
+	}
+	if err != nil {
+		return failed("freeze cgroup", cgroup, err)
+	}
+	all, _, err := find()
+	if err != nil {
+		return failed("freeze cgroup", cgroup, err)
+	}
+	h, f := pausable(all)
+	if f == nil {
+		return failed("freeze cgroup", cgroup, problem{fault.Unimplemented, "no hierarchy has a freezer"})
+	}
+	dir := h.dir(ofContainer(h, cgroup)) + "/"
+	if asked, err := os.ReadFile(dir + f.asked); err == nil && string(asked) == "1\n" {
+		return failed("freeze cgroup", dir, problem{fault.Precondition, "it is frozen already: resume the container first"})
+	}
+	if err := write(dir+f.file, f.freeze); err != nil {
+		return failed("freeze cgroup", dir, err)
+	}
+	if poll.Until(ctx, time.Millisecond, func() bool {
+		state, err := os.ReadFile(dir + f.state) // on v1, reading it freezes what was forked meanwhile
+		return err != nil || strings.Contains(string(state), f.frozen)
+	}) {
+		return nil
+	}
+	_ = write(dir+f.file, f.thaw)
+	return failed("freeze cgroup", dir, problem{fault.Timeout, "some processes did not freeze in time"})
+}
+
+// pauser is a freezer with the file that says whether the cgroup itself is to be frozen.
+type pauser struct {
+	freezer
+	asked string
+}
+
+// pausable returns the hierarchy that freezes containers: that of v1's freezer if there is one, as
+// runtimes choose.
+func pausable(all []hierarchy) (hierarchy, *pauser) {
+	for _, h := range all {
+		if h.has("freezer") {
+			return h, &pauser{freezer{"freezer.state", "FROZEN", "THAWED", "freezer.state", "FROZEN\n"}, "freezer.self_freezing"}
+		}
+	}
+	for _, h := range all {
+		if h.v2() {
+			return h, &pauser{freezer{"cgroup.freeze", "1", "0", "cgroup.events", "frozen 1\n"}, "cgroup.freeze"}
+		}
+	}
+	return hierarchy{}, nil
+}
+
+// ofContainer returns the cgroup in which the runtime has the processes of a container: crun has
+// them one below their systemd scope.
+func ofContainer(h hierarchy, cgroup string) string {
+	below := cgroup + "/container"
+	if strings.HasSuffix(cgroup, ".scope") && unix.Access(h.dir(below), unix.F_OK) == nil {
+		return below
+	}
+	return cgroup
+}

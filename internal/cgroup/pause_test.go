@@ -1,0 +1,78 @@
+package cgroup
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// frozen reports whether all of a cgroup is frozen.
+func frozen(t *testing.T, cgroup string) bool {
+	t.Helper()
+	all, _, err := find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, f := pausable(all)
+	text, err := os.ReadFile(h.dir(cgroup) + "/" + f.state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Contains(string(text), f.frozen)
+}
+
+func TestPause(t *testing.T) {
+	t.Parallel()
+	cgroup := scratch(t)
+	start(t, cgroup, "sleep 1000 & wait")
+	populate(t, cgroup, 2)
+	if err := Pause(t.Context(), cgroup); err != nil {
+		t.Fatal(err)
+	}
+	if !frozen(t, cgroup) {
+		t.Error("it is not frozen")
+	}
+	if err := Pause(t.Context(), cgroup); !errors.Is(err, fault.Precondition) {
+		t.Errorf("frozen by somebody else: %v", err)
+	}
+	if !Thaw(cgroup) || frozen(t, cgroup) {
+		t.Error("it stays frozen")
+	}
+	for bad, want := range map[string]error{"/": fault.Invalid, cgroup + "/missing": os.ErrNotExist} {
+		if err := Pause(t.Context(), bad); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", bad, err, want)
+		}
+	}
+	late, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Pause(late, cgroup); err == nil { // it may have frozen at once
+		Thaw(cgroup)
+	}
+	if frozen(t, cgroup) {
+		t.Error("it stays frozen although the time was up")
+	}
+	kill(t, cgroup)
+	remove(t, cgroup)
+}
+
+// crun has the processes one below a systemd scope; a frozen scope would be a frozen parent.
+func TestPauseOfAScope(t *testing.T) {
+	t.Parallel()
+	h := hierarchy{membership: membership{names: "freezer"}, point: t.TempDir()}
+	for cgroup, want := range map[string]string{"/a.scope": "/a.scope/container", "/b.scope": "/b.scope", "/c": "/c"} {
+		below := cgroup
+		if want != cgroup || cgroup == "/c" {
+			below += "/container"
+		}
+		if err := os.MkdirAll(h.dir(below), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if got := ofContainer(h, cgroup); got != want {
+			t.Errorf("%s: %s, want %s", cgroup, got, want)
+		}
+	}
+}
