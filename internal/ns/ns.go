@@ -266,6 +266,15 @@ func Do(path string, f func() error) error {
 	})
 }
 
+// Isolate gives the calling thread, which must be one of thread.Run's, a network namespace of its own
+// that ends with its last process. Only the loopback device is in it.
+func Isolate() error {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("unshare network namespace: %w", err)
+	}
+	return loopbackUp()
+}
+
 // Each runs f in each network namespace pinned at paths, one after the other,
 // all on one thread, because threads are expensive. It continues after an
 // error, from f or because a namespace is gone (fault.NotFound), and returns
