@@ -42,6 +42,9 @@ const (
 	emptyName = "empty" // lower directories where the image has too few
 )
 
+// Upper returns the directory with what the container has changed of its root file system.
+func (r Rootfs) Upper() string { return filepath.Join(r.Dir, upperName) }
+
 // IsWritableLayer reports whether a directory in Rootfs.Dir has files that the container has
 // written.
 func IsWritableLayer(name string) bool { return name == upperName || name == workName }

@@ -1,0 +1,184 @@
+package checkpoint
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Changes are what a container has changed below its root directory, beside what Diff writes: paths
+// without a leading slash.
+type Changes struct {
+	Deleted []string // files and directories of the image that are gone
+	Opaque  []string // directories in which nothing of the image is left
+}
+
+// Diff writes a tar archive of the writable layer of a container: what is in the upper directory of
+// an overlay. Paths in hidden are not the layer's: something is mounted there. Nothing may change
+// the directory meanwhile; Diff does not follow links out of it all the same.
+func Diff(ctx context.Context, upper string, hidden []string, to io.Writer) (Changes, error) {
+	root, err := os.OpenRoot(upper)
+	if err != nil {
+		return Changes{}, err
+	}
+	defer root.Close()
+	d := &diff{root: root, out: tar.NewWriter(to), hidden: map[string]bool{}, links: map[inode]string{}}
+	for _, at := range hidden {
+		d.hidden[strings.Trim(path.Clean("/"+at), "/")] = true
+	}
+	err = fs.WalkDir(root.FS(), ".", func(name string, _ fs.DirEntry, err error) error {
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			return err
+		}
+		return d.add(name)
+	})
+	if err == nil {
+		err = d.out.Close()
+	}
+	return d.changes, err
+}
+
+type inode struct{ dev, ino uint64 }
+
+type diff struct {
+	root    *os.Root
+	out     *tar.Writer
+	hidden  map[string]bool
+	links   map[inode]string // files with several names, by the first of them
+	changes Changes
+}
+
+// add writes one entry.
+func (d *diff) add(name string) error {
+	info, err := d.root.Lstat(name)
+	if err != nil {
+		return err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return fmt.Errorf("%s: no owner is known", name)
+	}
+	if d.hidden[name] {
+		if info.IsDir() {
+			return fs.SkipDir
+		}
+		return nil
+	}
+	h := &tar.Header{
+		Name: name, Mode: int64(st.Mode & 0o7777), Uid: int(st.Uid), Gid: int(st.Gid),
+		ModTime: info.ModTime(), Format: tar.FormatPAX, PAXRecords: map[string]string{},
+	}
+	switch info.Mode().Type() {
+	case 0:
+		return d.addFile(h, st)
+	case fs.ModeDir:
+		return d.addDir(h)
+	case fs.ModeSymlink:
+		h.Typeflag = tar.TypeSymlink
+		if h.Linkname, err = d.root.Readlink(name); err != nil {
+			return err
+		}
+	case fs.ModeNamedPipe:
+		h.Typeflag = tar.TypeFifo
+	case fs.ModeDevice, fs.ModeDevice | fs.ModeCharDevice:
+		if st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0 { // overlay's sign of what was deleted
+			d.changes.Deleted = append(d.changes.Deleted, name)
+			return nil
+		}
+		h.Typeflag = tar.TypeBlock
+		if st.Mode&unix.S_IFMT == unix.S_IFCHR {
+			h.Typeflag = tar.TypeChar
+		}
+		h.Devmajor, h.Devminor = int64(unix.Major(st.Rdev)), int64(unix.Minor(st.Rdev))
+	default: // a socket, which only its process can make
+		return nil
+	}
+	return d.out.WriteHeader(h)
+}
+
+func (d *diff) addDir(h *tar.Header) error {
+	name := h.Name
+	f, err := d.root.OpenFile(name, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	opaque, err := addAttributes(h, f)
+	if err != nil {
+		return err
+	}
+	if opaque && name != "." {
+		d.changes.Opaque = append(d.changes.Opaque, name)
+	}
+	h.Typeflag, h.Name = tar.TypeDir, name+"/"
+	return d.out.WriteHeader(h)
+}
+
+func (d *diff) addFile(h *tar.Header, st *syscall.Stat_t) error {
+	if st.Nlink > 1 {
+		self := inode{st.Dev, st.Ino}
+		if first, known := d.links[self]; known {
+			h.Typeflag, h.Linkname = tar.TypeLink, first
+			return d.out.WriteHeader(h)
+		}
+		d.links[self] = h.Name
+	}
+	f, err := d.root.OpenFile(h.Name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := addAttributes(h, f); err != nil {
+		return err
+	}
+	h.Typeflag, h.Size = tar.TypeReg, st.Size
+	if err := d.out.WriteHeader(h); err != nil {
+		return err
+	}
+	_, err = io.CopyN(d.out, f, st.Size)
+	return err
+}
+
+// overlayAttributes are the kernel's own notes about the layer.
+const overlayAttributes = "trusted.overlay."
+
+// addAttributes adds the extended attributes of a file, and reports whether the file is an opaque
+// directory.
+func addAttributes(h *tar.Header, f *os.File) (opaque bool, err error) {
+	names := make([]byte, 64<<10) // the kernel's limit
+	n, err := unix.Flistxattr(int(f.Fd()), names)
+	if errors.Is(err, unix.ENOTSUP) {
+		return false, nil
+	}
+	if err != nil {
+		return false, &os.PathError{Op: "list attributes of", Path: h.Name, Err: err}
+	}
+	value := make([]byte, 64<<10)
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(names[:n]), "\x00"), "\x00") {
+		if name == "" {
+			continue
+		}
+		n, err := unix.Fgetxattr(int(f.Fd()), name, value)
+		if err != nil {
+			return false, &os.PathError{Op: "read attribute " + name + " of", Path: h.Name, Err: err}
+		}
+		if strings.HasPrefix(name, overlayAttributes) {
+			opaque = opaque || name == overlayAttributes+"opaque" && string(value[:n]) == "y"
+			continue
+		}
+		h.PAXRecords["SCHILY.xattr."+name] = string(value[:n])
+	}
+	return opaque, nil
+}
