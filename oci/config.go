@@ -13,6 +13,7 @@ type Config struct {
 	CgroupDriver   string        `toml:"cgroup_driver" apply:"restart" choices:"systemd,cgroupfs" help:"cgroup driver: cgroupfs or systemd; must match the kubelet's"`
 	Monitor        string        `toml:"monitor" apply:"restart" form:"path or empty" help:"path of crius-conmon; empty: searched in the directory of crius, then in PATH"`
 	MonitorCgroup  string        `toml:"monitor_cgroup" apply:"restart" help:"cgroup of the monitors; empty: a child of the crius service's cgroup"`
+	Criu           string        `toml:"criu" apply:"restart" form:"criu or empty" help:"the program criu, which dumps containers for checkpoints: a path that ends in /criu, or the name criu, which is searched in PATH; if it is missing or does not work on this kernel, checkpoints are refused; empty: they are always refused"`
 	LogRate        int64         `toml:"container_log_rate" apply:"restart" help:"bytes per second by which the log of each container may grow, each line counted with its time and stream; beyond container_log_burst, lines are discarded and the log says how many bytes are missing; the container is not slowed down; for containers created from now on; 0: no limit"`
 	LogBurst       int64         `toml:"container_log_burst" apply:"restart" help:"bytes by which a container's log may exceed container_log_rate at once; at least 64 KiB"`
 	LogMaxSize     int64         `toml:"container_log_max_size" apply:"restart" help:"bytes that the log file of a container may have until the kubelet rotates it, as containerLogMaxSize in its configuration says; beyond that, lines are discarded in the same way; at least 64 KiB, and by as much more than containerLogMaxSize; for containers created from now on; 0: no limit"`
@@ -65,6 +66,7 @@ func DefaultConfig() Config {
 	return Config{
 		DefaultHandler: "runc",
 		CgroupDriver:   "systemd",
+		Criu:           "criu",
 		LogBurst:       16 << 20,
 		AttachWait:     conmon.UsualAttachWait,
 		HooksDir:       []string{"/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"},

@@ -18,6 +18,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/oci/criu"
 )
 
 // driver is a Runtime whose handler is known.
@@ -43,6 +44,7 @@ type entry struct {
 	log           logs
 	attachWait    time.Duration
 	output        *capture.Budget
+	criu          *criu.Program
 	prober        prober
 	refused       error // why no pod can be made with it, until the table is reloaded; nil: pods can
 
@@ -94,6 +96,7 @@ func (h *entry) create(ctx context.Context, who string, a *Abilities, ref Ref, s
 	if err := trace.Call(ctx, "make runtime root", func() error { return os.MkdirAll(h.handler.Root, 0o700) }); err != nil {
 		return nil, err
 	}
+	setCriuOptions(ref, spec)
 	if err := trace.Call(ctx, "write bundle", func() error { return writeSpec(ref.Dir, spec) }); err != nil {
 		return nil, fmt.Errorf("write bundle: %w", err)
 	}

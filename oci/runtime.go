@@ -108,6 +108,7 @@ type Task interface {
 	// Forward connects to a TCP port inside the runtime sandbox of this container. It is
 	// fault.Unimplemented if the port is reached through the pod's network.
 	Forward(ctx context.Context, port uint16) (Stream, error)
+	Checkpointer
 	// ReopenLog makes the monitor write to a new file at the old path.
 	ReopenLog(ctx context.Context) error
 	// Logged returns by how many bytes the container's log has grown since Create

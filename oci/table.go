@@ -21,6 +21,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/programs"
+	"github.com/crius-run/crius/oci/criu"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/oci/version"
 )
@@ -30,6 +31,7 @@ type Table struct {
 	monitor string
 	runDir  string
 	output  *capture.Budget // of the Execs of all handlers
+	criu    *criu.Program
 	now     atomic.Pointer[handlers]
 	version atomic.Uint64
 
@@ -67,7 +69,7 @@ func NewTable(cfg Config, runDir string) (*Table, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Table{monitor: monitor, runDir: runDir, output: capture.NewBudget(maxOutputInSum)}
+	t := &Table{monitor: monitor, runDir: runDir, output: capture.NewBudget(maxOutputInSum), criu: criu.New(cfg.Criu)}
 	t.now.Store(&handlers{})
 	return t, t.reload(cfg, func(name string) bool { return name != cfg.DefaultHandler })
 }
@@ -165,7 +167,7 @@ func (t *Table) driver(cfg Config, name string, handler Handler, known *features
 	}
 	h := &entry{
 		name: name, handler: handler, features: known, systemd: cfg.CgroupDriver == "systemd",
-		monitor: t.monitor, monitorCgroup: monitorCgroup, output: t.output,
+		monitor: t.monitor, monitorCgroup: monitorCgroup, output: t.output, criu: t.criu,
 		log: logs{cfg.LogRate, cfg.LogBurst, cfg.LogMaxSize, cfg.LogJournal}, attachWait: max(cfg.AttachWait, conmon.NoAttachWait),
 	}
 	if handler.Type == "oci" {

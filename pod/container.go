@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -39,6 +40,8 @@ type Container struct {
 
 	stop *stop.Stopper
 	nri  nri.ContainerEvents
+
+	dump atomic.Pointer[dumping] // a checkpoint under way, or its cleanup; nil: none
 
 	exited chan struct{} // closed when the exit is known and published
 

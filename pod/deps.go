@@ -35,6 +35,7 @@ type Network interface {
 	Expose(ctx context.Context, p network.Pod, a *network.Attachment) error
 	Detach(ctx context.Context, p network.Pod, a *network.Attachment) error
 	SetPodCIDR(cidr string) error
+	Unlock(ctx context.Context, netns string) error
 	Load(live map[string]*network.Attachment)
 }
 

@@ -3,6 +3,7 @@ package pod
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
@@ -162,7 +163,12 @@ func (f fakeImages) Admit(ctx context.Context, use storage.Use) error {
 }
 
 func (f fakeImages) MountRootfs(ctx context.Context, r storage.Rootfs) error {
-	return f.step(ctx, "mount", func() { f.rootfs[r.ID] = true })
+	return f.step(ctx, "mount", func() {
+		f.rootfs[r.ID] = true
+		if !r.ReadOnly {
+			_ = os.MkdirAll(r.Upper(), 0o700) // for a checkpoint
+		}
+	})
 }
 
 func (f fakeImages) RemoveRootfs(ctx context.Context, r storage.Rootfs) error {
@@ -304,6 +310,10 @@ func (f fakeNetwork) Collect(ctx context.Context, _ []string, live network.Live)
 	}))
 }
 
+func (f fakeNetwork) Unlock(ctx context.Context, _ string) error {
+	return f.step(ctx, "unlock", func() {})
+}
+
 func (f fakeNetwork) Ready(ctx context.Context) error { return f.step(ctx, "network ready", func() {}) }
 func (fakeNetwork) Grace() error                      { return nil }
 func (f fakeNetwork) SetPodCIDR(string) error         { return nil }
@@ -372,7 +382,11 @@ func (f fakeRuntime) Create(ctx context.Context, ref oci.Ref, spec *specs.Spec, 
 	if err != nil {
 		return nil, err
 	}
-	return task, nil
+	text, err := json.Marshal(spec)
+	if err == nil && ref.Dir != "" {
+		err = os.WriteFile(filepath.Join(ref.Dir, "config.json"), text, 0o600)
+	}
+	return task, err
 }
 
 func (f fakeRuntime) Load(ctx context.Context, ref oci.Ref) (oci.Task, error) {
@@ -423,6 +437,7 @@ type fakeTask struct {
 	exitFile string
 	spec     *specs.Spec
 	started  bool
+	frozen   bool
 	signals  []unix.Signal
 	stubborn,
 	immortal bool
@@ -562,6 +577,27 @@ func (t *fakeTask) report(now conmon.LogTrouble) {
 			t.news = nil
 		}
 	})
+}
+
+func (t *fakeTask) MayCheckpoint(context.Context) error { return nil }
+
+func (t *fakeTask) Pause(ctx context.Context) error {
+	return t.step(ctx, "pause", func() { t.frozen = true })
+}
+
+// Dump writes one image.
+func (t *fakeTask) Dump(ctx context.Context, d oci.Dump) error {
+	if err := t.step(ctx, "dump", func() {}); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(d.Images, "inventory.img"), []byte("image"), 0o600)
+}
+
+func (t *fakeTask) EndDump(ctx context.Context, _ string) error {
+	if t == nil {
+		return nil
+	}
+	return t.step(ctx, "end dump", func() { t.frozen = false })
 }
 
 func (t *fakeTask) EndAbandoned(context.Context) func(context.Context) error { return nil }

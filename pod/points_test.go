@@ -1,8 +1,11 @@
 package pod
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -11,6 +14,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage/checkpoint"
 )
 
 // spot is one edge of one step in the life of a pod.
@@ -86,6 +90,16 @@ func (b *bench) life(e *Engine) {
 		return e.UpdateSandboxResources(ctx, pod, nil, &cri.LinuxContainerResources{CpuShares: 100})
 	})
 	again("exec", func() error { _, err := e.ExecSync(ctx, ctr, []string{"true"}, 0); return err })
+	again("checkpoint", func() error {
+		defer os.Remove(b.archive())
+		return e.CheckpointContainer(ctx, ctr, b.archive(), 0)
+	})
+	again("checkpoint pod", func() error {
+		ctx, cancel := context.WithTimeout(ctx, time.Hour)
+		defer cancel()
+		defer func() { b.emptyOut() }()
+		return e.CheckpointSandbox(ctx, pod, b.out(), []string{ctr})
+	})
 	again("reopen", func() error { return e.ReopenContainerLog(ctx, ctr) })
 	again("stop", func() error { return e.StopContainer(ctx, ctr, time.Second) })
 	again("remove", func() error { return e.RemoveContainer(ctx, ctr) })
@@ -94,6 +108,35 @@ func (b *bench) life(e *Engine) {
 	again("remove pod", func() error { return e.RemoveSandbox(ctx, pod) })
 	if pods, ctrs := e.Sandboxes(), e.Containers(); len(pods)+len(ctrs) > 0 {
 		b.Errorf("there still are %d pods and %d containers", len(pods), len(ctrs))
+	}
+}
+
+// out is a directory for checkpoints.
+func (b *bench) out() string {
+	b.Helper()
+	dir := filepath.Join(b.cfg.RunDir, "out")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		b.Fatal(err)
+	}
+	return dir
+}
+
+func (b *bench) archive() string { return filepath.Join(b.out(), "archive.tar") }
+
+// emptyOut removes a complete checkpoint of a pod; another must have left nothing.
+func (b *bench) emptyOut() {
+	b.Helper()
+	entries, err := os.ReadDir(b.out())
+	if err != nil {
+		b.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(b.out(), checkpoint.Manifest)); err != nil && len(entries) > 0 {
+		b.Errorf("an unfinished checkpoint has left %v", entries)
+	}
+	for _, e := range entries {
+		if err := os.RemoveAll(filepath.Join(b.out(), e.Name())); err != nil {
+			b.Error(err)
+		}
 	}
 }
 

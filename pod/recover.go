@@ -263,6 +263,10 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec records.
 		r.answers.add(known)
 		e.background.Go("reconnect container "+id, func() { c.reconnect(known) })
 	}
+	if rec.Checkpoint != nil {
+		slog.WarnContext(ctx, "unfinished checkpoint, removing it", "container", id, "path", rec.Checkpoint.Dir)
+		r.end(checkpointOf(id), c.finishCheckpoint, &r.answers)
+	}
 	e.containers.Reserve(records.NameOfContainer(s.ID, rec.Config.M.GetMetadata()), id)
 	s.Change(func(now *livePod) { now.add(c) })
 	e.containers.Publish(id, c)

@@ -20,6 +20,11 @@ func (e *Engine) RemoveContainer(ctx context.Context, id string) error {
 }
 
 func (c *Container) remove(ctx context.Context) error {
+	if c.interruptCheckpoint() { // or criu would have to finish first
+		if err := c.kill(ctx); err != nil {
+			return fmt.Errorf("remove container %s: %w", c.ID, err)
+		}
+	}
 	c.LockLife(ctx)
 	defer c.Life.Unlock()
 	if c.Now().Phase == records.Removing {

@@ -33,7 +33,7 @@ func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Durati
 
 // end stops the container, and kills the processes that remained when its first process ended.
 func (c *Container) end(ctx context.Context, grace time.Duration) error {
-	if err := c.stop.End(ctx, grace); err != nil {
+	if err := c.stop.End(ctx, c.releasedBy(grace)); err != nil {
 		return err
 	}
 	if exit := c.Now().exit; exit == nil || exit.Message == "" || c.ref.Cgroup == "" {

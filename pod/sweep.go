@@ -32,6 +32,9 @@ func (e *Engine) deleteFromAny(ctx context.Context, ref oci.Ref) error {
 func (e *Engine) sweepContainer(ctx context.Context, id string) error {
 	ref := e.containerRef(id, records.ContainerPlan{})
 	errs := []error{e.deleteFromAny(ctx, ref)}
+	if group, err := oci.DumpCgroup(id); err == nil {
+		errs = append(errs, trace.Do(ctx, "abandon checkpoint", func(ctx context.Context) error { return oci.EndDump(ctx, group) }))
+	}
 	rootfs := storage.Rootfs{ID: id, Dir: e.records.Containers.Path(id), Target: ref.Rootfs()}
 	removeRoot := func(ctx context.Context) error {
 		return errors.Join(e.deps.Images.RemoveRootfs(ctx, rootfs), mount.UnmountBelow(ref.Dir))

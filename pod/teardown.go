@@ -29,6 +29,14 @@ func (c *Container) teardown(ctx context.Context) error {
 	c.shortening.Unlock()
 	c.Note(ctx)
 	var errs []error
+	if begun := c.Now().Checkpoint; begun != nil {
+		if err := trace.Do(ctx, "abandon checkpoint", func(ctx context.Context) error { return c.endDump(ctx, begun) }); err != nil {
+			errs = append(errs, fmt.Errorf("abandon checkpoint: %w", err))
+		}
+		if err := trace.Call(ctx, "remove checkpoint files", func() error { return c.removeUnfinished(begun) }); err != nil {
+			slog.WarnContext(ctx, "files of an unfinished checkpoint stay, remove them by hand", "container", c.ID, "path", begun.Dir, "names", begun.Names, "err", err)
+		}
+	}
 	deleteTask := func(ctx context.Context) error { return c.runtime.Delete(ctx, c.ref) }
 	if err := trace.Do(ctx, "delete container", deleteTask); err != nil {
 		errs = append(errs, fmt.Errorf("delete from runtime: %w", err))

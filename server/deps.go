@@ -55,6 +55,14 @@ type Engine interface {
 	// PodSpec returns the OCI spec of the pod itself.
 	PodSpec(id string) (json.RawMessage, error)
 
+	// CheckpointContainer writes an archive of a running container to an absolute
+	// path that nothing has yet; timeout 0 means a limit of its own.
+	// CheckpointSandbox writes several to an empty directory; ctx has a deadline.
+	// A node that cannot do it is fault.Unimplemented, with words that the
+	// kubelet's tests know.
+	CheckpointContainer(ctx context.Context, id, location string, timeout time.Duration) error
+	CheckpointSandbox(ctx context.Context, id, dir string, containers []string) error
+
 	// SandboxContainers returns a pod's containers, newest first.
 	SandboxContainers(id string) ([]*view.Container, error)
 	// PullImage reports an unreachable registry as fault.Unavailable and an image

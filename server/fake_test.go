@@ -215,6 +215,14 @@ func (f *fakeEngine) SandboxContainers(id string) ([]*view.Container, error) {
 }
 func (f *fakeEngine) StopEvents()                     {}
 func (f *fakeEngine) Listen() (*view.Listener, error) { return nil, fault.Exhausted }
+func (f *fakeEngine) CheckpointContainer(ctx context.Context, id, location string, timeout time.Duration) error {
+	return f.did(ctx, "CheckpointContainer", id, location, timeout)
+}
+
+func (f *fakeEngine) CheckpointSandbox(ctx context.Context, id, dir string, containers []string) error {
+	return f.did(ctx, "CheckpointSandbox", id, dir, containers)
+}
+
 func (f *fakeEngine) UpdateSandboxResources(_ context.Context, id string, overhead, resources *cri.LinuxContainerResources) error {
 	return f.did(context.Background(), "UpdateSandboxResources", id, overhead, resources)
 }

@@ -301,10 +301,44 @@ func TestUnimplemented(t *testing.T) {
 	n := start(t)
 	ctx := t.Context()
 	for _, err := range []error{
-		second(n.runtime.CheckpointContainer(ctx, &cri.CheckpointContainerRequest{})),
-		n.conn.Invoke(ctx, "/runtime.v1alpha2.RuntimeService/CheckpointContainer", &cri.CheckpointContainerRequest{}, &cri.CheckpointContainerResponse{}),
+		second(n.runtime.RestorePod(ctx, &cri.RestorePodRequest{})),
+		n.conn.Invoke(ctx, "/runtime.v1alpha2.RuntimeService/RestorePod", &cri.RestorePodRequest{}, &cri.RestorePodResponse{}),
 	} {
 		wantCode(t, err, codes.Unimplemented)
+	}
+}
+
+// The limits of a call for a checkpoint are refused before anything is looked up.
+func TestCheckpointRequests(t *testing.T) {
+	t.Parallel()
+	for location, good := range map[string]bool{
+		"/var/lib/kubelet/checkpoints/checkpoint-p_ns-c-2026-11-28T18:00:00Z.tar": true,
+		"": false, "a.tar": false, "/": false, "/a/": false, "/a/../b": false, "/a/b\x00c": false, "/" + strings.Repeat("a", 4096): false,
+	} {
+		err := checkCheckpointContainer(&cri.CheckpointContainerRequest{ContainerId: idOf(2), Location: location})
+		if (err == nil) != good {
+			t.Errorf("location %.60q: %v", location, err)
+		}
+	}
+	limited, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	pod := func(change func(*cri.CheckpointPodRequest)) *cri.CheckpointPodRequest {
+		r := &cri.CheckpointPodRequest{PodSandboxId: idOf(1), OutputPath: "/out", ContainerIds: []string{idOf(2), idOf(3)}}
+		change(r)
+		return r
+	}
+	if err := checkCheckpointPod(limited, pod(func(*cri.CheckpointPodRequest) {})); err != nil {
+		t.Error(err)
+	}
+	wantCode(t, statusOf(checkCheckpointPod(context.Background(), pod(func(*cri.CheckpointPodRequest) {}))), codes.InvalidArgument)
+	for _, change := range []func(*cri.CheckpointPodRequest){
+		func(r *cri.CheckpointPodRequest) { r.ContainerIds = nil },
+		func(r *cri.CheckpointPodRequest) { r.ContainerIds[1] = r.ContainerIds[0] },
+		func(r *cri.CheckpointPodRequest) { r.OutputPath = "out" },
+		func(r *cri.CheckpointPodRequest) { r.OutputPath = "/" },
+		func(r *cri.CheckpointPodRequest) { r.Options = map[string]string{"tcp-close": "true"} },
+	} {
+		wantCode(t, statusOf(checkCheckpointPod(limited, pod(change))), codes.InvalidArgument)
 	}
 }
 

@@ -57,6 +57,7 @@ func (n *node) checks() []check {
 		{"identity", n.checkIdentity},
 		{"addresses", n.checkAddresses},
 		{"runtimes", n.checkRuntimes},
+		{"checkpoints", n.checkCheckpoints},
 		{"hooks", n.checkHooks},
 		{"resource classes", n.checkClasses},
 		{"storage", n.checkStorage},

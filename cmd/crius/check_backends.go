@@ -12,6 +12,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/criu"
 	"github.com/crius-run/crius/storage"
 	"github.com/crius-run/crius/storage/registry/hosts"
 	"github.com/crius-run/crius/storage/unpack"
@@ -89,6 +90,15 @@ func checkMonitor(path string) finding {
 		return fail("install crius-conmon or correct runtime.monitor", "cannot run the monitor: %v", err)
 	}
 	return ok("monitor: %s", path)
+}
+
+// checkCheckpoints runs criu check. No pod needs it, so a node without it is in order.
+func (n *node) checkCheckpoints(ctx context.Context) []finding {
+	found, err := criu.New(n.config.Config.Runtime.Criu).Ready(ctx)
+	if err != nil {
+		return []finding{ok("containers cannot be checkpointed: %v", err)}
+	}
+	return []finding{ok("containers can be checkpointed by runtimes that use criu: %s, %s", found.Path, found.Version)}
 }
 
 // checkStorage opens the image store unless a server uses it, since opening it also cleans

@@ -216,6 +216,7 @@ func (r *reloading) another(key config.Key) string {
 		"runtime.backported_cves":                    `["CVE-2024-21626"]`,
 		"runtime.container_log_max_size":             "65536",
 		"runtime.crio_handlers_dir":                  file("crio"),
+		"runtime.criu":                               `"/opt/criu/criu"`,
 		"runtime.default_handler":                    `"crun"`,
 		"runtime.handlers.NAME.base_runtime_spec":    file("spec.json"),
 		"runtime.handlers.NAME.default_annotations":  `["a=b"]`,

@@ -208,6 +208,9 @@ type ContainerState struct {
 	OOMExec *OOMExec `json:"OOMExec,omitempty"`
 	// Incomplete: it is being removed, and was never created.
 	Incomplete bool `json:"Incomplete,omitempty"`
+	// Checkpoint is one that was begun: the container may be frozen, and files of it may be left.
+	// nil: there is none.
+	Checkpoint *Checkpoint `json:"Checkpoint,omitempty"`
 	// Annotations are the container's as NRI plugins have adjusted them; nil: they have not.
 	Annotations map[string]string `json:"Annotations,omitempty"`
 }
@@ -217,6 +220,17 @@ type OOMExec struct {
 	Kills   uint64    `json:"Kills"` // in the container until then
 	At      time.Time `json:"At"`
 	Command string    `json:"Command"` // the program, without its directory
+}
+
+// Checkpoint is what an unfinished checkpoint has on the node, beside a directory that is the
+// container's own.
+type Checkpoint struct {
+	Since  time.Time `json:"Since"`
+	Cgroup string    `json:"Cgroup"` // of the runtime and criu
+	// Names are unfinished files and directories in Dir, the caller's directory with that inode.
+	Dir   string   `json:"Dir"`
+	Inode uint64   `json:"Inode"`
+	Names []string `json:"Names,omitempty"`
 }
 
 // Reached returns Phase.

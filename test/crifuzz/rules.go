@@ -63,6 +63,9 @@ func refused(code codes.Code) rule {
 	return rule{weight: 1, allowed: func(*model, *call) answers { return answer(code) }}
 }
 
+// cannotCheckpoint: the node is configured without criu, so that nothing is written.
+func cannotCheckpoint(*model, *call) answers { return refusals }
+
 // rules returns the rules by the name of the RPC.
 func rules() map[string]rule {
 	return map[string]rule{
@@ -111,8 +114,8 @@ func rules() map[string]rule {
 		"ListPodSandboxMetrics":   whole(1, nil, nil),
 		"StreamPodSandboxMetrics": whole(1, nil, nil),
 		endless:                   whole(1, nil, nil),
-		"CheckpointContainer":     refused(codes.Unimplemented),
-		"CheckpointPod":           refused(codes.Unimplemented),
+		"CheckpointContainer":     {weight: 1, allowed: cannotCheckpoint},
+		"CheckpointPod":           {weight: 1, allowed: cannotCheckpoint},
 		"RestorePod":              refused(codes.Unimplemented),
 
 		"ListImages":   whole(2, planImageFilter, hasImages),

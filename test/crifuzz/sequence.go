@@ -33,7 +33,7 @@ type world struct {
 
 func newWorld(ctx context.Context) (_ *world, err error) {
 	w := new(world)
-	if w.World, err = scene.New(ctx, node.Options{}); err != nil {
+	if w.World, err = scene.New(ctx, node.Options{Config: "[runtime]\ncriu = \"\"\n"}); err != nil {
 		return nil, err
 	}
 	defer func() {

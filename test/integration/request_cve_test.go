@@ -216,17 +216,19 @@ func (w *world) converse(t *testing.T, address, text string) string {
 	return string(answer)
 }
 
-// There are no checkpoints: nothing is written, and neither an archive nor an
-// image that claims to be a checkpoint is restored.
+// A node without criu checkpoints nothing, in words that the kubelet's end-to-end tests know, and
+// neither an archive nor an image that claims to be a checkpoint is restored.
 func TestCheckpointsAreRefused_CVE_2024_8676_CVE_2025_0426_CVE_2026_50195_CVE_2026_53489_CVE_2026_53492_CVE_2026_92574_CVE_2026_95837_CVE_2026_115520_CVE_2026_119101(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	each(t, func(t *testing.T, handler string) {
 		p, outside := w.run(t, handler), w.dir(t)
 		c := p.start(t, "sleep")
-		for _, location := range []string{"", filepath.Join(outside, "archive.tar"), handler + "/checkpoint:1"} {
+		for location, code := range map[string]codes.Code{
+			"": codes.InvalidArgument, handler + "/checkpoint:1": codes.InvalidArgument, filepath.Join(outside, "archive.tar"): codes.Unimplemented,
+		} {
 			_, err := w.Runtime().CheckpointContainer(t.Context(), &cri.CheckpointContainerRequest{ContainerId: c.id, Location: location})
-			wantCode(t, err, codes.Unimplemented)
+			wantCode(t, err, code)
 		}
 		empty(t, outside)
 		equal(t, "state", c.status(t).State, cri.ContainerState_CONTAINER_RUNNING)

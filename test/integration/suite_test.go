@@ -36,14 +36,16 @@ type world struct {
 	empty *inventory.Snapshot // without any pod; see settle
 }
 
-// commons is the node that tests share.
-var commons scene.Commons
+// commons is the node that tests share. It has no criu, even if the machine has.
+var commons = scene.Commons{Prepare: func(context.Context) (node.Options, error) {
+	return node.Options{Config: "[runtime]\ncriu = \"\"\n"}, nil
+}}
 
 func TestMain(m *testing.M) {
 	odd.Main()
 	// A test mostly waits, so more run at once than there are CPUs.
 	flag.Set("test.parallel", "6")
-	os.Exit(scene.Run(m, &commons, &modern))
+	os.Exit(scene.Run(m, &commons, &modern, &dumping))
 }
 
 // shared returns the node that tests share. They must not restart or

@@ -236,7 +236,7 @@ func TestCrictlIsToldWhatIsWrong(t *testing.T) {
 	pod := s.run(t, "runp @pod.json")
 	container := s.run(t, "create --with-pull %s @container.json @pod.json", pod)
 	for line, word := range map[string]string{
-		"checkpoint --export @archive.tar " + container: "Unimplemented",
+		"checkpoint --export @archive.tar " + container: "CONTAINER_CREATED",
 		"exec " + container + " /probe exit 0":          "CONTAINER_CREATED",
 		"update-runtime-config --pod-cidr nonsense":     "nonsense",
 		"runp -r no-such-handler @pod.json":             "no-such-handler",

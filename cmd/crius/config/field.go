@@ -97,6 +97,9 @@ var forms = map[string]form{
 	"version or empty": {words: "a semantic version such as 1.37.0, or an empty string", ok: func(text string) bool {
 		return text == "" || server.IsVersion(text)
 	}},
+	"criu or empty": {words: "an absolute path that ends in /criu, the name criu or an empty string", ok: func(text string) bool {
+		return text == "" || text == "criu" || filepath.IsAbs(text) && filepath.Base(text) == "criu"
+	}},
 	"collector or empty": {words: "http://HOST:PORT, https://HOST:PORT or an empty string", ok: func(text string) bool {
 		_, _, ok := otlp.SplitEndpoint(text)
 		return ok || text == ""

@@ -76,9 +76,7 @@ func TestImportOfCrioDefaults(t *testing.T) {
 	equal(t, "handler", c.Runtime.Handlers["crun"], handler("crun", func(h *oci.Handler) {
 		h.Path, h.MinMemory = "/usr/libexec/crio/crun", 12<<20
 	}))
-	if !strings.Contains(text, ".enable_criu_support = true\n") {
-		t.Errorf("nothing is said of enable_criu_support in\n%s", text)
-	}
+	equal(t, "criu", c.Runtime.Criu, "criu")
 	if n := strings.Count(text, "crio.conf:"); n < 50 {
 		t.Errorf("only %d lines of the file are named", n)
 	}
@@ -159,7 +157,8 @@ func TestImportOfContainerdWithInstallers(t *testing.T) {
 		h.AllowedContainerAnnotations = nil
 	}))
 	equal(t, "kata-fc", c.Runtime.Handlers["kata-fc"], handler("kata-fc", func(h *oci.Handler) { h.Type, h.Path = "shim", "containerd-shim-kata-fc-v2" }))
-	equal(t, "remarks", strings.Count(text, "\n#\n"), 1) // enable_criu
+	equal(t, "remarks", strings.Count(text, "\n#\n"), 0)
+	equal(t, "criu", c.Runtime.Criu, "criu") // enable_criu
 }
 
 // Values that crius refuses become remarks, and so do settings that depend on them.

@@ -6,6 +6,7 @@ const (
 	ownSocket     = "crius serves only CRI, at api.listen, and not containerd's API: nerdctl and ctr do not work with it"
 	ownService    = "configured in the systemd unit: see crius.service"
 	inConf        = "write this into registries.conf(5): a [[registry]] with location, mirrors and insecure"
+	noRestore     = "containers can be checkpointed if criu is there, and are not restored; runtime.criu = \"\" refuses checkpoints"
 	onlyOverlay   = "crius always uses the kernel's overlay file system: no lazy pulling and no other snapshotters"
 	perRuntime    = "runtime options are set in the handler's table, [runtime.handlers.NAME]"
 	noPluginOfIts = "a plugin of containerd that crius does not need"
@@ -83,8 +84,8 @@ var containerdRules = []rule{
 	{key: "plugins.cri.image_pull_with_sync_fs", verdict: builtin, why: "layers are synced to disk before the image is recorded"},
 	{key: "plugins.cri.drain_exec_sync_io_timeout", verdict: refused, off: []any{"", "0s"}, why: "an exec waits for its output as long as its own timeout allows"},
 	{key: "plugins.cri.ignore_deprecation_warnings", verdict: builtin, why: "crius gives no such warnings"},
-	{key: "plugins.cri.enable_criu", verdict: refused, why: "containers cannot be checkpointed: the kubelet's checkpoint API answers with an error"},
-	{key: "plugins.cri.enable_checkpoint_restore", verdict: refused, why: "containers cannot be checkpointed: the kubelet's checkpoint API answers with an error"},
+	{key: "plugins.cri.enable_criu", verdict: mapped, to: "runtime.criu", as: criuSupport},
+	{key: "plugins.cri.enable_checkpoint_restore", verdict: refused, why: noRestore},
 	{key: "plugins.cri.enable_experimental_restore_via_create", verdict: refused, why: "containers cannot be restored from checkpoints"},
 	{key: "plugins.cri.device_ownership_from_security_context", verdict: mapped, to: "pod.device_ownership_from_security_context", as: as[bool]},
 	{key: "plugins.cri.snapshotter", verdict: refused, off: []any{"", "overlayfs"}, why: onlyOverlay},

@@ -353,3 +353,15 @@ func shortNames(value any) (any, error) {
 	}
 	return nil, fmt.Errorf(`must be "enforcing" or "disabled", got %s`, Format(value))
 }
+
+// criuSupport converts the switch of checkpoints.
+func criuSupport(value any) (any, error) {
+	on, ok := value.(bool)
+	if !ok {
+		return nil, fmt.Errorf("must be true or false, got %s", Format(value))
+	}
+	if on {
+		return "criu", nil
+	}
+	return "", nil
+}

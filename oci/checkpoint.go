@@ -1,0 +1,272 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crius-run/crius/internal/capture"
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/inherit"
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/poll"
+	"github.com/crius-run/crius/oci/criu"
+)
+
+// Checkpointer is the part of Task that writes down what a running container is.
+type Checkpointer interface {
+	// MayCheckpoint returns why the container cannot be dumped: its runtime, criu or the node
+	// cannot do it (fault.Unimplemented), or nothing but signals reaches it.
+	MayCheckpoint(ctx context.Context) error
+	// Pause freezes the processes of the container, by its own cgroup alone: under a frozen
+	// parent a dump would kill it. Only EndDump resumes them.
+	Pause(ctx context.Context) error
+	// Dump has the runtime write the processes of a paused container to d.Images. They stay
+	// paused. If ctx ends, Dump waits until criu has let go of them, for two minutes at most: a
+	// killed criu can kill the container.
+	Dump(ctx context.Context, d Dump) error
+	// EndDump waits until no process is left of a Dump, even of an earlier server, and resumes
+	// the container. It is idempotent, and does not need the container's monitor.
+	EndDump(ctx context.Context, cgroup string) error
+}
+
+// Dump says where a dump goes.
+type Dump struct {
+	Images string // existing directory for the images
+	Work   string // existing directory for DumpLog and DumpStats
+	Cgroup string // cgroup in which runtime and criu run; made and removed
+}
+
+// Files that criu leaves in Dump.Work.
+const (
+	DumpLog   = "dump.log"
+	DumpStats = "stats-dump"
+)
+
+// DumpCgroup returns the cgroup for a dump of a container, beside this server.
+func DumpCgroup(id string) (string, error) {
+	own, err := cgroup.Own()
+	if err != nil {
+		return "", fmt.Errorf("find this service's own cgroup: %w", err)
+	}
+	return strings.TrimSuffix(own, "/") + "/crius-checkpoint-" + id, nil
+}
+
+// setCriuOptions makes crius's file the only options that a runtime passes to criu, whatever the pod,
+// the image, the handler or a plugin says.
+func setCriuOptions(ref Ref, spec *specs.Spec) {
+	if spec.Annotations == nil {
+		spec.Annotations = map[string]string{}
+	}
+	spec.Annotations[criu.Annotation] = ref.criuOptions()
+}
+
+func (r Ref) criuOptions() string { return filepath.Join(r.Dir, criu.OptionsFile) }
+
+// checkCriuOptions refuses a container that an earlier crius has created, which left the annotation to pods
+// if the operator allowed that.
+func checkCriuOptions(ref Ref, spec *specs.Spec) error {
+	if spec.Annotations[criu.Annotation] == ref.criuOptions() {
+		return nil
+	}
+	return fmt.Errorf("the container was created by an earlier version of crius, which did not choose the options of criu: only a new container of the pod can be checkpointed: %w", fault.Precondition)
+}
+
+// Criu returns the criu of this configuration.
+func (t *Table) Criu(ctx context.Context) (criu.Found, error) { return t.criu.Ready(ctx) }
+
+// AnnotatedSpec returns the spec of a bundle with additional annotations.
+func AnnotatedSpec(bundle string, annotations map[string]string) (*specs.Spec, error) {
+	spec, err := ReadSpec[specs.Spec](bundle)
+	if err != nil {
+		return nil, fmt.Errorf("read bundle: %w", err)
+	}
+	if spec.Annotations == nil {
+		spec.Annotations = map[string]string{}
+	}
+	maps.Copy(spec.Annotations, annotations)
+	return spec, nil
+}
+
+// MountPoints returns where something is mounted over the root file system of a bundle.
+func MountPoints(bundle string) ([]string, error) {
+	spec, err := ReadSpec[specs.Spec](bundle)
+	if err != nil {
+		return nil, fmt.Errorf("read bundle: %w", err)
+	}
+	var paths []string
+	for _, m := range spec.Mounts {
+		paths = append(paths, m.Destination)
+	}
+	return paths, nil
+}
+
+func (t *cliTask) MayCheckpoint(ctx context.Context) error {
+	if _, _, err := t.runtime.checkpoints(ctx); err != nil {
+		return err
+	}
+	spec, err := ReadSpec[specs.Spec](t.ref.Dir)
+	if err != nil {
+		return fmt.Errorf("read bundle: %w", err)
+	}
+	return checkCriuOptions(t.ref, spec)
+}
+
+// checkpoints returns what a dump needs. Runtimes say by their help whether they know the verb: it
+// depends on how they were built.
+func (r *cli) checkpoints(ctx context.Context) (*Abilities, criu.Found, error) {
+	a, err := r.Probe(ctx)
+	if err != nil {
+		return nil, criu.Found{}, err
+	}
+	if _, err := output(ctx, a.Path, "checkpoint", "--help"); err != nil {
+		return nil, criu.Found{}, criu.Refuse(fmt.Sprintf("handler %s has %s, which does not know the verb checkpoint", r.name, a.Version))
+	}
+	found, err := r.criu.Ready(ctx)
+	return a, found, err
+}
+
+func (t *sandboxedTask) MayCheckpoint(context.Context) error {
+	return criu.Refuse("the containers of handler " + t.runtime.name + " share a runtime sandbox")
+}
+
+func (t *shimTask) MayCheckpoint(context.Context) error {
+	return criu.Refuse("handler " + t.runtime.name + " uses a shim")
+}
+
+func (t *sandboxedTask) Dump(ctx context.Context, _ Dump) error { return t.MayCheckpoint(ctx) }
+func (t *shimTask) Dump(ctx context.Context, _ Dump) error      { return t.MayCheckpoint(ctx) }
+
+func (t *watched) Pause(ctx context.Context) error { return cgroup.Pause(ctx, t.ref.Cgroup) }
+
+func (t *watched) EndDump(ctx context.Context, group string) error {
+	return endDump(ctx, group, t.ref.Cgroup)
+}
+
+func (t *cliTask) Dump(ctx context.Context, d Dump) error {
+	a, found, err := t.runtime.checkpoints(ctx)
+	if err != nil {
+		return err
+	}
+	spec, err := ReadSpec[specs.Spec](t.ref.Dir)
+	if err != nil {
+		return fmt.Errorf("read bundle: %w", err)
+	}
+	if err := checkCriuOptions(t.ref, spec); err != nil {
+		return err
+	}
+	ownNetwork := !onHostNetwork(spec.Linux.Namespaces) // or criu would lock connections of the node
+	if err := found.WriteOptions(t.ref.criuOptions(), ownNetwork); err != nil {
+		return fmt.Errorf("write options of criu: %w", err)
+	}
+	argv := t.runtime.argv(a, "checkpoint", "--leave-running", "--image-path", d.Images, "--work-path", d.Work, t.ref.ID)
+	run := gentle{group: d.Cgroup, argv: argv, env: append(mountItselfIn(t.ref.Dir), found.Environ()...), apart: ownNetwork}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("%s checkpoint: %w", t.runtime.name, context.Cause(ctx))
+	}
+	said, err := run.run(ctx)
+	if err == nil {
+		return nil
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		return fmt.Errorf("%s checkpoint: %w", t.runtime.name, cause)
+	}
+	text, full := criu.LogError(filepath.Join(d.Work, DumpLog))
+	if text == "" {
+		text = said
+	}
+	err = fmt.Errorf("%s checkpoint: %w", t.runtime.name, describe(err, text))
+	if full {
+		err = fmt.Errorf("%w: %w", err, fault.Exhausted)
+	}
+	return err
+}
+
+// dumpPatience is how long criu may take after its time is up. It takes about a second for each GiB of
+// memory; what takes longer than this hangs.
+const dumpPatience = 2 * time.Minute
+
+// gentle is a program that is not killed at once when its time is up.
+type gentle struct {
+	argv, env []string
+	group     string // a cgroup of its own
+	// apart: in a network namespace of its own, where criu leaves a firewall table behind if the
+	// container dies meanwhile. The one of the container it finds by the container's processes.
+	apart bool
+}
+
+// run returns what the program said. When ctx ends, it waits for the program.
+func (g gentle) run(ctx context.Context) (said string, err error) {
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), g.argv[0], g.argv[1:]...)
+	cmd.Dir, cmd.Env, cmd.WaitDelay = "/", append(inherit.Environ(), g.env...), pipeTime
+	diag := &capture.Tail{Max: maxDiagnosis}
+	cmd.Stdout, cmd.Stderr = diag, diag
+	if err := cgroup.Start(g.group, func(attr *syscall.SysProcAttr) error {
+		attr.Setsid = true
+		if g.apart {
+			if err := ns.Isolate(); err != nil {
+				return err
+			}
+		}
+		cmd.SysProcAttr = attr
+		return cmd.Start()
+	}); err != nil {
+		return "", err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case err := <-ended:
+		return diag.String(), err
+	case <-ctx.Done():
+	}
+	select {
+	case err = <-ended:
+		return diag.String(), err
+	case <-time.After(dumpPatience):
+	}
+	err = killDump(context.WithoutCancel(ctx), g.group)
+	return "", errors.Join(<-ended, err)
+}
+
+// killDump kills what hangs.
+func killDump(ctx context.Context, group string) error {
+	slog.WarnContext(ctx, "checkpoint hangs, killing criu, which may kill the container", "cgroup", group)
+	ctx, cancel := context.WithTimeout(ctx, lastTime)
+	defer cancel()
+	return cgroup.Kill(ctx, group)
+}
+
+// EndDump is the Task's for a container of which nothing but its id is known, and which has been deleted.
+func EndDump(ctx context.Context, group string) error { return endDump(ctx, group, "") }
+
+// endDump waits for the processes of a dump in a cgroup, and thaws the container's.
+func endDump(ctx context.Context, group, container string) error {
+	if group != "" {
+		patience, cancel := context.WithTimeout(ctx, dumpPatience)
+		defer cancel()
+		gone := func() bool { pids, err := cgroup.Procs(group); return err == nil && len(pids) == 0 }
+		if !poll.Until(patience, 10*time.Millisecond, gone) {
+			if err := killDump(ctx, group); err != nil {
+				return err
+			}
+		}
+		if err := cgroup.Remove(ctx, group); err != nil {
+			return err
+		}
+	}
+	if container != "" {
+		cgroup.Thaw(container)
+	}
+	return nil
+}

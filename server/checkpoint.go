@@ -1,0 +1,87 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func (s *containerAPI) CheckpointContainer(ctx context.Context, req *cri.CheckpointContainerRequest) (*cri.CheckpointContainerResponse, error) {
+	timeout, err := checkTimeout("timeout", req.GetTimeout())
+	if err != nil {
+		return nil, err
+	}
+	if err := checkCheckpointContainer(req); err != nil {
+		return nil, err
+	}
+	if err := s.engine.CheckpointContainer(ctx, req.GetContainerId(), filepath.Clean(req.GetLocation()), timeout); err != nil {
+		return nil, err
+	}
+	return &cri.CheckpointContainerResponse{}, nil
+}
+
+func checkCheckpointContainer(req *cri.CheckpointContainerRequest) error {
+	return cmp.Or(
+		wellFormed(req),
+		checkID("container_id", req.GetContainerId()),
+		checkOutput("location", req.GetLocation()),
+	)
+}
+
+// checkOutput checks the path of a file or directory that crius writes for the caller.
+func checkOutput(field, path string) error {
+	switch {
+	case path == "":
+		return in(field, bad("is empty; send an absolute path"))
+	case !filepath.IsAbs(path):
+		return in(field, bad("is %q; send an absolute path", brief(path)))
+	case len(path) > maxPath:
+		return in(field, bad("is longer than %d bytes", maxPath))
+	case strings.HasSuffix(path, "/") && field == "location" || filepath.Clean(path) == "/":
+		return in(field, bad("is %q, which names no file", brief(path)))
+	case slices.Contains(strings.Split(path, "/"), ".."):
+		return in(field, bad(`is %q; send a path without ".."`, brief(path)))
+	}
+	return nil
+}
+
+func (s *sandboxAPI) CheckpointPod(ctx context.Context, req *cri.CheckpointPodRequest) (*cri.CheckpointPodResponse, error) {
+	if err := checkCheckpointPod(ctx, req); err != nil {
+		return nil, err
+	}
+	if err := s.engine.CheckpointSandbox(ctx, req.GetPodSandboxId(), filepath.Clean(req.GetOutputPath()), req.GetContainerIds()); err != nil {
+		return nil, err
+	}
+	return &cri.CheckpointPodResponse{}, nil
+}
+
+func checkCheckpointPod(ctx context.Context, req *cri.CheckpointPodRequest) error {
+	err := cmp.Or(
+		wellFormed(req),
+		checkID("pod_sandbox_id", req.GetPodSandboxId()),
+		checkOutput("output_path", req.GetOutputPath()),
+		each("container_ids", req.GetContainerIds(), maxEntries, func(id string) error { return checkID("", id) }),
+	)
+	if err != nil {
+		return err
+	}
+	if len(req.GetContainerIds()) == 0 {
+		return in("container_ids", bad("is empty; send the containers to checkpoint"))
+	}
+	ids := slices.Sorted(slices.Values(req.GetContainerIds()))
+	if len(slices.Compact(ids)) < len(req.GetContainerIds()) {
+		return in("container_ids", bad("has an id twice"))
+	}
+	if options := slices.Sorted(maps.Keys(req.GetOptions())); len(options) > 0 {
+		return in("options", bad("has %q; there are no options", brief(options[0])))
+	}
+	if _, ok := ctx.Deadline(); !ok {
+		return bad("the call has no deadline; set one")
+	}
+	return nil
+}

@@ -1,0 +1,297 @@
+package integration
+
+import (
+	"archive/tar"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/storage/checkpoint"
+	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/tools"
+	"github.com/crius-run/crius/test/kit/wait"
+	"github.com/crius-run/crius/test/scene"
+)
+
+// dumping is a node with a criu that works on current kernels. Only runc uses it: Debian's crun was built
+// without.
+var dumping = scene.Commons{Prepare: withCriu}
+
+func withCriu(ctx context.Context) (node.Options, error) {
+	criu, err := tools.Criu(ctx)
+	return node.Options{Config: fmt.Sprintf(`[runtime]
+criu = %q
+[runtime.handlers.runc]
+path = "runc"
+allowed_annotations = ["org.criu.*"]
+allowed_container_annotations = ["org.criu.config"]
+default_annotations = ["org.criu.config=/nowhere"]
+`, criu)}, err
+}
+
+func dumps(t *testing.T) *world {
+	t.Helper()
+	return known(dumping.World(t))
+}
+
+func (c *container) checkpoint(ctx context.Context, location string) error {
+	_, err := c.pod.w.Runtime().CheckpointContainer(ctx, &cri.CheckpointContainerRequest{ContainerId: c.id, Location: location, Timeout: scene.LimitSeconds})
+	return err
+}
+
+// lines returns how many lines a counting container has written, which must be without a gap.
+func (c *container) lines(t *testing.T) int {
+	t.Helper()
+	log := c.log(t)
+	for i, r := range log {
+		if r.Content != fmt.Sprintf("line %d", i+1) {
+			t.Fatalf("record %d of the log is %q", i+1, r.Content)
+		}
+	}
+	return len(log)
+}
+
+// goesOnCounting checks that the container continues.
+func (c *container) goesOnCounting(t *testing.T) {
+	t.Helper()
+	before := c.lines(t)
+	wait.For(t, "the container to continue", func() bool { return c.lines(t) > before+3 })
+	equal(t, "state", c.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+}
+
+// members returns the entries of an archive.
+func members(t *testing.T, archive string) map[string][]byte {
+	t.Helper()
+	f, err := os.Open(archive)
+	must(t, err)
+	defer f.Close()
+	found := map[string][]byte{}
+	for in := tar.NewReader(f); ; {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			return found
+		}
+		must(t, err)
+		found[h.Name], err = io.ReadAll(in)
+		must(t, err)
+	}
+}
+
+// names returns what is in a directory.
+func names(t *testing.T, dir string) (all []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	for _, e := range entries {
+		all = append(all, e.Name())
+	}
+	return all
+}
+
+// A checkpoint is an archive as the kubelet's end-to-end tests and checkpointctl want it. The container
+// does not notice it, and can be checkpointed again and again.
+func TestCheckpointContainer(t *testing.T) {
+	t.Parallel()
+	w := dumps(t)
+	out, outside := w.dir(t), w.dir(t)
+	script, options := filepath.Join(outside, "script"), filepath.Join(outside, "options")
+	program(t, script, "touch "+script+".ran\n")
+	put(t, options, "action-script "+script+"\n")
+	evil := map[string]string{"org.criu.config": options}
+	p := w.run(t, "runc", func(c *cri.PodSandboxConfig) { c.Annotations = evil })
+	c := p.start(t, "write /changed text ; remove /etc/passwd ; lines 1000000000 20ms", func(c *cri.ContainerConfig) { c.Annotations = evil })
+	c.says(t, "line 5")
+	for i := range 10 {
+		archive := filepath.Join(out, fmt.Sprintf("%d.tar", i))
+		must(t, c.checkpoint(t.Context(), archive))
+		c.goesOnCounting(t)
+	}
+	archive := filepath.Join(out, "9.tar")
+	info, err := os.Stat(archive)
+	must(t, err)
+	equal(t, "mode", info.Mode(), 0o600)
+	if got := names(t, out); len(got) != 10 {
+		t.Errorf("there is %q beside the archives", got)
+	}
+	found := members(t, archive)
+	for _, name := range []string{"spec.dump", "config.dump", "checkpoint/", "checkpoint/inventory.img", "rootfs-diff.tar", "deleted.files", "stats-dump", "dump.log"} {
+		if _, ok := found[name]; !ok {
+			t.Errorf("%s is missing", name)
+		}
+	}
+	var spec struct{ Annotations map[string]string }
+	must(t, json.Unmarshal(found["spec.dump"], &spec))
+	equal(t, "manager", spec.Annotations["io.container.manager"], "cri-o")
+	equal(t, "pod", spec.Annotations["io.kubernetes.pod.name"], p.config.Metadata.Name)
+	if given := spec.Annotations["org.criu.config"]; filepath.Base(filepath.Dir(given)) != c.id {
+		t.Errorf("criu was given the options in %s", given)
+	}
+	equal(t, "files of the hostile options", strings.Join(names(t, outside), " "), "options script")
+	var config checkpoint.Config
+	must(t, json.Unmarshal(found["config.dump"], &config))
+	equal(t, "id", config.ID, c.id)
+	equal(t, "deleted", string(found["deleted.files"]), `["etc/passwd"]`)
+	layer := filepath.Join(out, "layer.tar")
+	must(t, os.WriteFile(layer, found["rootfs-diff.tar"], 0o600))
+	equal(t, "changed file", string(members(t, layer)["changed"]), "text")
+	must(t, os.Remove(layer))
+}
+
+// All containers of a pod are written down as they are at one moment.
+func TestCheckpointPod(t *testing.T) {
+	t.Parallel()
+	w := dumps(t)
+	p, out := w.run(t, "runc"), w.dir(t)
+	var ids []string
+	var all []*container
+	for range 3 {
+		c := p.start(t, "lines 1000000000 20ms")
+		c.says(t, "line 1")
+		ids, all = append(ids, c.id), append(all, c)
+	}
+	other := w.run(t, "runc").start(t, "sleep")
+	call := func(ctx context.Context, dir string, change func(*cri.CheckpointPodRequest)) error {
+		req := &cri.CheckpointPodRequest{PodSandboxId: p.id, OutputPath: dir, ContainerIds: ids}
+		if change != nil {
+			change(req)
+		}
+		_, err := w.Runtime().CheckpointPod(ctx, req)
+		return err
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), wait.Limit)
+	defer cancel()
+	full := w.dir(t)
+	put(t, filepath.Join(full, "file"), "")
+	for _, c := range []struct {
+		code   codes.Code
+		words  string
+		dir    string
+		change func(*cri.CheckpointPodRequest)
+	}{
+		{codes.InvalidArgument, "options", out, func(r *cri.CheckpointPodRequest) { r.Options = map[string]string{"leave": "running"} }},
+		{codes.InvalidArgument, "twice", out, func(r *cri.CheckpointPodRequest) { r.ContainerIds = []string{ids[0], ids[0]} }},
+		{codes.InvalidArgument, "twice", out, func(r *cri.CheckpointPodRequest) { r.ContainerIds = []string{ids[0], ids[0][:20]} }},
+		{codes.InvalidArgument, "empty", out, func(r *cri.CheckpointPodRequest) { r.ContainerIds = nil }},
+		{codes.InvalidArgument, "another pod", out, func(r *cri.CheckpointPodRequest) { r.ContainerIds = []string{ids[0], other.id} }},
+		{codes.NotFound, "", out, func(r *cri.CheckpointPodRequest) { r.ContainerIds = []string{ids[0], "0123456789abcdef"} }},
+		{codes.NotFound, "", out, func(r *cri.CheckpointPodRequest) { r.PodSandboxId = "0123456789abcdef" }},
+		{codes.InvalidArgument, "absolute", "relative", nil},
+		{codes.NotFound, "directory", filepath.Join(out, "missing"), nil},
+		{codes.FailedPrecondition, "empty", full, nil},
+		{codes.FailedPrecondition, "", filepath.Join(full, "file"), nil},
+	} {
+		wantCode(t, call(ctx, c.dir, c.change), c.code, c.words)
+	}
+	empty(t, out)
+
+	must(t, call(ctx, out, nil))
+	for _, c := range all {
+		c.goesOnCounting(t)
+	}
+	var m checkpoint.PodManifest
+	must(t, json.Unmarshal([]byte(read(t, filepath.Join(out, checkpoint.Manifest))), &m))
+	equal(t, "pod", m.PodID, p.id)
+	var parts []string
+	for _, part := range m.Containers {
+		parts = append(parts, part.ID)
+		for _, name := range []string{"checkpoint/inventory.img", "spec.dump", "config.dump", "rootfs-diff.tar"} {
+			if info, err := os.Stat(filepath.Join(out, part.Directory, name)); err != nil || info.Size() == 0 {
+				t.Errorf("%s of %s: %v", name, part.Name, err)
+			}
+		}
+	}
+	equal(t, "containers", strings.Join(parts, " "), strings.Join(ids, " "))
+	want := append(slices.Clone(ids), checkpoint.Shm, checkpoint.Manifest)
+	slices.Sort(want)
+	equal(t, "files", strings.Join(names(t, out), " "), strings.Join(want, " "))
+}
+
+// Nothing of the node is overwritten, and nothing is left of a checkpoint that fails.
+func TestCheckpointLocations(t *testing.T) {
+	t.Parallel()
+	w := dumps(t)
+	p, out := w.run(t, "runc"), w.dir(t)
+	c := p.start(t, "lines 1000000000 20ms")
+	c.says(t, "line 1")
+	victim := filepath.Join(w.dir(t), "victim")
+	put(t, victim, "not to be changed")
+	must(t, os.Symlink(victim, filepath.Join(out, "link.tar")))
+	must(t, os.Symlink("/nowhere/at-all", filepath.Join(out, "dangling.tar")))
+	put(t, filepath.Join(out, "file.tar"), "not to be changed")
+	must(t, os.Mkdir(filepath.Join(out, "dir.tar"), 0o755))
+	before := names(t, out)
+	small := w.tmpfs(t)
+	put(t, filepath.Join(small, "ballast"), strings.Repeat("b", 4<<20-64<<10))
+	for location, code := range map[string]codes.Code{
+		"":                                 codes.InvalidArgument,
+		"relative.tar":                     codes.InvalidArgument,
+		out + "/":                          codes.InvalidArgument,
+		out + "/../x.tar":                  codes.InvalidArgument,
+		filepath.Join(out, "link.tar"):     codes.AlreadyExists,
+		filepath.Join(out, "dangling.tar"): codes.AlreadyExists,
+		filepath.Join(out, "file.tar"):     codes.AlreadyExists,
+		filepath.Join(out, "dir.tar"):      codes.AlreadyExists,
+		filepath.Join(out, "missing", "file.tar"): codes.NotFound,
+		filepath.Join(victim, "file.tar"):         codes.FailedPrecondition,
+		filepath.Join(small, "file.tar"):          codes.ResourceExhausted,
+	} {
+		t.Logf("location %q", location)
+		wantCode(t, c.checkpoint(t.Context(), location), code)
+	}
+	equal(t, "files", strings.Join(names(t, out), " "), strings.Join(before, " "))
+	equal(t, "files on the full disk", strings.Join(names(t, small), " "), "ballast")
+	for _, file := range []string{victim, filepath.Join(out, "file.tar")} {
+		equal(t, file, read(t, file), "not to be changed")
+	}
+	c.goesOnCounting(t)
+}
+
+// A node without checkpoints says so in words that the kubelet's end-to-end tests know: with another
+// error they fail.
+func TestNodeWithoutCheckpoints(t *testing.T) {
+	t.Parallel()
+	w := dumps(t)
+	c := w.run(t, "crun").start(t, "sleep") // Debian's was built without criu
+	out := w.dir(t)
+	wantCode(t, c.checkpoint(t.Context(), filepath.Join(out, "x.tar")), codes.Unimplemented, "checkpoint/restore requires at least CRIU", "crun")
+	empty(t, out)
+}
+
+// What wants a container to end does not wait for its checkpoint.
+func TestStopDuringCheckpoint(t *testing.T) {
+	t.Parallel()
+	w := dumps(t)
+	for _, end := range []func(*container){
+		func(c *container) { c.stop(t, scene.LimitSeconds) },
+		func(c *container) { c.stop(t, 0) },
+		func(c *container) { c.remove(t) },
+		func(c *container) { c.pod.stop(t) },
+	} {
+		p, out := w.run(t, "runc"), w.dir(t)
+		c := p.start(t, "alloc 64 ; lines 1000000000 20ms")
+		c.says(t, "line 1")
+		result := make(chan error, 1)
+		go func() { result <- c.checkpoint(context.Background(), filepath.Join(out, "x.tar")) }()
+		wait.For(t, "the checkpoint", func() bool {
+			_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: []string{"/probe", "echo"}, Timeout: 1})
+			return err != nil || len(result) > 0
+		})
+		end(c)
+		err := <-result
+		for _, name := range names(t, out) {
+			if name != "x.tar" || err != nil {
+				t.Errorf("%s is left, with the error %v", name, err)
+			}
+		}
+	}
+}
