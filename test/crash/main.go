@@ -138,6 +138,9 @@ func (m *matrix) jobs() ([]job, error) {
 		case m.count > 0: // a sample
 			handlers = handlers[m.random.IntN(len(handlers)):][:1]
 		}
+		if v.only != "" {
+			handlers = slices.DeleteFunc([]string{v.only}, func(h string) bool { return m.handler != "" && m.handler != h })
+		}
 		for _, h := range handlers {
 			jobs = append(jobs, job{v, h})
 		}

@@ -10,6 +10,7 @@ import (
 type verb struct {
 	name   string
 	change podChange // makes the pod a more complex one; may be nil
+	only   string    // the handler that can do it; empty: all
 
 	prepare act // makes what exists before; nil: nothing
 	run     act
@@ -49,6 +50,8 @@ func verbs() []verb {
 		{name: "UpdateContainerResources", prepare: (*stage).running, run: (*stage).update, settle: (*stage).wantUpdated},
 		{name: "UpdatePodSandboxResources", prepare: (*stage).runPod, run: (*stage).updatePod, settle: (*stage).wantPodUpdated},
 		{name: "ReopenContainerLog", prepare: (*stage).running, run: (*stage).rotate, settle: (*stage).wantRotated},
+		{name: "CheckpointContainer", only: criuHandler, prepare: (*stage).running, run: (*stage).checkpoint, settle: (*stage).wantCheckpoint},
+		{name: "CheckpointPod", only: criuHandler, prepare: (*stage).running, run: (*stage).checkpointPod, settle: (*stage).wantPodCheckpoint},
 		{name: "StopContainer", prepare: (*stage).running, run: (*stage).stop, settle: (*stage).wantStopped},
 		{name: "RemoveContainer", prepare: (*stage).running, run: (*stage).remove, settle: (*stage).wantRemoved},
 		{name: "StopPodSandbox", change: hostPort, prepare: (*stage).running, run: (*stage).stopPod, settle: (*stage).wantPodStopped},

@@ -42,6 +42,9 @@ host_ports = "crius"
 [pod]
 mounts_files = ['{{.Path "mounts.conf"}}']
 
+[runtime]
+criu = %q
+
 [runtime.handlers.shim-runc]
 type = "shim"
 path = "containerd-shim-runc-v2"
@@ -68,6 +71,7 @@ type world struct {
 // programs are the programs of every world.
 type programs struct {
 	server   string
+	criu     string
 	failing  []byte
 	handlers string // configuration of those of Kata
 }
@@ -95,6 +99,9 @@ func build(ctx context.Context) (p programs, err error) {
 	}
 	p.handlers = fmt.Sprintf("[runtime.handlers.%s]\ntype = \"shim\"\npath = %q\n[runtime.handlers.%s]\npath = %q\noptions = [\"--kata-config={{.Path \"kata\"}}\"]\n",
 		kataShim, shim, kataCLI, runtime)
+	if p.criu, err = tools.Criu(ctx); err != nil {
+		return p, err
+	}
 	p.server, err = tools.PointsServer(ctx, race.Enabled)
 	return p, err
 }
@@ -109,7 +116,7 @@ func newWorld(ctx context.Context, p programs) (_ *world, err error) {
 	if w.gate, err = newGate(); err != nil {
 		return nil, err
 	}
-	w.World, err = scene.New(ctx, node.Options{Config: config + p.handlers, Server: p.server, Env: []string{tools.PointsVariable + "=" + w.gate.socket()}})
+	w.World, err = scene.New(ctx, node.Options{Config: fmt.Sprintf(config, p.criu) + p.handlers, Server: p.server, Env: []string{tools.PointsVariable + "=" + w.gate.socket()}})
 	if err != nil {
 		return nil, err
 	}
