@@ -29,16 +29,9 @@ const (
 	streamType = "streamType"
 )
 
-// upgradeSPDY agrees with a client on one of the subprotocols and speaks SPDY with
-// it from then on; what fails before is answered. take gets each stream that the
-// client opens, confirms it if it wants it, and says whether it has taken it. reset, if
-// not nil, gets the number of each stream that the client resets, maybe before all
-// that came on it has been read.
-//
-// A stream that has been taken must be read until it ends, or be reset: spdystream
-// passes on no frame before the last one has been read, and some others share its
-// queue.
-func upgradeSPDY(w http.ResponseWriter, r *http.Request, protocols []string, take func(*spdystream.Stream) bool, reset func(stream uint32)) (*spdystream.Connection, string, error) {
+// hijack agrees with a client on one of the subprotocols, and returns the connection on
+// which SPDY is spoken from then on. It answers what fails.
+func hijack(w http.ResponseWriter, r *http.Request, protocols []string, reset func(stream uint32)) (*guard, string, error) {
 	protocol, err := httpstream.Handshake(r, w, protocols)
 	if err != nil {
 		return nil, "", err // it has answered
@@ -55,7 +48,23 @@ func upgradeSPDY(w http.ResponseWriter, r *http.Request, protocols []string, tak
 	if err != nil {
 		return nil, "", fmt.Errorf("upgrade: %w", err)
 	}
-	conn, err := spdystream.NewConnectionWithOptions(&guard{Conn: readAhead{plain, buffered.Reader}, reset: reset}, true,
+	return &guard{Conn: readAhead{plain, buffered.Reader}, reset: reset}, protocol, nil
+}
+
+// upgradeSPDY speaks SPDY with a client by spdystream; see hijack. take gets each stream that the
+// client opens, confirms it if it wants it, and says whether it has taken it. reset, if
+// not nil, gets the number of each stream that the client resets, maybe before all
+// that came on it has been read.
+//
+// A stream that has been taken must be read until it ends, or be reset: spdystream
+// passes on no frame before the last one has been read, and some others share its
+// queue.
+func upgradeSPDY(w http.ResponseWriter, r *http.Request, protocols []string, take func(*spdystream.Stream) bool, reset func(stream uint32)) (*spdystream.Connection, string, error) {
+	guarded, protocol, err := hijack(w, r, protocols, reset)
+	if err != nil {
+		return nil, "", err
+	}
+	conn, err := spdystream.NewConnectionWithOptions(guarded, true,
 		spdy.WithMaxControlFramePayloadSize(largestControl), spdy.WithMaxHeaderFieldSize(largestField), spdy.WithMaxHeaderCount(mostFields))
 	if err != nil {
 		return nil, "", fmt.Errorf("upgrade: %w", err)
@@ -85,22 +94,28 @@ func (c readAhead) Read(p []byte) (int, error) { return c.r.Read(p) }
 
 // spdyStreams waits for a client to open the streams that are wanted.
 func (v *session) spdyStreams(w wanted) (*dialogue, error) {
-	arrivals, complete := make(chan *spdystream.Stream), make(chan struct{})
+	arrivals, complete := make(chan *spdyStream), make(chan struct{})
 	defer close(complete)
-	_, protocol, err := upgradeSPDY(v.w, v.r, spdyProtocols, func(s *spdystream.Stream) bool {
-		if !confirm(s) {
-			return false
-		}
-		select {
-		case arrivals <- s:
-			return true
-		case <-complete:
-			return false
-		}
-	}, nil)
+	guarded, protocol, err := hijack(v.w, v.r, spdyProtocols, nil)
 	if err != nil {
 		return nil, err
 	}
+	conn, err := newSPDYConn(guarded)
+	if err != nil {
+		return nil, fmt.Errorf("upgrade: %w", err)
+	}
+	ctx := v.ctx
+	go panics.Run(ctx, "answer pings of session", conn.answerPings)
+	go panics.Run(ctx, "read frames of session", func() { // which may outlive the session, as the connection may
+		conn.serve(func(s *spdyStream) bool {
+			select {
+			case arrivals <- s:
+				return true
+			case <-complete:
+				return false
+			}
+		})
+	})
 	version := len(spdyProtocols) - slices.Index(spdyProtocols, protocol)
 	missing := map[string]bool{"error": true}
 	for kind, wanted := range map[string]bool{"stdin": w.stdin, "stdout": w.stdout, "stderr": w.stderr, "resize": w.tty && version >= 3} {
@@ -110,12 +125,12 @@ func (v *session) spdyStreams(w wanted) (*dialogue, error) {
 	}
 	late := time.NewTimer(creationTime)
 	defer late.Stop()
-	streams := make(map[string]*spdystream.Stream)
+	streams := make(map[string]*spdyStream)
 	for len(missing) > 0 && err == nil {
 		select {
 		case s := <-arrivals:
-			kind := s.Headers().Get(streamType)
-			v.atEnd(func() { _ = s.Reset() })
+			kind := s.headers.Get(streamType)
+			v.atEnd(s.discard)
 			if !missing[kind] {
 				err = fmt.Errorf("client opened an unexpected stream %q", kind)
 				break
@@ -141,7 +156,7 @@ func (v *session) spdyStreams(w wanted) (*dialogue, error) {
 	for kind, w := range map[string]*io.WriteCloser{"error": &d.status, "stdout": &d.out, "stderr": &d.err} {
 		if s, ok := streams[kind]; ok {
 			*w = s
-			v.do(func() { _, _ = io.Copy(io.Discard, s) })
+			s.discard()
 		}
 	}
 	return d, nil
