@@ -84,7 +84,7 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 			defer func() { n.puller.ProgressTimeout = usual }()
 			return faulty("/manifests/", registry.Stall(1))
 		},
-		"build and push it again": func() error {
+		"rebuild the image": func() error {
 			cut := bytes.Repeat([]byte{1}, 100) // of a header of 512
 			l := image.Layer{Blob: cut, Digest: digest.FromBytes(cut), DiffID: digest.FromBytes(cut)}
 			return pull(serve(t, "app", "1", build(t, image.Image{Layers: []image.Layer{l}})).Addr()+"/app:1", nil)

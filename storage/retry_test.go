@@ -110,7 +110,7 @@ func TestBrokenImageIsBlamed(t *testing.T) {
 	for name, l := range broken {
 		r := serve(t, "app", "1", build(t, image.Image{Layers: []image.Layer{l}}))
 		_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})
-		if !errors.Is(err, fault.Invalid) || strings.Contains(err.Error(), "node reaches the registry") || !strings.Contains(err.Error(), "build and push it again") {
+		if !errors.Is(err, fault.Invalid) || strings.Contains(err.Error(), "node reaches the registry") || !strings.Contains(err.Error(), "rebuild the image") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

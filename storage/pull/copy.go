@@ -133,5 +133,5 @@ func blameArchive(err error, registryFailed bool) error {
 	if registryFailed || !errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, pullerror.ErrWorkerDied) {
 		return err
 	}
-	return fmt.Errorf("%s: the archive is cut off in the image itself, which has come as its manifest names it: build and push it again: %w", err.Error(), fault.Invalid)
+	return fmt.Errorf("%s: the archive is cut off in the image itself, which has come as its manifest names it; rebuild the image: %w", err.Error(), fault.Invalid)
 }

@@ -50,7 +50,7 @@ func TestPodWithoutANamespaceIsNotReady_crio_1927(t *testing.T) {
 	}
 	found := w.check(t) // which compares with the node what the server has noticed itself, too
 	for _, p := range unpinned {
-		if !found.says("pod "+p.id+": it is not ready, because", "the kubelet recreates it") {
+		if !found.says("pod "+p.id+" (", "): it is not ready, because", "the kubelet recreates it") {
 			t.Errorf("check does not name pod %s: %+v", p.id, found)
 		}
 	}

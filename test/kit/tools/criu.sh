@@ -12,7 +12,7 @@ Dir::Etc::sourcelist "$apt/sources.list"; Dir::Etc::sourceparts "$apt/parts";
 Dir::Etc::preferences "$apt/preferences"; Dir::Etc::preferencesparts "$apt/parts";
 Dir::State "$apt"; Dir::State::lists "$apt/lists"; Dir::State::status "$apt/status";
 Dir::Cache "$apt"; Dir::Cache::archives "$apt/archives"; Dir::Log "$apt";
-APT::Sandbox::User "root"; APT::Install-Recommends "false"; Acquire::Languages "none"; Debug::NoLocking "true";
+APT::Sandbox::User "root"; APT::Install-Recommends "false"; Acquire::Languages "none"; Debug::NoLocking "true"; Acquire::Retries "3";
 CONF
 export APT_CONFIG="$apt/apt.conf"
 apt-get -qq update
