@@ -3,6 +3,9 @@ package pod
 import (
 	"context"
 	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"sync/atomic"
 	"testing"
 
@@ -40,6 +43,43 @@ func TestContainerRemovalThatFailsIsRetried(t *testing.T) {
 			b.awaitCleanups(e)
 			if _, err := e.Container(again); err != nil {
 				t.Errorf("%s: the cleanup took the new container: %v", step, err)
+			}
+			b.remove(e, pod)
+			b.nothingLeft()
+		})
+	}
+}
+
+// The retried cleanup of a failed creation removes its empty log, but not that of a later
+// attempt to create the same container.
+func TestCleanupKeepsTheLogOfALaterAttempt(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		timeless(t, func(t *testing.T, b *bench) {
+			e := b.engine()
+			podCfg, cfg := podConfig("a"), containerConfig("c")
+			podCfg.LogDirectory, cfg.LogPath = t.TempDir(), "c.log"
+			pod, err := e.RunSandbox(t.Context(), "", podCfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			log := filepath.Join(podCfg.LogDirectory, cfg.LogPath)
+			b.node.set(func() { b.node.fail["create"], b.node.fail["delete"] = errInjected, errInjected })
+			if _, err := e.CreateContainer(t.Context(), pod, cfg, nil); !errors.Is(err, errInjected) || e.cleanups.Len() != 1 {
+				t.Fatalf("%v; %d pending cleanups", err, e.cleanups.Len())
+			}
+			b.node.set(func() { delete(b.node.fail, "create") })
+			if again {
+				if _, err := e.CreateContainer(t.Context(), pod, cfg, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := os.WriteFile(log, nil, 0o600); err != nil { // as monitors do
+				t.Fatal(err)
+			}
+			b.node.set(func() { delete(b.node.fail, "delete") })
+			b.awaitCleanups(e)
+			if _, err := os.Lstat(log); errors.Is(err, fs.ErrNotExist) == again {
+				t.Errorf("created again: %v; the log: %v", again, err)
 			}
 			b.remove(e, pod)
 			b.nothingLeft()

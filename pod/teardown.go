@@ -70,8 +70,15 @@ func (c *Container) teardown(ctx context.Context) error {
 
 // removeUnusedLog removes the log that the monitor of a failed create has made, unless somebody
 // has written to it. A kubelet that finds no container counts the files of logs to find out how
-// often it has been started. A log that was there before stays.
+// often it has been started. A log that was there before stays, and so does one whose name has
+// another container by now, which may have written nothing yet.
 func (c *Container) removeUnusedLog(ctx context.Context) {
+	name := records.NameOfContainer(c.sandbox.ID, c.plan.Config.M.GetMetadata())
+	if owner, reserved := c.engine.containers.Reserve(name, c.ID); reserved {
+		defer c.engine.containers.Drop(name, c.ID)
+	} else if owner != c.ID {
+		return
+	}
 	const clock = 100 * time.Millisecond // by which the kernel's time of a file may be behind
 	info, err := os.Lstat(c.plan.LogPath)
 	if err != nil || !info.Mode().IsRegular() || info.Size() > 0 || info.ModTime().Before(c.plan.CreatedAt.Add(-clock)) {

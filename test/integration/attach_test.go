@@ -355,13 +355,13 @@ func TestAttachOfAFlood(t *testing.T) {
 	w := shared(t)
 	const size = 32 << 20
 	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, handler string) {
-		c := w.run(t, handler).start(t, fmt.Sprintf("await /tmp/go ; noise %d ; exit 3", size))
-		e := c.attach(t, s)
-		c.exec(t, "write /tmp/go now")
+		c := w.run(t, handler).start(t, fmt.Sprintf("line ; noise %d ; exit 3", size), stdin)
+		e := c.attach(t, s, attachInput)
+		typed(t, e, "go\n") // by which the client is known to be attached
 		if err := e.Wait(wait.Limit); err != nil {
 			t.Errorf("the session ended with %v", err)
 		}
-		equal(t, "sum of what is shown", sum(e.Stdout.String()), noiseSum(size))
+		equal(t, "sum of what is shown", sum(strings.TrimPrefix(e.Stdout.String(), "got \"go\"\n")), noiseSum(size))
 		equal(t, "exit code", c.wait(t).ExitCode, 3)
 	})
 }
