@@ -139,8 +139,8 @@ func (r *cli) Delete(ctx context.Context, ref Ref) error { return remove(ctx, r,
 
 // forget has the runtime delete the container, and removes what is left of it
 // in the runtime's state files: a directory of its name, or some files. Not
-// every runtime has these where they are expected, so without any the runtime
-// is asked whether it knows the container.
+// every runtime has these where they are expected: one that may have none is
+// asked whether it knows the container.
 func (r *cli) forget(ctx context.Context, ref Ref) error {
 	a, unusable := r.Probe(ctx)
 	patterns := append([]string{"ID*"}, runscStateFiles...) // any kind of container
@@ -155,7 +155,7 @@ func (r *cli) forget(ctx context.Context, ref Ref) error {
 	// that it could still do is remove its state files.
 	if unusable == nil {
 		known, err := len(stateFiles) > 0, error(nil)
-		if !known {
+		if !known && !r.allInRoot(a) {
 			known, err = r.knows(ctx, ref)
 		}
 		if err == nil && known {

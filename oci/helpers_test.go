@@ -85,13 +85,14 @@ func TestHelpers(t *testing.T) {
 }
 
 // A runtime that ignores --root has no state files where others do: it is asked
-// whether it knows a container, and for the list of all of them.
+// whether it knows a container, and for the list of all of them. Others are not
+// asked, since they would make their root for that.
 func TestRuntimeWithStateElsewhere(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		version string
 		options []string
-		asked   bool // for its list
+		asked   bool
 	}{
 		"kata-runtime":        {"kata-runtime  : 1.13.0", nil, true},
 		"unknown":             {"strange version 1.0", nil, true},
@@ -125,7 +126,11 @@ esac`)
 					t.Fatal(err)
 				}
 			}
-			if text, err := os.ReadFile(calls); err != nil || strings.Join(strings.Fields(string(text)), " ") != "state delete" {
+			want := "state delete"
+			if !c.asked {
+				want = ""
+			}
+			if text, err := os.ReadFile(calls); err != nil && c.asked || strings.Join(strings.Fields(string(text)), " ") != want {
 				t.Errorf("the runtime was asked for %q, %v", text, err)
 			}
 		})

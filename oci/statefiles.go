@@ -51,17 +51,23 @@ func (r *shimmed) StateFiles() (StateFiles, error) {
 	return StateFilesIn(filepath.Join(r.handler.Root, shim.Namespace))
 }
 
+// allInRoot reports whether all state files of the runtime are in the root of the handler, so that
+// they say what it knows. It makes its root when it is asked.
+func (r *cli) allInRoot(a *Abilities) bool {
+	ownRoot := slices.ContainsFunc(r.handler.Options, func(option string) bool {
+		name, _, _ := strings.Cut(option, "=")
+		return strings.TrimLeft(name, "-") == "root"
+	})
+	return a.quirks.inRoot && !ownRoot
+}
+
 // List asks a runtime whose state is not known to be in its root.
 func (r *cli) List(ctx context.Context) ([]string, error) {
 	a, err := r.Probe(ctx)
 	if err != nil {
 		return nil, err
 	}
-	ownRoot := slices.ContainsFunc(r.handler.Options, func(option string) bool {
-		name, _, _ := strings.Cut(option, "=")
-		return strings.TrimLeft(name, "-") == "root"
-	})
-	if a.quirks.inRoot && !ownRoot {
+	if r.allInRoot(a) {
 		return nil, nil
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, lastTime, fmt.Errorf("%s did not answer within %s: %w", r.name, lastTime, fault.Timeout))
