@@ -53,7 +53,7 @@ func changedJSON(t testing.TB, document []byte, change func(m map[string]any)) [
 
 // Manifests and configs that are nonsense, ambiguous or too large are refused,
 // quickly, and leave nothing.
-func TestHostileManifests_CVE_2020_1702_CVE_2021_41190_CVE_2023_25153_CVE_2024_3727_GO_2026_6597(t *testing.T) {
+func TestHostileManifests_CVE_2020_1702_CVE_2021_41190_CVE_2023_25153_CVE_2024_3727(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	config := func(m map[string]any) map[string]any { return m["config"].(map[string]any) }

@@ -84,7 +84,7 @@ func TestIndexesAsPeopleMakeThem(t *testing.T) {
 }
 
 // Indexes in indexes are followed within bounds.
-func TestIndexesAreBounded(t *testing.T) {
+func TestIndexesAreBounded_GO_2026_6597(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	deep := index(t, motd(t, "deep"))
