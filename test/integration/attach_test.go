@@ -371,7 +371,7 @@ func TestAttachOfAFlood(t *testing.T) {
 func TestAttachedClientThatPausesGetsEverything(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	const lines = 1_500_000 // more than all buffers on the way hold
+	const lines = 700_000 // more than all buffers on the way hold
 	for i, kind := range []struct {
 		name   string
 		change func(*cri.ContainerConfig)
