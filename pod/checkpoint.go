@@ -108,7 +108,7 @@ func (e *Engine) CheckpointSandbox(ctx context.Context, id, dir string, containe
 // selected returns the containers of the pod with these ids.
 func (s *Sandbox) selected(containers []string) ([]*Container, error) {
 	if s.View().State != cri.PodSandboxState_SANDBOX_READY {
-		return nil, fmt.Errorf("it is not ready: %w", fault.Precondition)
+		return nil, fmt.Errorf("the pod is not ready, only a ready pod can be checkpointed: %w", fault.Precondition)
 	}
 	var found []*Container
 	for _, id := range containers {
@@ -117,10 +117,10 @@ func (s *Sandbox) selected(containers []string) ([]*Container, error) {
 			return nil, err
 		}
 		if c.sandbox != s {
-			return nil, fmt.Errorf("container %s is of another pod: %w", c.ID, fault.Invalid)
+			return nil, fmt.Errorf("container %s belongs to another pod: %w", c.ID, fault.Invalid)
 		}
 		if slices.Contains(found, c) {
-			return nil, fmt.Errorf("container %s is there twice: %w", c.ID, fault.Invalid)
+			return nil, fmt.Errorf("container %s is listed twice: %w", c.ID, fault.Invalid)
 		}
 		found = append(found, c)
 	}
@@ -141,7 +141,7 @@ func (s *Sandbox) checkpointTo(ctx context.Context, dir string, containers []*Co
 	if empty, err := target.Empty(); err != nil {
 		return err
 	} else if !empty {
-		return fmt.Errorf("%s is not empty: %w", dir, fault.Precondition)
+		return fmt.Errorf("%s is not empty, choose an empty directory: %w", dir, fault.Precondition)
 	}
 	temporary := temporaryName()
 	shot := &snapshot{target: target, dir: dir, shm: s.files.Shm()}
@@ -219,7 +219,7 @@ func (c *Container) mayCheckpoint(ctx context.Context) error {
 	return now.task.MayCheckpoint(ctx)
 }
 
-var errStopping = fmt.Errorf("the container is being stopped: %w", fault.Precondition)
+var errStopping = fmt.Errorf("the container is being stopped and cannot be checkpointed: %w", fault.Precondition)
 
 // beingCheckpointed is the error of what needs processes that run.
 func (c *Container) beingCheckpointed() error {
@@ -256,4 +256,4 @@ func (c *Container) releasedBy(grace time.Duration) time.Duration {
 	return max(0, grace-time.Since(began))
 }
 
-var errTwice = fmt.Errorf("another checkpoint of the container is under way: %w", fault.Unavailable)
+var errTwice = fmt.Errorf("another checkpoint of the container is under way, try again later: %w", fault.Unavailable)
