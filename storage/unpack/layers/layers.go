@@ -40,7 +40,7 @@ type Intake struct {
 // Target unpacks the layers of one image for a store.
 type Target interface {
 	// Stage unpacks the content of a layer beside the store. The caller must call Drop. blobs
-	// returns the bytes of the blobs of the image up to this layer's, once they have come. Stage is
+	// returns the bytes of all blobs of the image that are missing, once they have come. Stage is
 	// safe for concurrent use.
 	Stage(content io.Reader, blobs func() (int64, error)) (Staged, error)
 	// CheckRepeat refuses a layer that repeats too much of the layers that have been added.

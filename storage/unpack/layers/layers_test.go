@@ -31,6 +31,8 @@ type fakeStore struct {
 	staged int // that were neither added nor dropped
 	added  map[string]bool
 
+	blobs []int64 // what Stage was told, for each layer
+
 	sources [][]cstorage.Layer // of LayersByCompressedDigest, in turn; none: ErrLayerUnknown
 	broken  error              // instead
 }
@@ -60,13 +62,17 @@ func (s *fakeStore) GraphDriver() (drivers.Driver, error) { return nil, errors.N
 func (s *fakeStore) CheckRepeat(digest.Digest) error { return nil }
 func (s *fakeStore) Note() error                     { return nil }
 
-func (s *fakeStore) Stage(content io.Reader, _ func() (int64, error)) (Staged, error) {
+func (s *fakeStore) Stage(content io.Reader, blobs func() (int64, error)) (Staged, error) {
 	text, err := io.ReadAll(content)
 	if err != nil {
 		return nil, err
 	}
+	sum, err := blobs()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err == nil { // only layers with many holes ask
+		s.blobs = append(s.blobs, sum)
+	}
 	s.puts = append(s.puts, string(text))
 	if len(s.fails) > 0 && !s.late {
 		err, s.fails = s.fails[0], s.fails[1:]
@@ -255,6 +261,30 @@ func TestPutIsCancelled(t *testing.T) {
 }
 
 // Only the layers above existing ones are downloaded, and none is added after one that failed.
+// What the blobs of an image allow is the same for each of its layers, in whatever order these are
+// unpacked: what the layers have is counted for all of them together.
+func TestBlobsOfAllLayersCount(t *testing.T) {
+	t.Parallel()
+	var image []Layer
+	sum := int64(0)
+	for _, text := range []string{"small", "of middle size", "the largest of the three"} {
+		image = append(image, Layer{Blob: digest.FromString(text), Size: int64(len(text)), DiffID: digest.FromString(text)})
+		sum += int64(len(text))
+	}
+	for _, parallel := range []int{1, 3} {
+		store := &fakeStore{added: map[string]bool{}}
+		in := Intake{Store: store, Into: store, Dir: t.TempDir(), Parallel: parallel, Unpack: parallel, Fetch: func(l Layer) (Arrival, error) {
+			return arrive(t, []string{"small", "of middle size", "the largest of the three"}[slices.Index(image, l)], nil), nil
+		}}
+		if err := in.Put(t.Context(), image); err != nil {
+			t.Fatal(err)
+		}
+		if want := []int64{sum, sum, sum}; !slices.Equal(store.blobs, want) {
+			t.Errorf("%d at a time: %v, want %v", parallel, store.blobs, want)
+		}
+	}
+}
+
 func TestPutInOrder(t *testing.T) {
 	t.Parallel()
 	var image []Layer

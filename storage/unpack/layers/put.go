@@ -111,7 +111,7 @@ func (p *put) unpackOne(i int, s *step, err error) {
 		s.err = p.recallTo(s)
 	}
 	if s.err == nil {
-		s.staged, s.err = p.stage(i, s)
+		s.staged, s.err = p.stage(s)
 	}
 }
 
@@ -121,26 +121,30 @@ func (p *put) recallTo(s *step) error {
 	if err != nil { // somebody has removed it
 		return fmt.Errorf("layer with this content in the image store %w: %w", ErrNotRebuilt, err)
 	}
-	return p.recall(source, s.blob)
+	err = p.recall(source, s.blob)
+	if err != nil {
+		s.blob.end(err) // nobody else ends it, and it may be read once more
+	}
+	return err
 }
 
 // stage unpacks a layer. It can be called again.
-func (p *put) stage(i int, s *step) (Staged, error) {
+func (p *put) stage(s *step) (Staged, error) {
 	c, err := s.open(p.ctx, p.largeWindow)
 	if err != nil {
 		return nil, err
 	}
 	defer c.Close()
-	staged, err := p.Into.Stage(c, func() (int64, error) { return p.blobs(i) })
+	staged, err := p.Into.Stage(c, p.blobs)
 	if err == nil && !c.checked {
 		return nil, errors.Join(errors.New("it was not unpacked to its end"), staged.Drop())
 	}
 	return staged, err
 }
 
-// blobs returns the bytes of all blobs up to a step's, once they have come.
-func (p *put) blobs(last int) (sum int64, err error) {
-	for _, s := range p.steps[:last+1] {
+// blobs returns the bytes of all blobs, once they have come. Downloads wait for no unpacking.
+func (p *put) blobs() (sum int64, err error) {
+	for _, s := range p.steps {
 		size := s.stored
 		p.changing.Lock()
 		present, blob := s.present, s.blob
@@ -198,7 +202,7 @@ func (p *put) addDownloaded(i int, s *step) error {
 	s.present, s.blob = false, newSpool(p.Dir)
 	p.changing.Unlock()
 	p.download([]*step{s})
-	s.staged, s.err = p.stage(i, s)
+	s.staged, s.err = p.stage(s)
 	return p.add(i, s)
 }
 
@@ -225,7 +229,7 @@ func (p *put) add(i int, s *step) error {
 				return err
 			}
 		}
-		s.staged, s.err = p.stage(i, s)
+		s.staged, s.err = p.stage(s)
 	}
 	s.blob.close()
 	if !s.present && p.Added != nil {
