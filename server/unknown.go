@@ -46,7 +46,7 @@ const maxUnknown = 32
 type unknownFinder []unknownField
 
 func (f *unknownFinder) look(path string, m protoreflect.Message, strict bool) {
-	for left := m.GetUnknown(); len(left) > 0 && len(*f) < maxUnknown; {
+	for left := m.GetUnknown(); len(left) > 0; {
 		number, _, n := protowire.ConsumeField(left)
 		if n < 0 {
 			break
@@ -56,12 +56,18 @@ func (f *unknownFinder) look(path string, m protoreflect.Message, strict bool) {
 	}
 	m.Range(func(field protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		f.lookInto(path, field, v, strict || strings.HasSuffix(string(field.Name()), "security_context"))
-		return len(*f) < maxUnknown
+		return true
 	})
 }
 
-// add leaves out a field that is repeated.
+// add leaves out a field that is repeated, and those after the first maxUnknown, but keeps a strict one.
 func (f *unknownFinder) add(field unknownField) {
+	if len(*f) >= maxUnknown {
+		if field.strict {
+			(*f)[maxUnknown-1] = field
+		}
+		return
+	}
 	for _, known := range *f {
 		if known == field {
 			return
@@ -79,7 +85,7 @@ func (f *unknownFinder) lookInto(path string, field protoreflect.FieldDescriptor
 		}
 		v.Map().Range(func(_ protoreflect.MapKey, value protoreflect.Value) bool {
 			f.look(path, value.Message(), strict)
-			return len(*f) < maxUnknown
+			return true
 		})
 	case field.Kind() != protoreflect.MessageKind:
 	case field.IsList():

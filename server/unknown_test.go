@@ -2,6 +2,7 @@ package server
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -109,6 +110,12 @@ func TestUnknownFieldsAreBounded(t *testing.T) {
 	req.ProtoReflect().SetUnknown(many)
 	if found := unknownFields(req); len(found) != maxUnknown || found[0].String() != "request has field 1000 of StopContainerRequest" {
 		t.Errorf("%d fields: %v", len(found), found[0])
+	}
+	create := &cri.CreateContainerRequest{Config: &cri.ContainerConfig{Linux: &cri.LinuxContainerConfig{SecurityContext: asking(&cri.LinuxContainerSecurityContext{})}}}
+	create.ProtoReflect().SetUnknown(many)
+	create.Config.ProtoReflect().SetUnknown(many)
+	if found := unknownFields(create); len(found) != maxUnknown || !slices.ContainsFunc(found, func(f unknownField) bool { return f.strict }) {
+		t.Errorf("%d fields, without that of the security context: %v", len(found), found)
 	}
 	var g unknownGuard
 	reported := 0
