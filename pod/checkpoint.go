@@ -138,6 +138,9 @@ func (s *Sandbox) checkpointTo(ctx context.Context, dir string, containers []*Co
 		return err
 	}
 	defer target.Close()
+	if err := target.Claim(); err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
 	if empty, err := target.Empty(); err != nil {
 		return err
 	} else if !empty {
@@ -240,8 +243,8 @@ func (c *Container) interruptCheckpoint() bool {
 }
 
 // releasedBy interrupts a checkpoint of the container, waits until criu has let go of its processes, for as
-// long as grace at most, and returns what is left of that. A stop signal in the middle of a dump may be lost,
-// and a thaw disturbs it; SIGKILL needs no patience.
+// long as grace at most, and returns what is left of that, but some time for the stop signal in any case. A
+// stop signal in the middle of a dump may be lost, and a thaw disturbs it; SIGKILL needs no patience.
 func (c *Container) releasedBy(grace time.Duration) time.Duration {
 	d := c.dump.Load()
 	if !c.interruptCheckpoint() || d == nil || grace <= 0 {
@@ -253,7 +256,8 @@ func (c *Container) releasedBy(grace time.Duration) time.Duration {
 	case <-c.exited:
 	case <-time.After(grace):
 	}
-	return max(0, grace-time.Since(began))
+	const least = 2 * time.Second
+	return max(min(grace, least), grace-time.Since(began))
 }
 
 var errTwice = fmt.Errorf("another checkpoint of the container is under way, try again later: %w", fault.Unavailable)

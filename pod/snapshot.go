@@ -14,6 +14,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod/records"
@@ -70,7 +71,9 @@ func (s *snapshot) take(ctx context.Context, finish func(context.Context) error)
 			return fmt.Errorf("container %s: %w", m.ID, errTwice)
 		}
 		defer m.leave(d)
-		m.Life.Lock()
+		if !poll.Until(ctx, 10*time.Millisecond, m.Life.TryLock) {
+			return causedBy(ctx, context.Cause(ctx))
+		}
 		defer m.Life.Unlock()
 	}
 	for _, m := range s.members {
@@ -95,6 +98,9 @@ func (s *snapshot) take(ctx context.Context, finish func(context.Context) error)
 func (s *snapshot) conclude(ctx context.Context, complete bool) error {
 	ctx, cancel := undoContext(ctx)
 	defer cancel()
+	if !complete {
+		s.resumeAll(ctx)
+	}
 	var errs []error
 	for _, m := range s.members {
 		errs = append(errs, m.concludeCheckpoint(ctx, complete))
@@ -112,6 +118,18 @@ func (s *snapshot) conclude(ctx context.Context, complete bool) error {
 		err = errors.Join(err, s.target.Remove(m.unfinished...))
 	}
 	return err
+}
+
+// resumeAll resumes what a failure has left frozen: none stays so while files of others are removed.
+// The end of each checkpoint repeats it, and reports errors.
+func (s *snapshot) resumeAll(ctx context.Context) {
+	var all panics.Group
+	for _, m := range s.members {
+		if m.Now().Checkpoint != nil {
+			all.Go(func() { _ = m.resume(ctx) })
+		}
+	}
+	all.Wait()
 }
 
 // record writes down what a server must undo that finds the snapshot unfinished.

@@ -157,7 +157,7 @@ func (p Part) pack(ctx context.Context, to io.Writer) error {
 			h.Typeflag, h.Name, h.Mode = tar.TypeDir, name+"/", 0o700
 			return out.WriteHeader(h)
 		}
-		return packFile(out, h, path)
+		return packFile(ctx, out, h, path)
 	})
 	if err == nil {
 		err = out.Close()
@@ -165,7 +165,7 @@ func (p Part) pack(ctx context.Context, to io.Writer) error {
 	return err
 }
 
-func packFile(out *tar.Writer, h *tar.Header, path string) error {
+func packFile(ctx context.Context, out *tar.Writer, h *tar.Header, path string) error {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return err
@@ -182,6 +182,5 @@ func packFile(out *tar.Writer, h *tar.Header, path string) error {
 	if err := out.WriteHeader(h); err != nil {
 		return err
 	}
-	_, err = io.CopyN(out, f, h.Size)
-	return err
+	return copyFile(ctx, out, f, h.Size)
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -108,6 +109,49 @@ func part(t *testing.T) Part {
 }
 
 // An archive has its name only when it is whole, replaces nothing, and follows no link.
+// A container can make files of any size that take no room: an archive has no place for their zeros.
+// A copy ends with its context, also in the middle of a file.
+func TestSparseFilesAreBounded(t *testing.T) {
+	t.Parallel()
+	upper := t.TempDir()
+	put(t, filepath.Join(upper, "sparse"), "")
+	must(t, os.Truncate(filepath.Join(upper, "sparse"), maxHoles+1<<20))
+	if _, err := Diff(t.Context(), upper, nil, io.Discard); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), `"sparse"`) {
+		t.Errorf("a sparse file: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	zeros, err := os.Open("/dev/zero")
+	must(t, err)
+	defer zeros.Close()
+	if err := copyFile(ctx, writerFunc(func() { cancel() }), zeros, math.MaxInt64); !errors.Is(err, context.Canceled) {
+		t.Errorf("a copy after the end of its context: %v", err)
+	}
+}
+
+// writerFunc is called for each write.
+type writerFunc func()
+
+func (f writerFunc) Write(p []byte) (int, error) { f(); return len(p), nil }
+
+// Two checkpoints of pods do not write into the same directory at once.
+func TestClaim(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	open := func() *Target {
+		target, err := OpenTarget(dir)
+		must(t, err)
+		return target
+	}
+	first, second := open(), open()
+	defer second.Close()
+	must(t, first.Claim())
+	if err := second.Claim(); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("a second claim: %v", err)
+	}
+	first.Close()
+	must(t, second.Claim())
+}
+
 func TestPutArchive(t *testing.T) {
 	t.Parallel()
 	dir, elsewhere := t.TempDir(), t.TempDir()

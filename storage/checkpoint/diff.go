@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
 )
 
 // Changes are what a container has changed below its root directory, beside what Diff writes: paths
@@ -31,7 +33,7 @@ func Diff(ctx context.Context, upper string, hidden []string, to io.Writer) (Cha
 		return Changes{}, err
 	}
 	defer root.Close()
-	d := &diff{root: root, out: tar.NewWriter(to), hidden: map[string]bool{}, links: map[inode]string{}}
+	d := &diff{ctx: ctx, root: root, out: tar.NewWriter(to), hidden: map[string]bool{}, links: map[inode]string{}}
 	for _, at := range hidden {
 		d.hidden[strings.Trim(path.Clean("/"+at), "/")] = true
 	}
@@ -53,10 +55,12 @@ func Diff(ctx context.Context, upper string, hidden []string, to io.Writer) (Cha
 type inode struct{ dev, ino uint64 }
 
 type diff struct {
+	ctx     context.Context //nolint:containedctx // of the call
 	root    *os.Root
 	out     *tar.Writer
 	hidden  map[string]bool
 	links   map[inode]string // files with several names, by the first of them
+	holes   int64            // bytes of sparse files that take no room
 	changes Changes
 }
 
@@ -143,12 +147,35 @@ func (d *diff) addFile(h *tar.Header, st *syscall.Stat_t) error {
 	if _, err := addAttributes(h, f); err != nil {
 		return err
 	}
+	const block = 512 // of st.Blocks
+	if d.holes += max(0, st.Size-st.Blocks*block); d.holes > maxHoles {
+		return fmt.Errorf("with %q the holes of sparse files have more than %d bytes, which an archive would have as zeros; remove the file, or give it a volume: %w", h.Name, int64(maxHoles), fault.Precondition)
+	}
 	h.Typeflag, h.Size = tar.TypeReg, st.Size
 	if err := d.out.WriteHeader(h); err != nil {
 		return err
 	}
-	_, err = io.CopyN(d.out, f, st.Size)
-	return err
+	return copyFile(d.ctx, d.out, f, st.Size)
+}
+
+// maxHoles bounds what sparse files add to an archive: a container can make files of any size that
+// take no room.
+const maxHoles = 1 << 30
+
+// copyFile copies size bytes, unless ctx ends.
+func copyFile(ctx context.Context, to io.Writer, from io.Reader, size int64) error {
+	const atOnce = 16 << 20
+	for size > 0 {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n, err := io.CopyN(to, from, min(size, atOnce))
+		if err != nil {
+			return err
+		}
+		size -= n
+	}
+	return nil
 }
 
 // overlayAttributes are the kernel's own notes about the layer.

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/flock"
 	"github.com/crius-run/crius/internal/tree"
 )
 
@@ -47,6 +48,16 @@ func (t *Target) Inode() (uint64, error) {
 	var st unix.Stat_t
 	err := unix.Fstat(int(t.dir.Fd()), &st)
 	return st.Ino, err
+}
+
+// Claim keeps others that call Claim out of the directory until the target is closed. The error is
+// fault.Unavailable if somebody else has it.
+func (t *Target) Claim() error {
+	err := flock.Try(t.dir)
+	if errors.Is(err, flock.ErrBusy) {
+		return fmt.Errorf("another checkpoint is being written to it, try again later: %w", fault.Unavailable)
+	}
+	return err
 }
 
 // Empty reports whether nothing is in the directory.
