@@ -42,6 +42,7 @@ var elsewhere = []struct{ part, why string }{
 	{"crius logs -f", "it follows the log until it is interrupted; crictl_test.go has logs"},
 	{"memory.swap.max", "a place for a cgroup; test/integration looks at limits of swap"},
 	{"crius.service.d", "a test node has no systemd"},
+	{"/etc/systemd/system/crio.service", "the same"},
 	{"nvidia-ctk ", "there is no GPU; the files that it writes are in cmd/crius/config/testdata"},
 	{"aa-status", "the test machine may have no AppArmor; test/node has"},
 	{"getenforce", "the test machine may have no SELinux; test/node has"},
