@@ -87,17 +87,17 @@ func (p *put) unpack() {
 				case <-p.steps[i-1].added:
 				case <-p.ctx.Done():
 				}
-				p.unpackOne(i, s, p.take(p.unpacking))
+				p.unpackOne(s, p.take(p.unpacking))
 			})
 			continue
 		}
 		err := p.take(p.unpacking)
-		p.work.Go(func() { p.unpackOne(i, s, err) })
+		p.work.Go(func() { p.unpackOne(s, err) })
 	}
 }
 
 // unpackOne unpacks a layer, and gives up a place in the semaphore, unless there was none.
-func (p *put) unpackOne(i int, s *step, err error) {
+func (p *put) unpackOne(s *step, err error) {
 	defer close(s.ready)
 	if err != nil {
 		s.err = err
@@ -166,12 +166,12 @@ func (p *put) addAll() error {
 		if p.ctx.Err() != nil {
 			return context.Cause(p.ctx)
 		}
-		err := p.add(i, s)
+		err := p.add(s)
 		if s.present && errors.Is(err, ErrNotRebuilt) {
 			if p.Lost != nil {
 				p.Lost(s.Layer, err)
 			}
-			err = p.addDownloaded(i, s)
+			err = p.addDownloaded(s)
 		}
 		if err != nil {
 			return fmt.Errorf("layer %s: %w", s.Blob, err)
@@ -196,19 +196,19 @@ func (s *step) isReady() bool {
 }
 
 // addDownloaded downloads and adds a layer that the store could not give.
-func (p *put) addDownloaded(i int, s *step) error {
+func (p *put) addDownloaded(s *step) error {
 	s.blob.close()
 	p.changing.Lock()
 	s.present, s.blob = false, newSpool(p.Dir)
 	p.changing.Unlock()
 	p.download([]*step{s})
 	s.staged, s.err = p.stage(s)
-	return p.add(i, s)
+	return p.add(s)
 }
 
 // add adds a layer that has been unpacked. If the directory was swept meanwhile, the layer is
 // unpacked again.
-func (p *put) add(i int, s *step) error {
+func (p *put) add(s *step) error {
 	const attempts = 3
 	for attempt := 1; ; attempt++ {
 		err := s.err
