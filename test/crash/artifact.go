@@ -63,9 +63,9 @@ func (s *stage) artifacts(ctx context.Context, want int) error {
 	return err
 }
 
-// removeImages removes what stages have pulled.
-// removeImages asks again as long as an image is in use: the files of a container are removed some time
-// after RemoveContainer if that has failed at first.
+// removeImages removes the images and artifacts that stages have pulled. It asks again as long as
+// one is in use: the files of a container are removed some time after RemoveContainer if that has
+// failed at first.
 func (s *stage) removeImages(ctx context.Context) error {
 	var errs []error
 	wait.Until(ctx, func() bool {

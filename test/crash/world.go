@@ -172,6 +172,10 @@ func (w *world) furnish(ctx context.Context, p programs) error {
 		}
 		w.bystanders = append(w.bystanders, b)
 	}
+	first := w.stage(scene.Handlers[0])
+	if err := errors.Join(first.pull(ctx), first.removeImages(ctx)); err != nil { // the first deletion makes directories that stay
+		return err
+	}
 	w.layers = w.layerFiles()
 	w.base, err = w.Stock(ctx)
 	return err
