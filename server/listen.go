@@ -106,7 +106,7 @@ type listener struct {
 
 // Close removes the socket before it lets the next server have the path.
 func (l *listener) Close() error {
-	return errors.Join(l.Listener.Close(), l.lock.Close())
+	return errors.Join(l.Listener.Close(), flock.Release(l.lock))
 }
 
 func (a address) lock() (*os.File, error) {

@@ -1,5 +1,6 @@
 // Package flock locks open files against other processes with flock(2). A lock is held until
-// the file and all its copies, those of child processes included, are closed.
+// [Release], or until the file and all its copies are closed. A child process has a copy from fork
+// to exec, even of a file that is closed on exec.
 package flock
 
 import (
@@ -32,6 +33,9 @@ func TryUntil(ctx context.Context, f *os.File, period time.Duration) (err error)
 
 // Wait locks a file, however long others keep it locked.
 func Wait(f *os.File) error { return lock(f, unix.LOCK_EX) }
+
+// Release unlocks a file at once, whoever has copies of it, and closes it.
+func Release(f *os.File) error { return errors.Join(lock(f, unix.LOCK_UN), f.Close()) }
 
 func lock(f *os.File, how int) error {
 	err := eintr.Retry(func() error { return unix.Flock(int(f.Fd()), how) }) //nolint:forbidigo // here it belongs

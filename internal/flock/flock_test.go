@@ -48,6 +48,27 @@ func TestLockedFileIsBusyUntilItIsClosed(t *testing.T) {
 	}
 }
 
+func TestReleasedFileIsFreeWhoeverHasACopy(t *testing.T) {
+	mine, other := open(t)
+	if err := Try(other); err != nil {
+		t.Fatal(err)
+	}
+	forked, err := unix.FcntlInt(other.Fd(), unix.F_DUPFD_CLOEXEC, 0) // as in a child before it executes its program
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(forked)
+	if err := Release(other); err != nil {
+		t.Fatal(err)
+	}
+	if err := Try(mine); err != nil {
+		t.Error(err)
+	}
+	if err := Try(other); !errors.Is(err, unix.EBADF) {
+		t.Errorf("the released file is still open: %v", err)
+	}
+}
+
 func TestLockIsAwaited(t *testing.T) {
 	for name, await := range map[string]func(*os.File) error{
 		"Wait":     Wait,

@@ -38,7 +38,7 @@ func OpenTarget(path string) (*Target, error) {
 }
 
 // Close closes the directory.
-func (t *Target) Close() { _ = t.dir.Close() } // nothing is written through it
+func (t *Target) Close() { _ = flock.Release(t.dir) } // nothing is written through it
 
 // path returns a path that leads, for other programs too, to the directory for as long as this process has it open.
 func (t *Target) path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), t.dir.Fd()) }

@@ -215,7 +215,7 @@ func lockFile(root *os.Root, path string) (*os.File, error) {
 		if sameFile(root, f, path) {
 			return f, nil
 		}
-		_ = f.Close() // it was deleted meanwhile
+		_ = flock.Release(f) // it was deleted meanwhile
 	}
 	return nil, fmt.Errorf("%s is deleted time and again", path)
 }
@@ -261,7 +261,7 @@ func (d *Dir) replace(p *part) error {
 		p.file = old
 		return fmt.Errorf("file for the download: %w", err)
 	}
-	return old.Close()
+	return flock.Release(old)
 }
 
 // size returns the size of the file. The caller has the turn or holds mu.
@@ -307,7 +307,7 @@ func (d *Dir) release(parts []*part, reserved []string, keep, done bool) {
 			d.remove(p.name)
 		}
 		delete(d.named, p.name)
-		_ = p.file.Close() // nobody relies on what is written
+		_ = flock.Release(p.file) // nobody relies on what is written
 	}
 	d.sweep()
 }
@@ -447,8 +447,12 @@ func inUse(root *os.Root, path string) bool {
 	if err != nil {
 		return false
 	}
-	defer f.Close()
-	return errors.Is(flock.Try(f), flock.ErrBusy)
+	if err := flock.Try(f); err != nil {
+		_ = f.Close()
+		return errors.Is(err, flock.ErrBusy)
+	}
+	_ = flock.Release(f)
+	return false
 }
 
 // Close ends the sweeps. Files that are kept stay.

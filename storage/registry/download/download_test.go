@@ -233,6 +233,40 @@ func TestResume(t *testing.T) {
 	}
 }
 
+// A process that is forked during a pull has copies of its files until it executes its program. They
+// keep nobody from resuming.
+func TestForkDoesNotKeepTheDownload(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	content, info := blob(t)
+	src := &fake{content: content, cut: chunk + 10, last: 1}
+	var forked []int
+	defer func() {
+		for _, fd := range forked {
+			_ = unix.Close(fd)
+		}
+	}()
+	src.holds = func() {
+		for _, p := range d.named {
+			fd, err := unix.FcntlInt(p.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+			if err != nil {
+				t.Error(err)
+			}
+			forked = append(forked, fd)
+		}
+	}
+	if _, err := pullOne(t.Context(), d, src, info); !errors.Is(err, errCut) || len(forked) == 0 {
+		t.Fatalf("%v, with %d copies", err, len(forked))
+	}
+	src.cut, src.last = 0, 0
+	if got, err := pullOne(t.Context(), d, src, info); err != nil || got.resumed != chunk+10 {
+		t.Errorf("%d bytes were here, %v", got.resumed, err)
+	}
+	if left := names(t, d); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
 // A file that cannot be continued, for whatever reason, is replaced.
 func TestResumeIsImpossible(t *testing.T) {
 	t.Parallel()
