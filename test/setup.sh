@@ -24,6 +24,7 @@ tests=(
 	"${demo[@]}"
 	skopeo golang-github-containers-common # another tool on the same images
 	gcc libc6-dev                         # the race detector
+	openssh-client                        # signatures of a release
 	libseccomp-dev pkg-config             # building a current runc
 	dpkg-dev patch xz-utils bzip2         # building busybox from Debian's source
 	procps util-linux kmod                # looking at processes and mounts

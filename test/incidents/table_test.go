@@ -60,12 +60,12 @@ var incidents = []incident{
 		event: "attach pod to network", log: "no more addresses",
 	},
 	{
-		name: "CNI plugin hangs", config: "[network]\ntimeout = \"1s\"\n",
+		name: "CNI plugin hangs", config: "[network]\ntimeout = \"4s\"\n",
 		happen: func(t *testing.T, w *world) string {
 			w.plugin(t, "exec sleep 1000", "")
 			return w.run(t)
 		},
-		event: "the plugins took longer than 1s", log: `step="CNI ADD" waits_for="CNI plugin fake"`,
+		event: "the plugins took longer than 4s", log: `step="CNI ADD" waits_for="CNI plugin fake"`,
 	},
 	{
 		name: "network of a removed pod stays",

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/crius-run/crius/internal/ids"
+	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -93,10 +94,10 @@ func TestOrphanedMachine(t *testing.T) {
 		machine, foreign := launch(id), launch(of("/another/root"))
 		mapping := filepath.Join("/run/kata-containers/containers-mapping", id)
 		if handler == kataCLI {
-			if err := os.MkdirAll(filepath.Dir(mapping), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			scene.Write(t, mapping, "/nowhere")
+			wait.For(t, "the machine's file", func() bool { // a stand-in removes the directory when it is empty
+				_ = os.MkdirAll(filepath.Dir(mapping), 0o700)
+				return os.WriteFile(mapping, []byte("/nowhere"), 0o600) == nil
+			})
 		}
 		line := fmt.Sprintf("qemu-system-fakekata, process %d,", machine.Process.Pid)
 		is := func(words string) func(finding) bool {

@@ -32,8 +32,8 @@ func confined(t *testing.T, when string, ids ...string) {
 		}
 		for _, pid := range monitors {
 			threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
-			if err != nil || len(threads) == 0 {
-				t.Errorf("%s: monitor %d has no threads: %v", when, pid, err)
+			if err != nil {
+				t.Error(err)
 			}
 			for _, thread := range threads {
 				status, err := os.ReadFile(thread)
