@@ -17,6 +17,8 @@ import (
 type counters struct {
 	oomKilled, monitorsLost, leftovers atomic.Uint64
 
+	checkpoints checkpointCounter
+
 	log struct {
 		mu      sync.Mutex      // so that each container is counted exactly once, as present or as removed
 		removed conmon.LogCount // by removed containers
@@ -39,6 +41,9 @@ type Summary struct {
 	Leftovers    uint64 // objects without a record that were found at the start
 
 	EventsDropped uint64 // view.Hub.Dropped
+
+	Checkpoints  []Checkpointing // under way, by name
+	Checkpointed CheckpointCounts
 }
 
 // Pending is a cleanup that did not finish and is retried.
@@ -71,6 +76,8 @@ func (e *Engine) Summary() Summary {
 		Leftovers:    e.counters.leftovers.Load(),
 
 		EventsDropped: e.events.Dropped(),
+
+		Checkpoints: e.checkpointing(), Checkpointed: e.counters.checkpoints.get(),
 	}
 	s.Cleanups = len(s.Pending)
 	count := func(pid int, unreachable bool) {

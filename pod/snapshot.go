@@ -30,6 +30,7 @@ type snapshot struct {
 	archive bool      // its only product has its own name when it is complete
 	shm     string    // the pod's /dev/shm, which criu does not write down; empty: it is left out
 	at      time.Time // when all were frozen
+	frozen  time.Time // since when they are being frozen; zero: they run
 }
 
 // member is a container of a snapshot.
@@ -43,12 +44,13 @@ type member struct {
 type dumping struct {
 	cancel context.CancelCauseFunc
 	paused atomic.Bool
+	since  time.Time
 	done   chan struct{} // closed at its end
 }
 
 // begin makes d the checkpoint of the container, and reports whether there was none.
 func (c *Container) begin(d *dumping) bool {
-	d.done = make(chan struct{})
+	d.done, d.since = make(chan struct{}), time.Now()
 	return c.dump.CompareAndSwap(nil, d)
 }
 
@@ -71,8 +73,15 @@ func (s *snapshot) take(ctx context.Context, finish func(context.Context) error)
 			return fmt.Errorf("container %s: %w", m.ID, errTwice)
 		}
 		defer m.leave(d)
-		if !poll.Until(ctx, 10*time.Millisecond, m.Life.TryLock) {
-			return causedBy(ctx, context.Cause(ctx))
+		wait := trace.Waiting{Name: "wait for other operation", For: "another operation on " + m.ID}
+		err := trace.Wait(ctx, wait, func(ctx context.Context) error {
+			if !poll.Until(ctx, 10*time.Millisecond, m.Life.TryLock) {
+				return causedBy(ctx, context.Cause(ctx))
+			}
+			return nil
+		})
+		if err != nil {
+			return err
 		}
 		defer m.Life.Unlock()
 	}
@@ -80,6 +89,9 @@ func (s *snapshot) take(ctx context.Context, finish func(context.Context) error)
 		if err := cmp.Or(m.endCheckpoint(ctx), m.mayCheckpoint(ctx)); err != nil {
 			return err
 		}
+	}
+	if err := trace.Call(ctx, "check free space", s.checkRoom); err != nil {
+		return err
 	}
 	defer func() { err = errors.Join(err, s.conclude(ctx, err == nil)) }()
 	if err := s.record(ctx); err != nil {
@@ -91,6 +103,9 @@ func (s *snapshot) take(ctx context.Context, finish func(context.Context) error)
 	if err := trace.Do(ctx, "write checkpoint", finish); err != nil {
 		return causedBy(ctx, err)
 	}
+	for _, m := range s.members {
+		m.engine.counters.checkpoints.wrote(m.part.Size())
+	}
 	return nil
 }
 
@@ -100,6 +115,7 @@ func (s *snapshot) conclude(ctx context.Context, complete bool) error {
 	defer cancel()
 	if !complete {
 		s.resumeAll(ctx)
+		s.thawed()
 	}
 	var errs []error
 	for _, m := range s.members {
@@ -161,6 +177,7 @@ func (s *snapshot) capture(ctx context.Context) error {
 		}
 	}
 	began := time.Now()
+	s.frozen = began
 	if err := trace.Do(ctx, "freeze containers", s.freeze); err != nil {
 		return err
 	}
@@ -183,6 +200,7 @@ func (s *snapshot) capture(ctx context.Context) error {
 			return err
 		}
 	}
+	s.thawed()
 	for _, m := range s.members {
 		slog.InfoContext(ctx, "container checkpointed", "container", m.ID, "pod", m.sandbox.ID, "frozen", time.Since(began))
 	}
@@ -204,7 +222,10 @@ func (s *snapshot) freeze(ctx context.Context) error {
 // write writes the part of a frozen container.
 func (m *member) write(ctx context.Context, at time.Time) error {
 	dump := oci.Dump{Images: m.part.Images(), Work: m.part.Dir, Cgroup: m.Now().Checkpoint.Cgroup}
-	err := trace.Do(ctx, "dump container", func(ctx context.Context) error { return m.Now().task.Dump(ctx, dump) })
+	err := trace.Do(ctx, "dump container", func(ctx context.Context) error {
+		defer trace.For(ctx, "criu")()
+		return m.Now().task.Dump(ctx, dump)
+	})
 	if err != nil {
 		return err
 	}
@@ -223,7 +244,10 @@ func (m *member) write(ctx context.Context, at time.Time) error {
 // resume resumes the container.
 func (c *Container) resume(ctx context.Context) error {
 	begun := c.Now().Checkpoint
-	err := trace.Do(ctx, "resume container", func(ctx context.Context) error { return c.endDump(ctx, begun) })
+	err := trace.Do(ctx, "resume container", func(ctx context.Context) error {
+		defer trace.For(ctx, "criu")()
+		return c.endDump(ctx, begun)
+	})
 	if d := c.dump.Load(); d != nil && err == nil {
 		d.paused.Store(false)
 	}

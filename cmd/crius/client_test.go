@@ -10,7 +10,7 @@ import (
 )
 
 // clientCommands are commands that only ask a running server.
-var clientCommands = []string{"status", "pulls", "pull image", "events", "logs pod", "exec pod -- true", "top", "images"}
+var clientCommands = []string{"status", "pulls", "pull image", "events", "logs pod", "exec pod -- true", "top", "images", "checkpoint pod"}
 
 // Without a running server, client commands advise to start it and where to find why it
 // ended.

@@ -39,6 +39,8 @@ type vitals struct {
 	Pending []pod.Pending   `json:"pending"` // the cleanups, with the reason of the last attempt
 	Pulls   []progress.Pull `json:"pulls"`
 
+	Checkpoints []pod.Checkpointing `json:"checkpoints"` // under way
+
 	Confinement string `json:"confinement,omitempty"` // SELinux, AppArmor and seccomp, for people
 
 	Inherited []string `json:"inherited,omitempty"` // attributes of the server that containers inherit
@@ -65,7 +67,7 @@ func newVitals(since time.Time, inherited []string, s pod.Summary, pulls *progre
 	runtime.ReadMemStats(&memory)
 	v := vitals{
 		PID: os.Getpid(), Since: since, Inherited: inherited, Monitors: s.Monitors, Unreachable: s.Unreachable, Logs: s.Logs, Cleanups: s.Cleanups,
-		Goroutines: runtime.NumGoroutine(), Heap: memory.HeapAlloc, Work: []work{}, Pending: s.Pending, Pulls: pulls.Active(),
+		Goroutines: runtime.NumGoroutine(), Heap: memory.HeapAlloc, Work: []work{}, Pending: s.Pending, Pulls: pulls.Active(), Checkpoints: s.Checkpoints,
 		Pods: states{
 			"ready":    s.Pods[cri.PodSandboxState_SANDBOX_READY],
 			"notready": s.Pods[cri.PodSandboxState_SANDBOX_NOTREADY],
@@ -206,6 +208,7 @@ func (r statusReport) write(w io.Writer, socket string) {
 		fmt.Fprintf(w, "pending cleanups\t%d, retrying\n", v.Cleanups)
 		writePending(w, v.Pending)
 	}
+	writeCheckpoints(w, v.Checkpoints)
 	if v.Confinement != "" {
 		fmt.Fprintf(w, "confinement\t%s\n", cli.Printable(v.Confinement))
 	}
@@ -280,6 +283,19 @@ func named(id, name string) string {
 		return cli.Printable(id)
 	}
 	return cli.Printable(name) + " (" + cli.Printable(id) + ")"
+}
+
+func writeCheckpoints(w io.Writer, list []pod.Checkpointing) {
+	for i, c := range list {
+		heading, state := "", "runs"
+		if i == 0 {
+			heading = "checkpoints"
+		}
+		if c.Frozen {
+			state = "frozen"
+		}
+		fmt.Fprintf(w, "%s\t%s: %s, for %s\n", heading, named(c.ID, c.Name), state, cli.Brief(time.Since(c.Since)))
+	}
 }
 
 func writeWork(w io.Writer, list []work) {

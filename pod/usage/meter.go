@@ -50,6 +50,19 @@ func NewPodMeter(meters *cgroup.Meters, cfg *cri.PodSandboxConfig, infraCgroup s
 	return infraCgroup, m
 }
 
+// Anonymous returns the bytes of memory that no file has, in RAM and in swap; 0: unknown.
+func (m *Meter) Anonymous() uint64 {
+	u := m.read()
+	if u.Memory == nil || u.Memory.RSS == nil {
+		return 0
+	}
+	bytes := *u.Memory.RSS
+	if u.Swap != nil {
+		bytes += u.Swap.Usage
+	}
+	return bytes
+}
+
 // read returns the usage of the cgroup; empty for a container without one.
 func (m *Meter) read() cgroup.Usage {
 	if m == nil {

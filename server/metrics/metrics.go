@@ -32,6 +32,7 @@ type Metrics struct {
 	operations *prometheus.HistogramVec
 	steps      *prometheus.HistogramVec
 	pulls      *prometheus.CounterVec
+	dumps      *prometheus.CounterVec
 }
 
 // Sources are called at every scrape.
@@ -76,11 +77,18 @@ func New() *Metrics {
 		pulls: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "crius_image_pull_failures_total", Help: "Image pulls that failed, by reason.",
 		}, []string{"reason"}),
+		dumps: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "crius_checkpoint_failures_total", Help: "Checkpoints of containers and pods that failed, by reason.",
+		}, []string{"reason"}),
 	}
-	for _, reason := range append(pullReasons, pullReason{name: otherReason}) { // 0 is a value for comparisons
+	other := reason{name: otherReason}
+	for _, reason := range append(pullReasons, other) { // 0 is a value for comparisons
 		m.pulls.WithLabelValues(reason.name)
 	}
-	m.registry.MustRegister(m.calls, m.failures, m.operations, m.steps, m.pulls,
+	for _, reason := range append(checkpointReasons, other) {
+		m.dumps.WithLabelValues(reason.name)
+	}
+	m.registry.MustRegister(m.calls, m.failures, m.operations, m.steps, m.pulls, m.dumps,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -103,7 +111,10 @@ func (m *Metrics) Begin(ctx context.Context, kind trace.Kind, name, _ string) (c
 			}
 			m.operations.WithLabelValues(name, outcome).Observe(took)
 			if err != nil && name == pullOperation {
-				m.pulls.WithLabelValues(reasonOf(err)).Inc()
+				m.pulls.WithLabelValues(reasonOf(err, pullReasons)).Inc()
+			}
+			if err != nil && isCheckpoint(name) {
+				m.dumps.WithLabelValues(reasonOf(err, checkpointReasons)).Inc()
 			}
 		case trace.Step:
 			m.steps.WithLabelValues(name).Observe(took)

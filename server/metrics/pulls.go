@@ -11,15 +11,15 @@ import (
 // pullOperation is the operation whose failures are counted by reason.
 const pullOperation = "pull image"
 
-// pullReason is a reason for failed pulls, and the error by which it is
-// recognized (storage.Store.Pull).
-type pullReason struct {
+// reason is a reason for failures, and the error by which it is recognized
+// (storage.Store.Pull, pod.Engine.CheckpointContainer).
+type reason struct {
 	name string
 	kind error
 }
 
 // pullReasons are in order of precedence: an error may match several.
-var pullReasons = []pullReason{
+var pullReasons = []reason{
 	{"cancelled", context.Canceled},
 	{"signature", storage.ErrSignature},
 	{"not found", fault.NotFound},
@@ -34,8 +34,8 @@ var pullReasons = []pullReason{
 
 const otherReason = "other"
 
-func reasonOf(err error) string {
-	for _, reason := range pullReasons {
+func reasonOf(err error, reasons []reason) string {
+	for _, reason := range reasons {
 		if errors.Is(err, reason.kind) {
 			return reason.name
 		}

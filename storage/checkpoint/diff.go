@@ -147,9 +147,8 @@ func (d *diff) addFile(h *tar.Header, st *syscall.Stat_t) error {
 	if _, err := addAttributes(h, f); err != nil {
 		return err
 	}
-	const block = 512 // of st.Blocks
 	if d.holes += max(0, st.Size-st.Blocks*block); d.holes > maxHoles {
-		return fmt.Errorf("with %q the holes of sparse files have more than %d bytes, which an archive would have as zeros; remove the file, or give it a volume: %w", h.Name, int64(maxHoles), fault.Precondition)
+		return tooSparse(h.Name)
 	}
 	h.Typeflag, h.Size = tar.TypeReg, st.Size
 	if err := d.out.WriteHeader(h); err != nil {
@@ -161,6 +160,12 @@ func (d *diff) addFile(h *tar.Header, st *syscall.Stat_t) error {
 // maxHoles bounds what sparse files add to an archive: a container can make files of any size that
 // take no room.
 const maxHoles = 1 << 30
+
+const block = 512 // of Stat_t.Blocks
+
+func tooSparse(name string) error {
+	return fmt.Errorf("with %q the holes of sparse files have more than %d bytes, which an archive would have as zeros; remove the file, or give it a volume: %w", name, int64(maxHoles), fault.Precondition)
+}
 
 // copyFile copies size bytes, unless ctx ends.
 func copyFile(ctx context.Context, to io.Writer, from io.Reader, size int64) error {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -14,29 +15,45 @@ import (
 // PodNames explains in help texts how a command line names a pod.
 const PodNames = "POD is a pod's name, with or without its namespace (NAMESPACE/NAME), or the beginning of its id"
 
-// FindContainer returns the id of the newest container with this name in a pod. An empty
-// name means the only container.
-func FindContainer(ctx context.Context, server Server, pod, container string) (string, error) {
+// FindPods returns the pods that a command line names, which have one name and differ in their
+// attempts, the latest first.
+func FindPods(ctx context.Context, server Server, pod string) ([]*cri.PodSandbox, error) {
 	pods, err := server.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	names := map[string]bool{} // of pods
-	ids := map[string]bool{}
+	names := map[string]bool{}
+	var found []*cri.PodSandbox
 	for _, p := range pods.Items {
 		full := PodName(p.GetMetadata())
 		if pod == full || pod == p.GetMetadata().GetName() || strings.HasPrefix(p.Id, pod) {
-			names[full], ids[p.Id] = true, true
+			names[full] = true
+			found = append(found, p)
 		}
 	}
 	if len(names) != 1 {
-		return "", choice("pod", pod, names)
+		return nil, choice("pod", pod, names)
+	}
+	slices.SortFunc(found, func(a, b *cri.PodSandbox) int { return cmp.Compare(b.CreatedAt, a.CreatedAt) })
+	return found, nil
+}
+
+// FindContainer returns the id of the newest container with this name in a pod. An empty
+// name means the only container.
+func FindContainer(ctx context.Context, server Server, pod, container string) (string, error) {
+	pods, err := FindPods(ctx, server, pod)
+	if err != nil {
+		return "", err
+	}
+	ids := map[string]bool{}
+	for _, p := range pods {
+		ids[p.Id] = true
 	}
 	all, err := server.ListContainers(ctx, &cri.ListContainersRequest{})
 	if err != nil {
 		return "", err
 	}
-	names = map[string]bool{} // of containers
+	names := map[string]bool{}
 	var newest *cri.Container
 	for _, c := range all.Containers {
 		name := c.GetMetadata().GetName()

@@ -16,6 +16,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/cmd/crius/cli"
+	engine "github.com/crius-run/crius/pod"
 )
 
 // PodsCommand is crius pods.
@@ -130,6 +131,8 @@ type container struct {
 	Exit    *exit     `json:"exit,omitempty"`
 	Created time.Time `json:"createdAt"`
 	Image   string    `json:"image"`
+
+	Checkpointing bool `json:"checkpointing,omitempty"`
 }
 
 // exit is how a container ended.
@@ -151,6 +154,7 @@ func containers(ctx context.Context, server cli.Server, all bool) ([]container, 
 	if err != nil {
 		return nil, err
 	}
+	checkpoints := cli.Checkpoints(ctx, server)
 	list := []container{}
 	for _, c := range resp.Containers {
 		if !all && c.State != cri.ContainerState_CONTAINER_RUNNING {
@@ -168,6 +172,7 @@ func containers(ctx context.Context, server cli.Server, all bool) ([]container, 
 			}
 			one.Exit = &exit{status.Status.GetExitCode(), status.Status.GetReason()}
 		}
+		one.Checkpointing = slices.ContainsFunc(checkpoints, func(d engine.Checkpointing) bool { return d.ID == c.Id })
 		list = append(list, one)
 	}
 	slices.SortFunc(list, func(a, b container) int {
@@ -179,6 +184,8 @@ func containers(ctx context.Context, server cli.Server, all bool) ([]container, 
 // state is the state with the exit code, and with a reason that says more than that.
 func (c container) state() string {
 	switch {
+	case c.Checkpointing:
+		return c.State + ", being checkpointed"
 	case c.Exit == nil:
 		return c.State
 	case c.Exit.Reason == "" || c.Exit.Reason == "Completed" || c.Exit.Reason == "Error":

@@ -60,6 +60,10 @@ func (node) ContainerStatus(_ context.Context, r *cri.ContainerStatusRequest) (*
 	return &cri.ContainerStatusResponse{Status: &cri.ContainerStatus{ExitCode: 137, Reason: "OOMKilled"}}, nil
 }
 
+func (node) Status(context.Context, *cri.StatusRequest) (*cri.StatusResponse, error) {
+	return &cri.StatusResponse{Info: map[string]string{"server": `{"checkpoints": [{"id": "c2", "podId": "p1"}]}`}}, nil
+}
+
 func run(t *testing.T, command func(cli.Load) *cobra.Command, args ...string) string {
 	t.Helper()
 	var out strings.Builder
@@ -91,12 +95,12 @@ func TestPods(t *testing.T) {
 func TestContainers(t *testing.T) {
 	t.Parallel()
 	const heading = "POD CONTAINER ID STATE AGE IMAGE\n"
-	if got, want := run(t, ContainersCommand), heading+"default/web main c2 running 1h r.test/a:1\n"; got != want {
+	if got, want := run(t, ContainersCommand), heading+"default/web main c2 running, being checkpointed 1h r.test/a:1\n"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	want := heading +
 		"default/web init c3 exited 0 2h r.test/a:1\n" +
-		"default/web main c2 running 1h r.test/a:1\n" +
+		"default/web main c2 running, being checkpointed 1h r.test/a:1\n" +
 		"default/web main c1 exited 137, OOMKilled 2h r.test/a:1\n" +
 		"default/web next c4 created 1h r.test/a:1\n"
 	if got := run(t, ContainersCommand, "--all"); got != want {

@@ -3,13 +3,11 @@ package pulls
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"time"
 
 	"github.com/spf13/cobra"
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/storage/pull/progress"
@@ -61,15 +59,9 @@ func Command(load cli.Load) *cobra.Command {
 
 // active returns the pulls in the server's verbose status.
 func active(ctx context.Context, server cli.Server) ([]progress.Pull, error) {
-	status, err := server.Status(ctx, &cri.StatusRequest{Verbose: true})
-	if err != nil {
-		return nil, err
-	}
 	var vitals struct{ Pulls []progress.Pull }
-	if err := json.Unmarshal([]byte(status.Info["server"]), &vitals); err != nil {
-		return nil, fmt.Errorf("the server's status cannot be parsed (is it another runtime, or older than this client?): %w", err)
-	}
-	return vitals.Pulls, nil
+	err := cli.Vitals(ctx, server, &vitals)
+	return vitals.Pulls, err
 }
 
 // writeLines writes a line for each pull, with its average rate since it began.

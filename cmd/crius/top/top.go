@@ -14,6 +14,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/cmd/crius/cli"
+	"github.com/crius-run/crius/pod"
 )
 
 // period is the time over which CPU use is averaged.
@@ -27,7 +28,8 @@ func Command(load cli.Load) *cobra.Command {
 		Use:   "top",
 		Short: "Show the pods that use the most CPU and memory",
 		Long: "List the running pods by what they use: CPU, averaged over a second, in CPUs (0.5 is half a CPU); " +
-			"memory without the page cache that can be reclaimed at once (the working set, by which the kubelet evicts); and processes and threads.",
+			"memory without the page cache that can be reclaimed at once (the working set, by which the kubelet evicts); and processes and threads. " +
+			"A pod that is being checkpointed is marked: its containers are frozen.",
 		Args: cli.Operands,
 	}
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "refresh every second until interrupted")
@@ -51,6 +53,7 @@ func Command(load cli.Load) *cobra.Command {
 					break
 				}
 				list := compare(before, now)
+				mark(list, cli.Checkpoints(ctx, server))
 				slices.SortFunc(list, order.compare)
 				err = format.Print(out, list, func(w io.Writer) { cli.Table(w, func(w io.Writer) { write(w, list) }) })
 				if !watch {
@@ -74,6 +77,8 @@ type use struct {
 	CPUs      *float64 `json:"cpus"`
 	Memory    *uint64  `json:"memoryBytes"`
 	Processes *uint64  `json:"processes"`
+
+	Checkpointing bool `json:"checkpointing,omitempty"` // of a container at least, which is frozen
 }
 
 func measure(ctx context.Context, server cli.Server) ([]*cri.PodSandboxStats, error) {
@@ -128,8 +133,24 @@ func write(w io.Writer, list []use) {
 			known(u.CPUs, func(v float64) string { return fmt.Sprintf("%.2f", v) }),
 			known(u.Memory, func(v uint64) string { return cli.MiB(v) }),
 			known(u.Processes, func(v uint64) string { return fmt.Sprint(v) }),
-			cli.Printable(u.Pod))
+			cli.Printable(u.Pod)+u.state())
 	}
+}
+
+// mark marks the pods that are being checkpointed: frozen processes use no CPU.
+func mark(list []use, checkpoints []pod.Checkpointing) {
+	for _, c := range checkpoints {
+		for i := range list {
+			list[i].Checkpointing = list[i].Checkpointing || list[i].ID == c.PodID
+		}
+	}
+}
+
+func (u use) state() string {
+	if u.Checkpointing {
+		return " (being checkpointed)"
+	}
+	return ""
 }
 
 func known[T any](v *T, text func(T) string) string {

@@ -47,6 +47,10 @@ func (s *server) ListPodSandboxStats(context.Context, *cri.ListPodSandboxStatsRe
 	return &cri.ListPodSandboxStatsResponse{Stats: list}, nil
 }
 
+func (s *server) Status(context.Context, *cri.StatusRequest) (*cri.StatusResponse, error) {
+	return &cri.StatusResponse{Info: map[string]string{"server": `{"checkpoints": [{"id": "c1", "podId": "idle"}, {"id": "c2", "podId": "other"}]}`}}, nil
+}
+
 func run(ctx context.Context, socket string, out io.Writer, args ...string) error {
 	cmd := Command(func(*cobra.Command) (*config.Loaded, error) {
 		cfg := config.Default()
@@ -63,10 +67,10 @@ func TestTop(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
 		"": "CPU MEMORY PROCESSES POD|2.00 8.0 MiB 3 default/busy|" + `0.50 16.0 MiB 3 default/odd\x1b[2J|` +
-			"0.50 8.0 MiB 3 default/half|0.00 64.0 MiB 3 default/idle|- 1.0 MiB 3 default/new|",
-		"--sort memory": `CPU MEMORY PROCESSES POD|0.00 64.0 MiB 3 default/idle|0.50 16.0 MiB 3 default/odd\x1b[2J|` +
+			"0.50 8.0 MiB 3 default/half|0.00 64.0 MiB 3 default/idle (being checkpointed)|- 1.0 MiB 3 default/new|",
+		"--sort memory": `CPU MEMORY PROCESSES POD|0.00 64.0 MiB 3 default/idle (being checkpointed)|0.50 16.0 MiB 3 default/odd\x1b[2J|` +
 			"2.00 8.0 MiB 3 default/busy|0.50 8.0 MiB 3 default/half|- 1.0 MiB 3 default/new|",
-		"--sort name": "CPU MEMORY PROCESSES POD|2.00 8.0 MiB 3 default/busy|0.50 8.0 MiB 3 default/half|0.00 64.0 MiB 3 default/idle|" +
+		"--sort name": "CPU MEMORY PROCESSES POD|2.00 8.0 MiB 3 default/busy|0.50 8.0 MiB 3 default/half|0.00 64.0 MiB 3 default/idle (being checkpointed)|" +
 			"- 1.0 MiB 3 default/new|" + `0.50 16.0 MiB 3 default/odd\x1b[2J|`,
 	} {
 		t.Run("top "+args, func(t *testing.T) {

@@ -1,0 +1,161 @@
+// Package checkpoint writes checkpoints of containers and pods.
+package checkpoint
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/cmd/crius/cli"
+)
+
+// timeLimit is the default of --timeout.
+const timeLimit = 10 * time.Minute
+
+// Command is crius checkpoint.
+func Command(load cli.Load) *cobra.Command {
+	var output string
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "checkpoint POD [CONTAINER]",
+		Short: "Write a running container or pod to files",
+		Long: "Have the running server write a running container, with its memory, to a new archive, or without CONTAINER all running containers of a pod, " +
+			"as they are at one moment, to an empty directory, and print its path. " + cli.PodNames +
+			". The containers are frozen meanwhile and continue afterwards. The files have all secrets of the processes. " +
+			"Standard error shows what the server does: on a terminal continuously, else a line for each step. " +
+			"If crius is interrupted, the server continues until the time limit.",
+		Args:              cli.Operands,
+		ValidArgsFunction: cli.CompleteContainer(load),
+	}
+	cmd.Flags().StringVar(&output, "output", "", "`path` of the archive, which must not exist, or of the pod's directory, which is created if it does not exist (default: a name made of the pod's and the time, in the current directory)")
+	cmd.Flags().DurationVar(&timeout, "timeout", timeLimit, "time limit; when it is exceeded, nothing is written")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if timeout < time.Second {
+			return cli.UsageError{Err: fmt.Errorf("--timeout is %s: give a second or more", timeout), Command: cmd.CommandPath()}
+		}
+		loaded, err := load(cmd)
+		if err != nil {
+			return err
+		}
+		return cli.Ask(cmd.Context(), loaded.Config.API.Listen, func(ctx context.Context, server cli.Server) error {
+			w := writer{server, output, timeout, cmd.ErrOrStderr()}
+			write := w.pod
+			if len(args) == 2 {
+				write = func(ctx context.Context, pod string) (string, error) { return w.container(ctx, pod, args[1]) }
+			}
+			path, err := write(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), path)
+			return err
+		})
+	}
+	return cmd
+}
+
+// writer has the server write a checkpoint.
+type writer struct {
+	server   cli.Server
+	output   string // empty: a name in the current directory
+	timeout  time.Duration
+	progress io.Writer
+}
+
+// container returns the path of the archive.
+func (w writer) container(ctx context.Context, pod, name string) (string, error) {
+	pods, err := cli.FindPods(ctx, w.server, pod)
+	if err != nil {
+		return "", err
+	}
+	id, err := cli.FindContainer(ctx, w.server, pod, name)
+	if err != nil {
+		return "", err
+	}
+	path, err := w.path(pods[0].GetMetadata(), "-"+name, ".tar")
+	if err != nil {
+		return "", err
+	}
+	return path, w.watched(ctx, id, func(ctx context.Context) error {
+		_, err := w.server.CheckpointContainer(ctx, &cri.CheckpointContainerRequest{ContainerId: id, Location: path, Timeout: int64(w.timeout.Seconds())})
+		return err
+	})
+}
+
+// pod returns the path of the directory.
+func (w writer) pod(ctx context.Context, name string) (string, error) {
+	pods, err := cli.FindPods(ctx, w.server, name)
+	if err != nil {
+		return "", err
+	}
+	pod := pods[0]
+	all, err := w.server.ListContainers(ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{PodSandboxId: pod.Id}})
+	if err != nil {
+		return "", err
+	}
+	var ids []string
+	for _, c := range all.Containers {
+		if c.PodSandboxId == pod.Id && c.State == cri.ContainerState_CONTAINER_RUNNING {
+			ids = append(ids, c.Id)
+		}
+	}
+	if len(ids) == 0 {
+		return "", fmt.Errorf("no container of pod %s is running", cli.Printable(cli.PodName(pod.GetMetadata())))
+	}
+	path, err := w.path(pod.GetMetadata(), "", "")
+	if err != nil {
+		return "", err
+	}
+	err = os.Mkdir(path, 0o700)
+	made := err == nil
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
+	err = w.watched(ctx, pod.Id, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, w.timeout)
+		defer cancel()
+		_, err := w.server.CheckpointPod(ctx, &cri.CheckpointPodRequest{PodSandboxId: pod.Id, OutputPath: path, ContainerIds: ids})
+		return err
+	})
+	if err != nil && made && ctx.Err() == nil {
+		_ = os.Remove(path) // which does nothing if it has files
+	}
+	return path, err
+}
+
+// path returns the absolute path of what is to be written.
+func (w writer) path(pod *cri.PodSandboxMetadata, container, suffix string) (string, error) {
+	name := fmt.Sprintf("checkpoint-%s_%s%s-%s%s", pod.GetName(), pod.GetNamespace(), container, time.Now().UTC().Format("20060102T150405Z"), suffix)
+	path := cmp.Or(w.output, strings.ReplaceAll(name, "/", "_"))
+	if strings.HasSuffix(path, "/") && suffix != "" {
+		return "", fmt.Errorf("--output is %q: give the path of a file that does not exist", path)
+	}
+	return filepath.Abs(path)
+}
+
+// watched shows the progress of the checkpoint of an object while write has the server write it.
+func (w writer) watched(ctx context.Context, id string, write func(context.Context) error) error {
+	watching, end := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		watch(watching, w.server, id, w.progress)
+	}()
+	err := write(ctx)
+	end()
+	<-watched
+	if ctx.Err() != nil {
+		return errors.New("interrupted; the server continues until the time limit, and crius status shows it")
+	}
+	return err
+}

@@ -1,0 +1,39 @@
+package metrics
+
+import (
+	"context"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/pod"
+)
+
+// isCheckpoint reports whether the failures of an operation are counted as those of checkpoints.
+func isCheckpoint(operation string) bool {
+	return operation == "checkpoint" || operation == "checkpoint pod"
+}
+
+// checkpointReasons are in order of precedence, as pullReasons.
+var checkpointReasons = []reason{
+	{"unsupported", fault.Unimplemented},
+	{"disk full", fault.Exhausted},
+	{"timeout", fault.Timeout},
+	{"timeout", context.DeadlineExceeded},
+	{"exists", fault.Exists},
+	{"precondition", fault.Precondition},
+	{"unavailable", fault.Unavailable},
+	{"not found", fault.NotFound},
+	{"invalid", fault.Invalid},
+	{"cancelled", context.Canceled},
+}
+
+var (
+	checkpointBytes = describe("crius_checkpoint_bytes_total", "Bytes of containers in complete checkpoints.")
+	frozen          = describe("crius_checkpoint_frozen_seconds", "Time for which containers were frozen by checkpoints, complete or not.")
+)
+
+func collectCheckpoints(out chan<- prometheus.Metric, c pod.CheckpointCounts) {
+	out <- prometheus.MustNewConstMetric(checkpointBytes, prometheus.CounterValue, float64(c.Bytes))
+	out <- prometheus.MustNewConstHistogram(frozen, c.Times, c.Sum.Seconds(), c.Within)
+}
