@@ -99,7 +99,7 @@ func build(ctx context.Context) (p programs, err error) {
 	}
 	p.handlers = fmt.Sprintf("[runtime.handlers.%s]\ntype = \"shim\"\npath = %q\n[runtime.handlers.%s]\npath = %q\noptions = [\"--kata-config={{.Path \"kata\"}}\"]\n",
 		kataShim, shim, kataCLI, runtime)
-	if p.criu, err = tools.Criu(ctx); err != nil {
+	if p.criu, err = tools.Criu(ctx); err != nil && !errors.Is(err, tools.ErrNoCriu) {
 		return p, err
 	}
 	p.server, err = tools.PointsServer(ctx, race.Enabled)

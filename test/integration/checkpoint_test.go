@@ -27,8 +27,14 @@ import (
 // without.
 var dumping = scene.Commons{Prepare: withCriu}
 
+// errCriu is why there is no criu, if Debian's archives cannot be reached; set by withCriu.
+var errCriu error
+
 func withCriu(ctx context.Context) (node.Options, error) {
 	criu, err := tools.Criu(ctx)
+	if errors.Is(err, tools.ErrNoCriu) {
+		criu, err, errCriu = "/nonexistent/criu", nil, err
+	}
 	return node.Options{Config: fmt.Sprintf(`[runtime]
 criu = %q
 [runtime.handlers.runc]
@@ -39,9 +45,25 @@ default_annotations = ["org.criu.config=/nowhere"]
 `, criu)}, err
 }
 
-func dumps(t *testing.T) *world {
+// dumps returns such a node, or false without criu: then it has tested instead that checkpoints are refused.
+func dumps(t *testing.T) (_ *world, ok bool) {
 	t.Helper()
-	return known(dumping.World(t))
+	w := known(dumping.World(t))
+	if errCriu == nil {
+		return w, true
+	}
+	t.Logf("only the refusal is tested: %v", errCriu)
+	p, out := w.run(t, "runc"), w.dir(t)
+	c := p.start(t, "lines 1000000000 20ms")
+	c.says(t, "line 1")
+	wantCode(t, c.checkpoint(t.Context(), filepath.Join(out, "x.tar")), codes.Unimplemented, "checkpoint/restore requires at least CRIU")
+	ctx, cancel := context.WithTimeout(t.Context(), wait.Limit)
+	defer cancel()
+	_, err := w.Runtime().CheckpointPod(ctx, &cri.CheckpointPodRequest{PodSandboxId: p.id, OutputPath: out, ContainerIds: []string{c.id}})
+	wantCode(t, err, codes.Unimplemented, "checkpoint/restore requires at least CRIU")
+	empty(t, out)
+	c.goesOnCounting(t)
+	return w, false
 }
 
 func (c *container) checkpoint(ctx context.Context, location string) error {
@@ -102,7 +124,10 @@ func names(t *testing.T, dir string) (all []string) {
 // does not notice it, and can be checkpointed again and again.
 func TestCheckpointContainer(t *testing.T) {
 	t.Parallel()
-	w := dumps(t)
+	w, ok := dumps(t)
+	if !ok {
+		return
+	}
 	out, outside := w.dir(t), w.dir(t)
 	script, options := filepath.Join(outside, "script"), filepath.Join(outside, "options")
 	program(t, script, "touch "+script+".ran\n")
@@ -150,7 +175,10 @@ func TestCheckpointContainer(t *testing.T) {
 // All containers of a pod are written down as they are at one moment.
 func TestCheckpointPod(t *testing.T) {
 	t.Parallel()
-	w := dumps(t)
+	w, ok := dumps(t)
+	if !ok {
+		return
+	}
 	p, out := w.run(t, "runc"), w.dir(t)
 	var ids []string
 	var all []*container
@@ -219,7 +247,10 @@ func TestCheckpointPod(t *testing.T) {
 // Nothing of the node is overwritten, and nothing is left of a checkpoint that fails.
 func TestCheckpointLocations(t *testing.T) {
 	t.Parallel()
-	w := dumps(t)
+	w, ok := dumps(t)
+	if !ok {
+		return
+	}
 	p, out := w.run(t, "runc"), w.dir(t)
 	c := p.start(t, "lines 1000000000 20ms")
 	c.says(t, "line 1")
@@ -246,7 +277,11 @@ func TestCheckpointLocations(t *testing.T) {
 		filepath.Join(small, "file.tar"):          codes.ResourceExhausted,
 	} {
 		t.Logf("location %q", location)
-		wantCode(t, c.checkpoint(t.Context(), location), code)
+		words := ""
+		if code == codes.ResourceExhausted { // before the container is frozen
+			words = "no space for the checkpoint"
+		}
+		wantCode(t, c.checkpoint(t.Context(), location), code, words)
 	}
 	equal(t, "files", strings.Join(names(t, out), " "), strings.Join(before, " "))
 	equal(t, "files on the full disk", strings.Join(names(t, small), " "), "ballast")
@@ -256,11 +291,41 @@ func TestCheckpointLocations(t *testing.T) {
 	c.goesOnCounting(t)
 }
 
+// crius checkpoint is for people on the node: it prints the path of what has been written.
+func TestCheckpointCommand(t *testing.T) {
+	t.Parallel()
+	w, ok := dumps(t)
+	if !ok {
+		return
+	}
+	p, out := w.run(t, "runc"), w.dir(t)
+	c := p.start(t, "lines 1000000000 20ms")
+	c.says(t, "line 1")
+	pod := p.config.Metadata.Namespace + "/" + p.config.Metadata.Name
+	archive, dir := filepath.Join(out, "x.tar"), filepath.Join(out, "pod")
+	code, said, errs := w.try(t, "", "checkpoint", pod, c.config.Metadata.Name, "--output", archive)
+	if code != 0 || said != archive+"\n" || len(members(t, archive)["spec.dump"]) == 0 {
+		t.Errorf("a container: exit code %d, %q, %q", code, said, errs)
+	}
+	code, said, errs = w.try(t, "", "checkpoint", pod, "--output", dir)
+	if code != 0 || said != dir+"\n" || !slices.Contains(names(t, dir), checkpoint.Manifest) {
+		t.Errorf("a pod: exit code %d, %q, %q", code, said, errs)
+	}
+	code, said, errs = w.try(t, "", "checkpoint", pod, c.config.Metadata.Name, "--output", archive)
+	if code != 1 || said != "" || !strings.Contains(errs, "exists already, choose another name") {
+		t.Errorf("again: exit code %d, %q, %q", code, said, errs)
+	}
+	c.goesOnCounting(t)
+	if n := w.metric(t, "crius_checkpoint_frozen_seconds_count"); n < 2 {
+		t.Errorf("containers were frozen %v times", n)
+	}
+}
+
 // A node without checkpoints says so in words that the kubelet's end-to-end tests know: with another
 // error they fail.
 func TestNodeWithoutCheckpoints(t *testing.T) {
 	t.Parallel()
-	w := dumps(t)
+	w := known(dumping.World(t))
 	c := w.run(t, "crun").start(t, "sleep") // Debian's was built without criu
 	out := w.dir(t)
 	wantCode(t, c.checkpoint(t.Context(), filepath.Join(out, "x.tar")), codes.Unimplemented, "checkpoint/restore requires at least CRIU", "crun")
@@ -270,7 +335,10 @@ func TestNodeWithoutCheckpoints(t *testing.T) {
 // What wants a container to end does not wait for its checkpoint.
 func TestStopDuringCheckpoint(t *testing.T) {
 	t.Parallel()
-	w := dumps(t)
+	w, ok := dumps(t)
+	if !ok {
+		return
+	}
 	for _, end := range []func(*container){
 		func(c *container) { c.stop(t, scene.LimitSeconds) },
 		func(c *container) { c.stop(t, 0) },
