@@ -53,10 +53,7 @@ func Open(ctx context.Context, cfg Options) (*Store, error) {
 	}
 	var locks owners
 	for _, root := range rootsOf(options).All() {
-		option := "image.root"
-		if root == options.ImageStore {
-			option = "image.imagestore"
-		}
+		option := optionOf(root, options)
 		lock, err := own(ctx, root, cfg)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("open image store %s: %w", root, withRemedy(err, option)), locks.Close())
@@ -70,6 +67,29 @@ func Open(ctx context.Context, cfg Options) (*Store, error) {
 		return nil, errors.Join(err, locks.Close())
 	}
 	return s, nil
+}
+
+// CheckOwner returns the *owner.TakenError with which Open would fail now, and creates nothing. The process
+// must not have the store open.
+func CheckOwner(cfg Options) error {
+	options, err := cfg.library()
+	if err != nil {
+		return nil //nolint:nilerr // Open reports it
+	}
+	for _, root := range rootsOf(options).All() {
+		if err := owner.Look(filepath.Join(root, ownerName), cfg.StateDir); err != nil {
+			return fmt.Errorf("open image store %s: %w", root, withRemedy(err, optionOf(root, options)))
+		}
+	}
+	return nil
+}
+
+// optionOf returns the option that names a directory of the store.
+func optionOf(root string, options types.StoreOptions) string {
+	if root == options.ImageStore {
+		return "image.imagestore"
+	}
+	return "image.root"
 }
 
 // owners are the locks on a store's directories.

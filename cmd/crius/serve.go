@@ -30,6 +30,7 @@ import (
 	"github.com/crius-run/crius/server/statuspage"
 	"github.com/crius-run/crius/server/stream"
 	"github.com/crius-run/crius/server/trail"
+	"github.com/crius-run/crius/storage"
 )
 
 // drainTime is how long a stopping server waits for calls in progress, and then again for
@@ -136,8 +137,15 @@ func shedInheritance(ctx context.Context) (left []string) {
 	return left
 }
 
-// occupyRoots locks the roots and lets SIGUSR1 save the stacks of goroutines there.
+// occupyRoots locks the roots and lets SIGUSR1 save the stacks of goroutines there. Where another crius
+// has one of them, it creates nothing.
 func occupyRoots(ctx context.Context, cfg config.Config) (leave func() error, err error) {
+	if err := pod.RunIsOurs(cfg.RunRoot, cfg.Root); err != nil {
+		return nil, err
+	}
+	if err := storage.CheckOwner(imageOptions(cfg)); err != nil {
+		return nil, err
+	}
 	unlock, err := lockRoots(ctx, cfg, pod.ForkTime)
 	if err != nil {
 		return nil, err

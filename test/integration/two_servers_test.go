@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -46,6 +47,11 @@ func TestSecondServerIsRefused(t *testing.T) {
 			for _, word := range append(words, w.StateRoot()) {
 				if !strings.Contains(said, word) {
 					t.Errorf("%s: %q does not say %q", when, said, word)
+				}
+			}
+			for _, name := range []string{"second", "second-run", "second-images", "second-imgrun"} {
+				if _, err := os.Lstat(w.Path(name)); !errors.Is(err, os.ErrNotExist) {
+					t.Errorf("%s: %s is left: %v", when, name, err)
 				}
 			}
 		}
