@@ -2,6 +2,7 @@ package incidents
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"testing"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/conmon"
@@ -148,7 +150,7 @@ var incidents = []incident{
 	{
 		name: "registry stalls", config: "[image]\nprogress_timeout = \"1s\"\n",
 		happen: func(t *testing.T, w *world) string {
-			w.Registry.Push("stalled", "1", small(t, "stalled"))
+			w.Registry.Push("stalled", "1", small(t, "stalled", 8000))
 			w.Registry.Inject(registry.Fault{Path: "/stalled/blobs/", Do: registry.Stall(10)})
 			t.Cleanup(w.Registry.Heal)
 			return w.pull(t, w.Registry.Addr()+"/stalled:1")
@@ -204,6 +206,15 @@ var incidents = []incident{
 			return w.pull(t, w.Registry.Addr()+"/probe:latest")
 		},
 		event: "without a policy no image is accepted", check: "no signature policy, images cannot be pulled", log: "without a policy no image is accepted",
+	},
+	{
+		name: "disk of the images is full",
+		happen: func(t *testing.T, w *world) string {
+			w.Registry.Push("large", "1", small(t, "large", 24<<20))
+			w.fill(t)
+			return w.pull(t, w.Registry.Addr()+"/large:1")
+		},
+		event: "free space in the image store", check: "MiB free at", log: "free space in the image store",
 	},
 	{
 		name: "image for another processor",
@@ -307,6 +318,24 @@ var incidents = []incident{
 		},
 		log: "configuration not reloaded, still using the old one",
 	},
+
+	{name: "server hangs", elsewhere: "the watchdog is systemd's", test: "cmd/crius/manager_test.go TestHungServerDoesNotNotifyTheWatchdog"},
+	{name: "cgroup driver systemd without systemd", elsewhere: "the machine may run systemd", test: "internal/cgroup/usable_test.go TestUsable"},
+	{name: "journald does not take output", elsewhere: "it needs a journal of its own", test: "conmon/monitor/journal_test.go TestJournalThatIsStuck"},
+}
+
+// What a test node cannot have is tested elsewhere.
+func TestIncidentsElsewhere(t *testing.T) {
+	t.Parallel()
+	for _, i := range incidents {
+		if i.elsewhere == "" {
+			continue
+		}
+		file, name, _ := strings.Cut(i.test, " ")
+		if text, err := os.ReadFile(filepath.Join("../..", file)); err != nil || !strings.Contains(string(text), "\nfunc "+name+"(") {
+			t.Errorf("%s: %s has no %s: %v", i.name, file, name, err)
+		}
+	}
 }
 
 func plugins(kind string) string {
@@ -329,10 +358,33 @@ func (w *world) plugin(t *testing.T, add, del string) (broken string) {
 	return broken
 }
 
-// small is an image with one file of its own.
-func small(t *testing.T, name string) *image.Artifact {
+// fill leaves one MiB on the disk of the images and of crius's state, until the end of the test.
+func (w *world) fill(t *testing.T) {
 	t.Helper()
-	layer, err := image.NewLayer(image.Text(name, strings.Repeat(name+"\n", 1000)))
+	var st unix.Statfs_t
+	if err := unix.Statfs(w.StateRoot(), &st); err != nil {
+		t.Fatal(err)
+	}
+	ballast := filepath.Join(filepath.Dir(w.StateRoot()), "ballast")
+	f, err := os.Create(ballast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.Remove(ballast); err != nil {
+			t.Error(err)
+		}
+	})
+	err = unix.Fallocate(int(f.Fd()), 0, 0, int64(st.Bavail)*st.Bsize-1<<20)
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// small is an image with one file of so many bytes.
+func small(t *testing.T, name string, bytes int) *image.Artifact {
+	t.Helper()
+	layer, err := image.NewLayer(image.Text(name, strings.Repeat(name+"\n", bytes/(len(name)+1))))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -64,3 +64,23 @@ func read(t *testing.T, path string) string {
 	}
 	return string(text)
 }
+
+// TestTablesAreWhole: an empty line ends a table, and the rows after it are shown as text.
+func TestTablesAreWhole(t *testing.T) {
+	t.Parallel()
+	heading := regexp.MustCompile(`^\|[ :|-]+\|$`)
+	sources(t, func(path, text string) {
+		if !strings.HasSuffix(path, ".md") {
+			return
+		}
+		lines := strings.Split(text, "\n")
+		code, before := false, ""
+		for i, line := range lines {
+			code = code != strings.HasPrefix(line, "```")
+			if !code && strings.HasPrefix(line, "|") && !strings.HasPrefix(before, "|") && (i+1 == len(lines) || !heading.MatchString(lines[i+1])) {
+				t.Errorf("%s:%d: a row without a table: %.60s", path, i+1, line)
+			}
+			before = line
+		}
+	})
+}
