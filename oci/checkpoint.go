@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -119,7 +120,18 @@ func (t *cliTask) MayCheckpoint(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read bundle: %w", err)
 	}
-	return checkCriuOptions(t.ref, spec)
+	return cmp.Or(checkCriuOptions(t.ref, spec), checkPIDNamespace(spec.Linux.Namespaces))
+}
+
+// checkPIDNamespace refuses a container that has no PID namespace of its own: criu dumps one only with its
+// first process, which is the pod's or the node's.
+func checkPIDNamespace(namespaces []specs.LinuxNamespace) error {
+	for _, n := range namespaces {
+		if n.Type == specs.PIDNamespace && n.Path == "" {
+			return nil
+		}
+	}
+	return fmt.Errorf("the container shares the PID namespace of its pod or of the node (shareProcessNamespace, hostPID), which criu cannot dump: only containers with a PID namespace of their own can be checkpointed: %w", fault.Precondition)
 }
 
 // checkpoints returns what a dump needs. Runtimes say by their help whether they know the verb: it

@@ -25,3 +25,22 @@ func TestCriuOptionsAreOurs(t *testing.T) {
 		}
 	}
 }
+
+func TestCheckpointNeedsOwnPIDNamespace(t *testing.T) {
+	t.Parallel()
+	of := func(kind specs.LinuxNamespaceType, path string) specs.LinuxNamespace {
+		return specs.LinuxNamespace{Type: kind, Path: path}
+	}
+	for _, c := range []struct {
+		namespaces []specs.LinuxNamespace
+		fits       bool
+	}{
+		{[]specs.LinuxNamespace{of(specs.IPCNamespace, "/ns/ipc"), of(specs.PIDNamespace, "")}, true},
+		{[]specs.LinuxNamespace{of(specs.PIDNamespace, "/proc/1/fd/3")}, false},
+		{[]specs.LinuxNamespace{of(specs.IPCNamespace, "")}, false},
+	} {
+		if err := checkPIDNamespace(c.namespaces); (err == nil) != c.fits || err != nil && !errors.Is(err, fault.Precondition) {
+			t.Errorf("%v: %v", c.namespaces, err)
+		}
+	}
+}

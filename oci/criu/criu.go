@@ -144,13 +144,25 @@ func parseVersion(said string) (version string, number int) {
 	return version, number
 }
 
-// firstError returns the first error in criu's output, which names the cause; those that follow
-// from it come later.
-func firstError(said string) string {
+// harmless are words of errors after which criu continues: without CAP_SYS_RESOURCE it cannot raise its
+// limit of open files.
+const harmless = "rlimit: Can't setup RLIMIT_NOFILE"
+
+// findError returns the first error in criu's output, which names the cause; those that follow
+// from it come later. Without one it is empty.
+func findError(said string) string {
 	for line := range strings.Lines(said) {
-		if i := strings.Index(line, "Error ("); i >= 0 {
+		if i := strings.Index(line, "Error ("); i >= 0 && !strings.Contains(line, harmless) {
 			return strings.TrimSpace(line[i:])
 		}
+	}
+	return ""
+}
+
+// firstError is findError, or the beginning of an output without an error.
+func firstError(said string) string {
+	if text := findError(said); text != "" {
+		return text
 	}
 	if len(said) > 200 {
 		said = said[:200]
@@ -191,10 +203,7 @@ func LogError(file string) (text string, full bool) {
 	head := make([]byte, 4<<20)
 	n, _ := f.Read(head)
 	said := string(head[:n])
-	if !strings.Contains(said, "Error (") {
-		return "", false
-	}
-	return firstError(said), strings.Contains(said, unix.ENOSPC.Error()) || strings.Contains(said, "No space left on device")
+	return findError(said), strings.Contains(said, unix.ENOSPC.Error()) || strings.Contains(said, "No space left on device")
 }
 
 // WriteOptions writes the options for a dump of a container to the file that Annotation names. With

@@ -100,3 +100,21 @@ func TestWriteOptions(t *testing.T) {
 		t.Errorf("the file behind the link is %q", text)
 	}
 }
+
+// The first error that ends criu is told: not what it complains of without a privilege, and goes on.
+func TestLogError(t *testing.T) {
+	t.Parallel()
+	const limit = "(00.0) Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted\n"
+	for text, want := range map[string]string{
+		"": "", limit: "", "(00.1) Warn  (x): y\n": "",
+		limit + "(00.2) Error (criu/namespaces.c:1117): Can't dump a pid namespace\n(00.3) Error (criu/cr-dump.c:1975): Dumping FAILED.\n": "Error (criu/namespaces.c:1117): Can't dump a pid namespace",
+	} {
+		file := filepath.Join(t.TempDir(), "dump.log")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, full := LogError(file); got != want || full {
+			t.Errorf("%q: %q, %t, want %q", text, got, full, want)
+		}
+	}
+}

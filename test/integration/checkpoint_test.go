@@ -321,6 +321,30 @@ func TestCheckpointCommand(t *testing.T) {
 	}
 }
 
+// criu dumps a PID namespace only with its first process: what shares that of its pod or of the node is
+// refused while it runs, and not by criu in the middle.
+func TestCheckpointInSharedPIDNamespace(t *testing.T) {
+	t.Parallel()
+	w, ok := dumps(t)
+	if !ok {
+		return
+	}
+	out := w.dir(t)
+	for _, mode := range []cri.NamespaceMode{cri.NamespaceMode_POD, cri.NamespaceMode_NODE} {
+		forPod, forContainer := pidMode(mode)
+		p := w.run(t, "runc", forPod)
+		c := p.start(t, "lines 1000000000 20ms", forContainer)
+		c.says(t, "line 1")
+		wantCode(t, c.checkpoint(t.Context(), filepath.Join(out, "x.tar")), codes.FailedPrecondition, "shares the PID namespace")
+		ctx, cancel := context.WithTimeout(t.Context(), wait.Limit)
+		defer cancel()
+		_, err := w.Runtime().CheckpointPod(ctx, &cri.CheckpointPodRequest{PodSandboxId: p.id, OutputPath: out, ContainerIds: []string{c.id}})
+		wantCode(t, err, codes.FailedPrecondition, "shares the PID namespace")
+		c.goesOnCounting(t)
+	}
+	empty(t, out)
+}
+
 // A node without checkpoints says so in words that the kubelet's end-to-end tests know: with another
 // error they fail.
 func TestNodeWithoutCheckpoints(t *testing.T) {
