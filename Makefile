@@ -73,7 +73,7 @@ conformance: ## Run critest with runc and with crun. HANDLER=crun, FOCUS=regexp:
 .PHONY: kubelet
 kubelet: setup ## Run real kubelets on crius; building them takes half an hour, once. KUBELET=v1.36.3 HANDLER=crun RUN=TestX: only those.
 	@export CRIUS_TEST_KUBELET='$(KUBELET)' CRIUS_TEST_KUBELET_HANDLER='$(HANDLER)'; \
-	go run ./test/prebuild crius probe kubelet && \
+	go run ./test/prebuild crius probe criu kubelet && \
 	CRIUS_TEST_PREBUILT=1 go run ./test/runner -v -tags $(TAGS),kubelet -run '$(RUN)' ./test/kubelet
 
 .PHONY: cluster

@@ -3,6 +3,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,6 +45,7 @@ type machine struct {
 	*scene.World
 	options
 	program string
+	criu    string // empty: the machine has none
 
 	mu     sync.Mutex
 	daemon *daemon.Daemon // the kubelet; nil before its first start
@@ -55,7 +57,13 @@ func newMachine(ctx context.Context, o options) (_ *machine, err error) {
 	if err != nil {
 		return nil, err
 	}
-	config := fmt.Sprintf("[runtime]\ndefault_handler = %q\n", o.handler)
+	criu, err := tools.Criu(ctx)
+	if errors.Is(err, tools.ErrNoCriu) {
+		fmt.Fprintln(os.Stderr, "of checkpoints only the refusals are tested:", err)
+	} else if err != nil {
+		return nil, err
+	}
+	config := fmt.Sprintf("[runtime]\ndefault_handler = %q\ncriu = %q\n", o.handler, cmp.Or(criu, "/nonexistent/criu"))
 	if o.facade {
 		config += "[api]\ncrio_socket = \"{{.Path \"crio\" \"crio.sock\"}}\"\n"
 	}
@@ -63,7 +71,7 @@ func newMachine(ctx context.Context, o options) (_ *machine, err error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &machine{World: w, options: o, program: program}
+	k := &machine{World: w, options: o, program: program, criu: criu}
 	if err := k.begin(ctx); err != nil {
 		return nil, errors.Join(err, k.stopKubelet(), k.Close())
 	}

@@ -6,6 +6,9 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -161,18 +164,45 @@ func TestImageGarbageCollection(t *testing.T) {
 	})
 }
 
-// The kubelet's checkpoint API reports why a node without criu has no checkpoints, in words that its
-// end-to-end tests know.
-func TestCheckpointIsRefused(t *testing.T) {
+// The kubelet's checkpoint API writes an archive, and the container continues. It reports why a node has no
+// checkpoints, since Debian's crun was built without criu, in words that its end-to-end tests know.
+func TestCheckpoint(t *testing.T) {
 	each(t, func(t *testing.T, k *machine) {
 		p := k.run(t, `
   containers: [{name: main, image: registry.test/probe}]
 `)
 		id := p.ready(t).of("main").ContainerID
-		_, err := k.ask(t.Context(), http.MethodPost, p.path("checkpoint", "main", nil))
-		if err == nil || !strings.Contains(err.Error(), "checkpoint/restore requires at least CRIU") {
+		said, err := k.ask(t.Context(), http.MethodPost, p.path("checkpoint", "main", nil))
+		if k.criu != "" && k.handler == "runc" {
+			k.wantArchive(t, said, err)
+		} else if err == nil || !strings.Contains(err.Error(), "checkpoint/restore requires at least CRIU") {
 			t.Errorf("the answer is %v", err)
 		}
 		equal(t, "the container afterwards", p.ready(t).of("main").ContainerID, id)
 	})
+}
+
+// wantArchive checks an answer of the checkpoint API, and removes the archive.
+func (k *machine) wantArchive(t *testing.T, said []byte, err error) {
+	t.Helper()
+	var answer struct{ Items []string }
+	if err == nil {
+		err = json.Unmarshal(said, &answer)
+	}
+	if err != nil || len(answer.Items) != 1 || filepath.Dir(answer.Items[0]) != k.Path("kubelet", "checkpoints") {
+		t.Fatalf("the answer is %s, %v", said, err)
+	}
+	archive := answer.Items[0]
+	info, err := os.Stat(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "mode", info.Mode(), 0o600)
+	names, err := exec.CommandContext(t.Context(), "tar", "-tf", archive).Output()
+	if err != nil || !strings.Contains(string(names), "checkpoint/inventory.img\n") || !strings.Contains(string(names), "spec.dump\n") {
+		t.Errorf("the archive has %s, %v", names, err)
+	}
+	if err := os.Remove(archive); err != nil {
+		t.Error(err)
+	}
 }
