@@ -32,7 +32,7 @@ type conf struct {
 // choose picks the network: in the alphabetical order of file names, as in
 // CRI-O and containerd, the first usable configuration, or the first with the
 // name Config.DefaultNetwork. It skips unusable files, and logs each once.
-func (n *Network) choose() (*conf, error) { return n.chooseIn(n.cfg.ConfDir) }
+func (n *Network) choose() (*conf, error) { return n.chooseIn(n.config().ConfDir) }
 
 // chooseIn is choose in another directory.
 func (n *Network) chooseIn(dir string) (*conf, error) {
@@ -51,7 +51,7 @@ func (n *Network) chooseIn(dir string) (*conf, error) {
 			broken[file] = err.Error()
 			continue
 		}
-		if n.cfg.DefaultNetwork == "" || list.Name == n.cfg.DefaultNetwork {
+		if n.config().DefaultNetwork == "" || list.Name == n.config().DefaultNetwork {
 			return &conf{file, list}, nil
 		}
 	}
@@ -60,8 +60,8 @@ func (n *Network) chooseIn(dir string) (*conf, error) {
 
 func (n *Network) missing(dir string, broken map[string]string) error {
 	text := fmt.Sprintf("no CNI network configuration in %s", dir)
-	if n.cfg.DefaultNetwork != "" {
-		text = fmt.Sprintf("no CNI configuration for network %q in %s", n.cfg.DefaultNetwork, dir)
+	if n.config().DefaultNetwork != "" {
+		text = fmt.Sprintf("no CNI configuration for network %q in %s", n.config().DefaultNetwork, dir)
 	}
 	text += ": install a network add-on, or put a *.conflist there"
 	for _, file := range slices.Sorted(maps.Keys(broken)) { // the same text each time, because it becomes a node condition

@@ -42,7 +42,7 @@ type Live struct {
 // for Collect, which ends within collectLimit.
 func (n *Network) Collect(ctx context.Context, dirs []string, live Live) error {
 	var lists []*libcni.NetworkConfigList
-	for _, dir := range slices.Concat([]string{n.cfg.ConfDir}, dirs) {
+	for _, dir := range slices.Concat([]string{n.config().ConfDir}, dirs) {
 		if chosen, err := n.chooseIn(dir); err == nil && collects(chosen.list) { // otherwise there is no network yet
 			lists = append(lists, chosen.list)
 		}
@@ -89,7 +89,7 @@ func (n *Network) collect(ctx context.Context, list *libcni.NetworkConfigList, a
 		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: id, IfName: link})
 	}
 	return trace.Do(ctx, "CNI GC", func(ctx context.Context) error {
-		return libcni.NewCNIConfigWithCacheDir(n.cfg.PluginDirs, noCache, &runner{}).GCNetworkList(ctx, list, args)
+		return libcni.NewCNIConfigWithCacheDir(n.config().PluginDirs, noCache, &runner{}).GCNetworkList(ctx, list, args)
 	})
 }
 

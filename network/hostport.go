@@ -29,7 +29,7 @@ const (
 // ownPorts reports whether crius forwards the host ports of a pod in the
 // network of list. If plugins did so as well they would be translated twice.
 func (n *Network) ownPorts(list *libcni.NetworkConfigList) bool {
-	switch n.cfg.HostPorts {
+	switch n.config().HostPorts {
 	case portsByCrius:
 		return true
 	case portsByCNI:

@@ -25,6 +25,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
@@ -44,7 +45,7 @@ const ifName = "eth0"
 
 // Network is the node's pod network.
 type Network struct {
-	cfg   Options
+	now   atomic.Pointer[Options]
 	ports *hostport.Table
 
 	mu         sync.Mutex
@@ -57,11 +58,24 @@ type Network struct {
 // New returns the network that cfg describes. It reads and runs nothing before
 // it is used.
 func New(cfg Options) *Network {
+	n := &Network{ports: hostport.New(), reported: map[string]string{}}
+	n.use(cfg)
+	return n
+}
+
+// Configure replaces the configuration for what begins from now on.
+func (n *Network) Configure(cfg Config) {
+	n.use(Options{Config: cfg, PodCIDRFile: n.config().PodCIDRFile})
+}
+
+func (n *Network) use(cfg Options) {
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = DefaultConfig().Timeout
 	}
-	return &Network{cfg: cfg, ports: hostport.New(), reported: map[string]string{}}
+	n.now.Store(&cfg)
 }
+
+func (n *Network) config() *Options { return n.now.Load() }
 
 // Pod is what the network needs to know about a pod.
 type Pod struct {
@@ -110,7 +124,7 @@ func (n *Network) Plan(p Pod) (*Attachment, error) {
 	if err != nil {
 		return nil, fmt.Errorf("plan pod network: %w", err)
 	}
-	chosen, err := n.chooseIn(cmp.Or(p.ConfDir, n.cfg.ConfDir))
+	chosen, err := n.chooseIn(cmp.Or(p.ConfDir, n.config().ConfDir))
 	if err != nil {
 		return nil, fmt.Errorf("plan pod network: %w", err)
 	}
@@ -215,7 +229,7 @@ func (n *Network) attach(ctx context.Context, p Pod, a *Attachment) (*Attachment
 	if err := n.ports.Claim(p.ID, a.HostPorts); err != nil {
 		return nil, err
 	}
-	ctx, cancel := limit(ctx, n.cfg.Timeout)
+	ctx, cancel := limit(ctx, n.config().Timeout)
 	defer cancel()
 	result, err := trace.Get(ctx, "CNI ADD", func(ctx context.Context) (types.Result, error) {
 		return n.cni(p).AddNetworkList(ctx, list, a.runtimeConf(p, p.NetNS))
@@ -225,7 +239,7 @@ func (n *Network) attach(ctx context.Context, p Pod, a *Attachment) (*Attachment
 	}
 	done := *a
 	done.NetNSInode = inode
-	if done.IPs, err = addressesOf(result, p.NetNS, a.Interface, n.cfg.PrimaryIP); err != nil {
+	if done.IPs, err = addressesOf(result, p.NetNS, a.Interface, n.config().PrimaryIP); err != nil {
 		return nil, err
 	}
 	if len(done.IPs) == 0 {
@@ -285,7 +299,7 @@ func (n *Network) detach(ctx context.Context, p Pod, a *Attachment) error {
 			return err
 		}
 	}
-	ctx, cancel := limit(ctx, n.cfg.Timeout)
+	ctx, cancel := limit(ctx, n.config().Timeout)
 	defer cancel()
 	return trace.Do(ctx, "CNI DEL", func(ctx context.Context) error {
 		return n.cni(p).DelNetworkList(ctx, list, a.runtimeConf(p, netNS))
@@ -348,7 +362,7 @@ func (a *Attachment) runtimeConf(p Pod, netNS string) *libcni.RuntimeConf {
 // Info returns information for people: the configuration in force, the
 // directories of plugins, and any problem.
 func (n *Network) Info() map[string]any {
-	info := map[string]any{"confDir": n.cfg.ConfDir, "pluginDirs": n.cfg.PluginDirs}
+	info := map[string]any{"confDir": n.config().ConfDir, "pluginDirs": n.config().PluginDirs}
 	if cidrs := n.announced(); len(cidrs) > 0 {
 		info["podCIDRs"] = cidrs
 	}
@@ -380,7 +394,7 @@ func (n *Network) Info() map[string]any {
 }
 
 func (n *Network) cni(p Pod) *libcni.CNIConfig {
-	return libcni.NewCNIConfigWithCacheDir(n.cfg.PluginDirs, p.CacheDir, &runner{})
+	return libcni.NewCNIConfigWithCacheDir(n.config().PluginDirs, p.CacheDir, &runner{})
 }
 
 func limit(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
@@ -400,7 +414,7 @@ func (n *Network) installed(list *libcni.NetworkConfigList) error {
 	slices.Sort(wanted)
 	var errs []error
 	for _, plugin := range slices.Compact(wanted) {
-		_, err := find(plugin, n.cfg.PluginDirs)
+		_, err := find(plugin, n.config().PluginDirs)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

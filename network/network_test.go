@@ -383,7 +383,7 @@ func TestWhoForwardsHostPortsIsSaid(t *testing.T) {
 		t.Errorf("network: %s", by)
 	}
 	n.cfg.HostPorts = portsByAuto
-	n.restart()
+	n.Configure(n.cfg.Config) // without a restart
 	if by := n.HostPortsBy(); !strings.HasPrefix(by, "crius forwards") {
 		t.Errorf("auto: %s", by)
 	}

@@ -41,17 +41,17 @@ func (n *Network) SetPodCIDR(cidr string) error {
 	if err != nil {
 		return fmt.Errorf("pod CIDR: %w", err)
 	}
-	if n.cfg.ConfTemplate != "" {
-		text, err := render(n.cfg.ConfTemplate, ranges)
+	if n.config().ConfTemplate != "" {
+		text, err := render(n.config().ConfTemplate, ranges)
 		if err != nil {
-			return fmt.Errorf("pod CIDR: template %s: %w", n.cfg.ConfTemplate, err)
+			return fmt.Errorf("pod CIDR: template %s: %w", n.config().ConfTemplate, err)
 		}
-		if err := replace(filepath.Join(n.cfg.ConfDir, rendered), text, 0o644); err != nil {
+		if err := replace(filepath.Join(n.config().ConfDir, rendered), text, 0o644); err != nil {
 			return fmt.Errorf("pod CIDR: %w", err)
 		}
 	}
-	if n.cfg.PodCIDRFile != "" {
-		if err := replace(n.cfg.PodCIDRFile, []byte(strings.Join(ranges.PodCIDRRanges, ",")), 0o600); err != nil {
+	if n.config().PodCIDRFile != "" {
+		if err := replace(n.config().PodCIDRFile, []byte(strings.Join(ranges.PodCIDRRanges, ",")), 0o600); err != nil {
 			return fmt.Errorf("pod CIDR: %w", err)
 		}
 	}
@@ -65,8 +65,8 @@ func (n *Network) SetPodCIDR(cidr string) error {
 func (n *Network) announced() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.podCIDRs == nil && n.cfg.PodCIDRFile != "" {
-		if text, err := slurp(n.cfg.PodCIDRFile); err == nil {
+	if n.podCIDRs == nil && n.config().PodCIDRFile != "" {
+		if text, err := slurp(n.config().PodCIDRFile); err == nil {
 			if ranges, err := parseRanges(string(text)); err == nil {
 				n.podCIDRs = ranges.PodCIDRRanges
 			}

@@ -40,7 +40,7 @@ func (n *Network) ready(ctx context.Context) error {
 	if err := n.installed(chosen.list); err != nil {
 		return fmt.Errorf("network %q of %s: %w", chosen.list.Name, chosen.file, err)
 	}
-	ctx, cancel := limit(ctx, min(statusLimit, n.cfg.Timeout))
+	ctx, cancel := limit(ctx, min(statusLimit, n.config().Timeout))
 	defer cancel()
 	if err := n.cni(Pod{}).GetStatusNetworkList(ctx, chosen.list); err != nil {
 		return fmt.Errorf("network %q of %s: CNI STATUS: %w: %w", chosen.list.Name, chosen.file, err, fault.Unavailable)
@@ -63,7 +63,7 @@ func (n *Network) Grace() error {
 	if !n.health.ready || n.health.err == nil {
 		return nil
 	}
-	return fmt.Errorf("pods cannot be given a network now; within network.ready_grace_period (%s) the node counts as ready: %w", n.cfg.ReadyGrace, n.health.err)
+	return fmt.Errorf("pods cannot be given a network now; within network.ready_grace_period (%s) the node counts as ready: %w", n.config().ReadyGrace, n.health.err)
 }
 
 // withGrace records the present state of the network, and returns the error to
@@ -85,9 +85,9 @@ func (n *Network) withGrace(ctx context.Context, err error) error {
 	if !before.ready {
 		return err
 	}
-	if now.Sub(n.health.since) < n.cfg.ReadyGrace {
+	if now.Sub(n.health.since) < n.config().ReadyGrace {
 		if before.err == nil {
-			slog.WarnContext(ctx, "network is not ready, NetworkReady stays true for the grace period", "grace", n.cfg.ReadyGrace, "err", err)
+			slog.WarnContext(ctx, "network is not ready, NetworkReady stays true for the grace period", "grace", n.config().ReadyGrace, "err", err)
 		}
 		n.health.ready = true
 		return nil

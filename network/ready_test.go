@@ -38,7 +38,7 @@ func TestReadyGrace(t *testing.T) {
 		step(time.Second, broken, nil)
 		step(50*time.Second, broken, nil)
 		step(time.Second, nil, nil)
-		n.cfg.ReadyGrace = 0
+		n.Configure(Config{}) // a reload without a grace period
 		step(time.Second, broken, broken)
 	})
 }

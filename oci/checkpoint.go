@@ -84,7 +84,7 @@ func checkCriuOptions(ref Ref, spec *specs.Spec) error {
 }
 
 // Criu returns the criu of this configuration.
-func (t *Table) Criu(ctx context.Context) (criu.Found, error) { return t.criu.Ready(ctx) }
+func (t *Table) Criu(ctx context.Context) (criu.Found, error) { return t.now.Load().criu.Ready(ctx) }
 
 // AnnotatedSpec returns the spec of a bundle with additional annotations.
 func AnnotatedSpec(bundle string, annotations map[string]string) (*specs.Spec, error) {

@@ -67,7 +67,8 @@ func (h *entry) configured() *entry { return h }
 // sameAs reports whether two handlers have the same configuration.
 func (h *entry) sameAs(other *entry) bool {
 	return reflect.DeepEqual(h.handler, other.handler) && reflect.DeepEqual(h.features, other.features) &&
-		h.systemd == other.systemd && h.monitorCgroup == other.monitorCgroup && h.log == other.log
+		h.systemd == other.systemd && h.monitorCgroup == other.monitorCgroup && h.log == other.log &&
+		h.attachWait == other.attachWait && h.criu == other.criu
 }
 
 // lastProbe returns what Probe found last; nil if it has found nothing yet.

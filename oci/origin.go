@@ -66,7 +66,7 @@ func (t *Table) bind(now *handlers, name string, origin Origin) (driver, error) 
 	if err != nil { // the runtime is asked instead
 		slog.Warn("features file of a runtime that still has pods cannot be read", "handler", name, "err", err)
 	}
-	r, err := t.driver(now.cfg, name, handler, known)
+	r, err := t.driver(now, name, handler, known)
 	if err != nil {
 		return nil, err
 	}

@@ -31,7 +31,6 @@ type Table struct {
 	monitor string
 	runDir  string
 	output  *capture.Budget // of the Execs of all handlers
-	criu    *criu.Program
 	now     atomic.Pointer[handlers]
 	version atomic.Uint64
 
@@ -44,6 +43,7 @@ type handlers struct {
 	byName      map[string]driver
 	backported  []string // CVEs
 	cfg         Config
+	criu        *criu.Program
 
 	mu    sync.Mutex
 	bound map[binding]driver // what pods keep
@@ -69,8 +69,8 @@ func NewTable(cfg Config, runDir string) (*Table, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Table{monitor: monitor, runDir: runDir, output: capture.NewBudget(maxOutputInSum), criu: criu.New(cfg.Criu)}
-	t.now.Store(&handlers{})
+	t := &Table{monitor: monitor, runDir: runDir, output: capture.NewBudget(maxOutputInSum)}
+	t.now.Store(&handlers{criu: criu.New(cfg.Criu)})
 	return t, t.reload(cfg, func(name string) bool { return name != cfg.DefaultHandler })
 }
 
@@ -87,10 +87,13 @@ func (t *Table) reload(cfg Config, mayRefuse func(name string) bool) error {
 	before := t.now.Load()
 	next := &handlers{
 		defaultName: cfg.DefaultHandler, byName: make(map[string]driver), backported: cfg.BackportedCVEs,
-		cfg: cfg, bound: make(map[binding]driver),
+		cfg: cfg, bound: make(map[binding]driver), criu: before.criu,
+	}
+	if cfg.Criu != before.cfg.Criu {
+		next.criu = criu.New(cfg.Criu)
 	}
 	for name, handler := range cfg.Handlers {
-		runtime, err := t.runtime(cfg, name, handler)
+		runtime, err := t.runtime(next, name, handler)
 		if err != nil && (runtime == nil || !mayRefuse(name)) {
 			return err
 		}
@@ -124,7 +127,7 @@ func DefaultRoot(runDir, handler string) string { return filepath.Join(runDir, "
 
 // runtime returns a handler of the configuration, also beside an error that concerns this handler
 // alone.
-func (t *Table) runtime(cfg Config, name string, handler Handler) (driver, error) {
+func (t *Table) runtime(h *handlers, name string, handler Handler) (driver, error) {
 	if handler.Type != "oci" && handler.Type != "shim" {
 		return nil, fmt.Errorf("runtime.handlers.%s.type is %q, use \"oci\" for an OCI runtime or \"shim\" for a containerd shim: %w",
 			name, handler.Type, fault.Invalid)
@@ -136,7 +139,7 @@ func (t *Table) runtime(cfg Config, name string, handler Handler) (driver, error
 	if unread != nil {
 		unread = fmt.Errorf("runtime.handlers.%s.features: %w", name, unread)
 	}
-	r, err := t.driver(cfg, name, handler, known)
+	r, err := t.driver(h, name, handler, known)
 	return r, errors.Join(unread, checkFiles(name, handler), err)
 }
 
@@ -157,8 +160,8 @@ func checkFiles(name string, handler Handler) (err error) {
 
 // driver makes a handler, also beside an error. known is the content of its features file, nil for
 // none.
-func (t *Table) driver(cfg Config, name string, handler Handler, known *features.Features) (driver, error) {
-	monitorCgroup := handler.MonitorCgroup
+func (t *Table) driver(of *handlers, name string, handler Handler, known *features.Features) (driver, error) {
+	cfg, monitorCgroup := of.cfg, handler.MonitorCgroup
 	if monitorCgroup == "" {
 		var err error
 		if monitorCgroup, err = resolveMonitorCgroup(cfg.MonitorCgroup); err != nil {
@@ -167,7 +170,7 @@ func (t *Table) driver(cfg Config, name string, handler Handler, known *features
 	}
 	h := &entry{
 		name: name, handler: handler, features: known, systemd: cfg.CgroupDriver == "systemd",
-		monitor: t.monitor, monitorCgroup: monitorCgroup, output: t.output, criu: t.criu,
+		monitor: t.monitor, monitorCgroup: monitorCgroup, output: t.output, criu: of.criu,
 		log: logs{cfg.LogRate, cfg.LogBurst, cfg.LogMaxSize, cfg.LogJournal}, attachWait: max(cfg.AttachWait, conmon.NoAttachWait),
 	}
 	if handler.Type == "oci" {

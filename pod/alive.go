@@ -39,7 +39,7 @@ func (s *Sandbox) lost() (lost, unseen []error) {
 	if now.Phase != records.Ready || s.ending.Err() != nil {
 		return nil, nil
 	}
-	return audit.Lost(records.Pod{PodPlan: s.plan, PodState: now.PodState}, now.infra, s.engine.planner.Boot)
+	return audit.Lost(records.Pod{PodPlan: s.plan, PodState: now.PodState}, now.infra, s.engine.planner().Boot)
 }
 
 // awaitSecondLook reports whether the second look may be taken: not while the server ends.

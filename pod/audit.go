@@ -15,7 +15,7 @@ func (e *Engine) newAuditor() *audit.Auditor {
 	return audit.New(audit.Sources{
 		StateDir: e.cfg.StateDir, RunDir: e.cfg.RunDir,
 		NamespacesDir: e.cfg.NamespacesDir, PinPrefix: blueprint.PinPrefix, CgroupPrefix: e.cfg.CgroupPrefix, Mark: e.mark,
-		Boot: e.planner.Boot, Node: known{e}, Records: e.records, Cleanups: e.cleanups, Checks: e.background,
+		Boot: e.planner().Boot, Node: known{e}, Records: e.records, Cleanups: e.cleanups, Checks: e.background,
 		Images: e.deps.Images, Network: e.deps.Network, Runtimes: e.deps.Runtimes,
 	})
 }
@@ -78,9 +78,9 @@ func (e *Engine) CgroupParents() []string {
 			parents = append(parents, filepath.Dir(name))
 		}
 	}
-	note(e.planner.Cgroup(nil, "", "0"))
+	note(e.planner().Cgroup(nil, "", "0"))
 	for _, pod := range e.sandboxes.All() {
-		note(e.planner.Cgroup(pod.plan.Config.M, "", "0"))
+		note(e.planner().Cgroup(pod.plan.Config.M, "", "0"))
 	}
 	return parents
 }

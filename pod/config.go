@@ -1,8 +1,10 @@
 package pod
 
 import (
+	"context"
 	"path/filepath"
 
+	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/lsm"
 	"github.com/crius-run/crius/oci/annotation"
 	"github.com/crius-run/crius/oci/classes"
@@ -15,30 +17,30 @@ import (
 
 // Config is the node's own policy for pods and containers.
 type Config struct {
-	NamespacesDir       string   `toml:"namespaces_dir" apply:"restart" form:"path" help:"parent of the netns, ipcns and utsns directories in which pod namespaces are pinned"`
-	CgroupParent        string   `toml:"cgroup_parent" apply:"restart" help:"parent cgroup of pods that request none; empty: /crius with cgroupfs, system.slice with systemd"`
-	PidsLimit           int64    `toml:"pids_limit" apply:"restart" help:"maximum number of processes in a container whose request sets no limit; 0: no limit"`
-	DefaultCapabilities []string `toml:"default_capabilities" apply:"restart" help:"default capabilities, to which a container's request adds and from which it drops"`
-	DefaultSysctls      []string `toml:"default_sysctls" apply:"restart" help:"sysctls (key=value) of pods that do not set them"`
-	UnprivilegedPorts   bool     `toml:"unprivileged_ports" apply:"restart" help:"let processes without capabilities bind ports below 1024 in the network of their pod: net.ipv4.ip_unprivileged_port_start=0 where neither the pod nor default_sysctls sets it"`
-	UnprivilegedPing    bool     `toml:"unprivileged_ping" apply:"restart" help:"let processes without capabilities send ping in the network of their pod: net.ipv4.ping_group_range=\"0 2147483647\" where neither the pod nor default_sysctls sets it"`
-	DefaultUlimits      []string `toml:"default_ulimits" apply:"restart" help:"resource limits (nofile=1024:4096) of every container"`
-	DefaultEnv          []string `toml:"default_env" apply:"restart" help:"environment (NAME=value) of every container, before the image's"`
-	AllowedDevices      []string `toml:"allowed_devices" apply:"restart" help:"host devices that a pod may request with the annotation devices.crio.io, if its handler allows that annotation"`
-	AdditionalDevices   []string `toml:"additional_devices" apply:"restart" help:"host devices (host:container:rwm) given to every container"`
+	NamespacesDir       string   `toml:"namespaces_dir" apply:"restart: the namespaces of running pods are pinned there" form:"path" help:"parent of the netns, ipcns and utsns directories in which pod namespaces are pinned"`
+	CgroupParent        string   `toml:"cgroup_parent" apply:"restart: the cgroups of running pods are found by it" help:"parent cgroup of pods that request none; empty: /crius with cgroupfs, system.slice with systemd"`
+	PidsLimit           int64    `toml:"pids_limit" apply:"reload" help:"maximum number of processes in a container whose request sets no limit; 0: no limit"`
+	DefaultCapabilities []string `toml:"default_capabilities" apply:"reload" help:"default capabilities, to which a container's request adds and from which it drops"`
+	DefaultSysctls      []string `toml:"default_sysctls" apply:"reload" help:"sysctls (key=value) of pods that do not set them"`
+	UnprivilegedPorts   bool     `toml:"unprivileged_ports" apply:"reload" help:"let processes without capabilities bind ports below 1024 in the network of their pod: net.ipv4.ip_unprivileged_port_start=0 where neither the pod nor default_sysctls sets it"`
+	UnprivilegedPing    bool     `toml:"unprivileged_ping" apply:"reload" help:"let processes without capabilities send ping in the network of their pod: net.ipv4.ping_group_range=\"0 2147483647\" where neither the pod nor default_sysctls sets it"`
+	DefaultUlimits      []string `toml:"default_ulimits" apply:"reload" help:"resource limits (nofile=1024:4096) of every container"`
+	DefaultEnv          []string `toml:"default_env" apply:"reload" help:"environment (NAME=value) of every container, before the image's"`
+	AllowedDevices      []string `toml:"allowed_devices" apply:"reload" help:"host devices that a pod may request with the annotation devices.crio.io, if its handler allows that annotation"`
+	AdditionalDevices   []string `toml:"additional_devices" apply:"reload" help:"host devices (host:container:rwm) given to every container"`
 	CDISpecDirs         []string `toml:"cdi_spec_dirs" apply:"reload" input:"yes" help:"directories of CDI specs (Container Device Interface); later directories take precedence"`
-	DeviceOwnership     bool     `toml:"device_ownership_from_security_context" apply:"restart" help:"give a container's devices to its run_as_user and run_as_group instead of leaving their owners as on the host"`
-	SeccompProfile      string   `toml:"seccomp_profile" apply:"restart" form:"path or empty" input:"yes" help:"JSON file that replaces the built-in RuntimeDefault seccomp profile"`
-	AppArmorProfile     string   `toml:"apparmor_profile" apply:"restart" help:"profile of AppArmor for RuntimeDefault; crius loads crius-default itself, any other profile must be loaded by you; empty: none"`
-	SELinux             bool     `toml:"selinux" apply:"restart" help:"isolate pods with SELinux, if the node has it: each pod gets its own MCS level"`
+	DeviceOwnership     bool     `toml:"device_ownership_from_security_context" apply:"reload" help:"give a container's devices to its run_as_user and run_as_group instead of leaving their owners as on the host"`
+	SeccompProfile      string   `toml:"seccomp_profile" apply:"reload" form:"path or empty" input:"yes" help:"JSON file that replaces the built-in RuntimeDefault seccomp profile"`
+	AppArmorProfile     string   `toml:"apparmor_profile" apply:"reload" help:"profile of AppArmor for RuntimeDefault; crius loads crius-default itself, any other profile must be loaded by you; empty: none"`
+	SELinux             bool     `toml:"selinux" apply:"restart: the labels of running pods are reserved at the start" help:"isolate pods with SELinux, if the node has it: each pod gets its own MCS level"`
 
-	HostNetworkDisablesSELinux bool `toml:"host_network_disables_selinux" apply:"restart" help:"do not confine hostNetwork pods with SELinux"`
+	HostNetworkDisablesSELinux bool `toml:"host_network_disables_selinux" apply:"restart: the labels of running pods are reserved at the start" help:"do not confine hostNetwork pods with SELinux"`
 
-	InfraCPUs string `toml:"infra_cpuset" apply:"restart" help:"CPUs of infra containers, such as 0-1,52-53, those that the kubelet reserves for the system; a workload's cpuset comes before it, and infra containers that hold a sandbox (gVisor, Kata) are not confined; empty: all"`
+	InfraCPUs string `toml:"infra_cpuset" apply:"reload" help:"CPUs of infra containers, such as 0-1,52-53, those that the kubelet reserves for the system; a workload's cpuset comes before it, and infra containers that hold a sandbox (gVisor, Kata) are not confined; empty: all"`
 
-	MountsFiles         []string `toml:"mounts_files" apply:"restart" form:"path" help:"files of directories and files (/SOURCE:/DESTINATION) of which every container gets copies, such as secrets and entitlements (containers-mounts.conf(5)); the first one that exists counts; empty: none"`
-	ReadOnly            bool     `toml:"read_only" apply:"restart" help:"make every container's root file system read-only"`
-	RejectMissingMounts []string `toml:"reject_missing_mounts" apply:"restart" help:"host paths that are never created for a mount: a container that mounts a missing one is refused"`
+	MountsFiles         []string `toml:"mounts_files" apply:"reload" form:"path" help:"files of directories and files (/SOURCE:/DESTINATION) of which every container gets copies, such as secrets and entitlements (containers-mounts.conf(5)); the first one that exists counts; empty: none"`
+	ReadOnly            bool     `toml:"read_only" apply:"reload" help:"make every container's root file system read-only"`
+	RejectMissingMounts []string `toml:"reject_missing_mounts" apply:"reload" help:"host paths that are never created for a mount: a container that mounts a missing one is refused"`
 	ShmSize             int64    `toml:"shm_size" apply:"reload" form:"positive" help:"size of a pod's /dev/shm in bytes"`
 }
 
@@ -75,16 +77,46 @@ type Options struct {
 	Workloads map[string]annotation.Workload
 }
 
-// Live are the options that an engine takes over while it runs. They are about pods and containers
-// that are made afterwards.
-type Live struct {
-	ShmSize     int64
-	CDISpecDirs []string
-	HookDirs    []string
+// policy is what an engine works by until the next reload. It never changes.
+type policy struct {
+	Options
+	planner *blueprint.Planner
 }
 
-// SetLive replaces these options.
-func (e *Engine) SetLive(live Live) { e.live.Store(&live) }
+// Prepare checks options that a reload has changed, and returns a function that has them take effect
+// for pods and containers made afterwards, which cannot fail. Options that need a restart must be as
+// they were.
+func (e *Engine) Prepare(ctx context.Context, cfg Options) (apply func(), err error) {
+	if err := e.classes.CheckBlockIO(cfg.Classes.BlockIOFile); err != nil {
+		return nil, err
+	}
+	planner := e.planner()
+	next, err := cfg.policy(ctx, planner.Boot, planner.Host, planner.Defaults.SELinux, e.paths.HostPaths)
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		e.classes.UseBlockIO(cfg.Classes.BlockIOFile)
+		e.now.Store(next)
+	}, nil
+}
+
+func (e *Engine) policy() *policy { return e.now.Load() }
+
+func (e *Engine) planner() *blueprint.Planner { return e.policy().planner }
+
+// policy returns the policy of a node with these options, and with what its defaults name.
+func (o *Options) policy(ctx context.Context, boot string, host spec.Host, selinux *spec.SELinux, paths *conmon.HostPaths) (*policy, error) {
+	defaults, err := o.defaults(ctx, paths)
+	if err != nil {
+		return nil, err
+	}
+	if host.AppArmor {
+		defaults.AppArmorProfile = loadedProfile(ctx, o.AppArmorProfile)
+	}
+	defaults.SELinux = selinux
+	return &policy{Options: *o, planner: o.planner(boot, host, defaults)}, nil
+}
 
 // DefaultConfig is what an empty configuration file means.
 func DefaultConfig() Config {

@@ -82,7 +82,7 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	if len(image.Files) > 0 {
 		return nil, fmt.Errorf("image %s is an OCI artifact, which has files and no program to run; mount it as an image volume: %w", cfg.GetImage().GetImage(), fault.Invalid)
 	}
-	plan, err := e.planner.Container(blueprint.ContainerRequest{
+	plan, err := e.planner().Container(blueprint.ContainerRequest{
 		ID: id, PodID: s.ID, Pod: &s.plan, Handler: s.runtime.Handler(), Config: cfg, Image: image, At: s.containerTime(cfg.GetMetadata()),
 		Labels: e.labels, Tuner: e.tuner,
 	})

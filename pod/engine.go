@@ -27,7 +27,6 @@ import (
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/oci/tuning"
 	"github.com/crius-run/crius/pod/audit"
-	"github.com/crius-run/crius/pod/blueprint"
 	"github.com/crius-run/crius/pod/hostpath"
 	"github.com/crius-run/crius/pod/label"
 	"github.com/crius-run/crius/pod/records"
@@ -39,10 +38,9 @@ import (
 // Engine is the node: all its pods and containers, and the verbs on them. Ids that its methods
 // take may be unique prefixes.
 type Engine struct {
-	cfg     Options
+	cfg     Options // at first; a reload changes those of policy
 	deps    Deps
-	planner *blueprint.Planner
-	live    atomic.Pointer[Live]
+	now     atomic.Pointer[policy]
 	paths   *hostpath.Paths
 	mark    string // of the ids of this server
 	status  *status.Node
@@ -116,15 +114,13 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read host facts: %w", err)
 	}
-	paths := &hostpath.Paths{HostPaths: &conmon.HostPaths{Monitor: cfg.PauseProgram}, Reject: cfg.RejectMissingMounts}
-	defaults, err := cfg.defaults(ctx, paths.HostPaths)
+	hostPaths := &conmon.HostPaths{Monitor: cfg.PauseProgram}
+	selinux, err := label.Policy(host, cfg.SELinux, !cfg.HostNetworkDisablesSELinux)
 	if err != nil {
 		return nil, err
 	}
-	if host.AppArmor {
-		defaults.AppArmorProfile = loadedProfile(ctx, cfg.AppArmorProfile)
-	}
-	if defaults.SELinux, err = label.Policy(host, cfg.SELinux, !cfg.HostNetworkDisablesSELinux); err != nil {
+	first, err := cfg.policy(ctx, boot, host, selinux, hostPaths)
+	if err != nil {
 		return nil, err
 	}
 	meters, err := cgroup.NewMeters()
@@ -138,12 +134,10 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 	e := &Engine{
 		cfg:        cfg,
 		deps:       deps,
-		planner:    cfg.planner(boot, host, defaults),
-		paths:      paths,
 		mark:       ids.Mark(cfg.StateDir),
 		meters:     meters,
 		classes:    groups,
-		labels:     label.New(defaults.SELinux, cfg.PauseProgram, cfg.StateDir),
+		labels:     label.New(selinux, cfg.PauseProgram, cfg.StateDir),
 		records:    records.At(cfg.StateDir),
 		sandboxes:  index.New[records.PodName, *Sandbox]("pod"),
 		containers: index.New[records.ContainerName, *Container]("container"),
@@ -153,7 +147,8 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 		background:  background.New(ctx),
 		recoverTime: recoverTime,
 	}
-	e.SetLive(Live{ShmSize: cfg.ShmSize, CDISpecDirs: cfg.CDISpecDirs, HookDirs: cfg.HookDirs})
+	e.now.Store(first)
+	e.paths = &hostpath.Paths{HostPaths: hostPaths, Reject: func() []string { return e.policy().RejectMissingMounts }}
 	e.pulling, e.endPulls = context.WithCancelCause(context.WithoutCancel(ctx))
 	e.cleanups = e.newCleanups()
 	deps.Trace.SetNames(e.names.of)

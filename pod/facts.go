@@ -30,7 +30,7 @@ func (s *Sandbox) specInput(ctx context.Context, asked annotation.Asked) (spec.I
 		return spec.Input{}, err
 	}
 	handler := s.runtime.Handler()
-	defaults, err := defaultsOf(handler, s.plan.Handler, s.engine.planner.Defaults)
+	defaults, err := defaultsOf(handler, s.plan.Handler, s.engine.planner().Defaults)
 	if err != nil {
 		return spec.Input{}, err
 	}
@@ -41,13 +41,13 @@ func (s *Sandbox) specInput(ctx context.Context, asked annotation.Asked) (spec.I
 	if infra := s.Now().infra; infra != nil && s.plan.Sandboxed {
 		facts.InfraPID = infra.PID()
 	}
-	return s.engine.planner.Spec(facts), nil
+	return s.engine.planner().Spec(facts), nil
 }
 
 // asked returns what the pod asks for by annotations, as far as the configuration allows it
 // now.
 func (s *Sandbox) asked() (annotation.Asked, error) {
-	return s.engine.planner.Asked(&s.plan, s.runtime.Handler())
+	return s.engine.planner().Asked(&s.plan, s.runtime.Handler())
 }
 
 // resolve finds out on the node what the container's spec depends on. The root file system must
@@ -94,7 +94,7 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	}
 	var cdiDirs []string
 	if len(cdiNames) > 0 {
-		cdiDirs = c.engine.live.Load().CDISpecDirs
+		cdiDirs = c.engine.policy().CDISpecDirs
 	}
 	if err := c.engine.paths.CheckDevices(ctx, wanted, cdiDirs...); err != nil {
 		return in, err

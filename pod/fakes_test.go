@@ -669,7 +669,7 @@ func (b *bench) unrecovered() *Engine {
 	}
 	e.recoverTime = b.recoverTime
 	if b.boot != "" {
-		e.planner.Boot, e.audit.Boot, e.tuner.Boot = b.boot, b.boot, b.boot
+		e.planner().Boot, e.audit.Boot, e.tuner.Boot = b.boot, b.boot, b.boot
 	}
 	b.Cleanup(func() { b.close(e) })
 	return e

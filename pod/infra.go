@@ -23,7 +23,7 @@ func (s *Sandbox) infraRef() oci.Ref {
 		ExitFile: filepath.Join(s.files.Dir, "infra-exit.json"),
 	}
 	if cfg := s.plan.Config.M; cfg != nil {
-		ref.CgroupPath, ref.Cgroup, _ = s.engine.planner.Cgroup(cfg, s.plan.CgroupPrefix, s.ID)
+		ref.CgroupPath, ref.Cgroup, _ = s.engine.planner().Cgroup(cfg, s.plan.CgroupPrefix, s.ID)
 	}
 	return ref
 }

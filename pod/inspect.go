@@ -41,7 +41,7 @@ func (e *Engine) Inspect(ctx context.Context) ([]audit.Finding, error) {
 			findings = append(findings, audit.Finding{Object: "container " + id, Wrong: "its pod " + rec.SandboxID + " has no record", Remedy: "remove it"})
 		}
 	}
-	e.deps.Network.Load(records.Attached(pods, e.planner.Boot))
+	e.deps.Network.Load(records.Attached(pods, e.planner().Boot))
 	found, err := e.audit.Verify(ctx, false)
 	return append(findings, found...), err
 }

@@ -47,7 +47,7 @@ func (r *recovery) noteOrigin(ctx context.Context, s *Sandbox) {
 // rootOf returns where the runtime keeps its state of a pod's containers: the root of the handler or,
 // if nothing of them is there, the default one. found is false if a container has its state elsewhere.
 func (r *recovery) rootOf(s *Sandbox, handler oci.Handler) (root string, found bool) {
-	if handler.Type == "shim" || s.plan.BootID != r.engine.planner.Boot { // has its own places; has no state any more
+	if handler.Type == "shim" || s.plan.BootID != r.engine.planner().Boot { // has its own places; has no state any more
 		return handler.Root, true
 	}
 	var alive, all []string

@@ -22,11 +22,11 @@ import (
 
 // askPluginsForUpdate asks plugins whether the pod may get these resources.
 func (s *Sandbox) askPluginsForUpdate(ctx context.Context, overhead, resources *cri.LinuxContainerResources) error {
-	o, err := spec.Resources(overhead, s.engine.planner.Host)
+	o, err := spec.Resources(overhead, s.engine.planner().Host)
 	if err != nil {
 		return err
 	}
-	r, err := spec.Resources(resources, s.engine.planner.Host)
+	r, err := spec.Resources(resources, s.engine.planner().Host)
 	if err != nil {
 		return err
 	}
@@ -44,7 +44,7 @@ func (c *Container) askPlugins(ctx context.Context, s *nri.Spec) error {
 		return err
 	}
 	if score := s.Process.OOMScoreAdj; score != nil {
-		*score = spec.OOMScoreAdj(int64(*score), c.engine.planner.Host)
+		*score = spec.OOMScoreAdj(int64(*score), c.engine.planner().Host)
 	}
 	limits := spec.Report(c.Now().Resources.M, set)
 	c.Change(func(now *liveContainer) { now.Resources.M, now.Annotations = limits, described.Annotations })
@@ -57,8 +57,8 @@ func (s *Sandbox) describe() *nri.Pod {
 	cfg := records.Pod{PodPlan: s.plan, PodState: now.PodState}.Current()
 	p := &nri.Pod{ID: s.ID, Handler: s.plan.Handler, Config: cfg}
 	// Invalid limits have been refused in the request.
-	p.Overhead, _ = spec.Resources(cfg.GetLinux().GetOverhead(), s.engine.planner.Host)
-	p.Resources, _ = spec.Resources(cfg.GetLinux().GetResources(), s.engine.planner.Host)
+	p.Overhead, _ = spec.Resources(cfg.GetLinux().GetOverhead(), s.engine.planner().Host)
+	p.Resources, _ = spec.Resources(cfg.GetLinux().GetResources(), s.engine.planner().Host)
 	if now.infra != nil {
 		p.PID = now.infra.PID()
 	}
@@ -146,7 +146,7 @@ func (n PluginNode) UpdateContainer(ctx context.Context, id string, change nri.C
 
 // InjectDevices implements nri.Node.
 func (n PluginNode) InjectDevices(s *nri.Spec, names []string) error {
-	return cdi.Inject(s, n.Engine.live.Load().CDISpecDirs, names)
+	return cdi.Inject(s, n.Engine.policy().CDISpecDirs, names)
 }
 
 // BlockIOClass implements nri.Node.

@@ -46,7 +46,7 @@ func (c *Container) reconnect(known chan<- struct{}) {
 
 // loadInfra is reconnect for the infra container of a pod that may still run.
 func (r *recovery) loadInfra(s *Sandbox) {
-	if s.Now().Phase != records.Ready || !s.plan.Infra || s.plan.BootID != s.engine.planner.Boot {
+	if s.Now().Phase != records.Ready || !s.plan.Infra || s.plan.BootID != s.engine.planner().Boot {
 		return
 	}
 	infra := s.runtime.Unreachable(s.infraRef())

@@ -166,7 +166,7 @@ func (r *recovery) recoverSandboxes(ctx context.Context) {
 // restoreNetwork sets up the host ports of the pods that were ready when the last server ended.
 // Pods that have died since are detached later, like any others.
 func (r *recovery) restoreNetwork(ctx context.Context, pods map[string]*records.Pod) {
-	if err := r.engine.deps.Network.Restore(ctx, records.Attached(pods, r.engine.planner.Boot)); err != nil {
+	if err := r.engine.deps.Network.Restore(ctx, records.Attached(pods, r.engine.planner().Boot)); err != nil {
 		slog.ErrorContext(ctx, "host ports may not be forwarded to their pods, retrying", "err", err)
 	}
 }
@@ -203,7 +203,7 @@ func (r *recovery) recoverSandbox(ctx context.Context, s *Sandbox) {
 		s.end()
 		r.end(s.ID, s.expire, &r.ends)
 	case records.Ready:
-		lost, unseen := audit.Lost(s.record(), s.Now().infra, e.planner.Boot)
+		lost, unseen := audit.Lost(s.record(), s.Now().infra, e.planner().Boot)
 		for _, why := range unseen {
 			slog.WarnContext(ctx, "cannot check part of a pod", "pod", s.ID, "err", why)
 		}
@@ -250,7 +250,7 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec records.
 			e.cleanups.AddNow(id, c.recordStart)
 		}
 		c.setExit(exit)
-	} else if rec.BootID != e.planner.Boot {
+	} else if rec.BootID != e.planner().Boot {
 		c.reloadDead(ctx, err)
 	} else if refused := rec.Refused(); refused != nil {
 		c.setTask(oci.Unstartable(refused, records.StartErrorCode), false)
@@ -323,7 +323,7 @@ func (r *recovery) endLeftovers(ctx context.Context) {
 		if c.Now().exit == nil {
 			continue
 		}
-		if s := c.sandbox; c.mayLeaveProcesses() && s.Now().Phase == records.Ready && s.plan.BootID == r.engine.planner.Boot {
+		if s := c.sandbox; c.mayLeaveProcesses() && s.Now().Phase == records.Ready && s.plan.BootID == r.engine.planner().Boot {
 			r.end("sandboxed processes of "+c.ID, c.killSandboxed, &r.answers)
 		}
 		if c.ref.Cgroup != "" {

@@ -39,7 +39,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 	if err := e.validatePod(cfg); err != nil {
 		return "", err
 	}
-	if e.planner.Namespaces("", cfg).UIDs != nil {
+	if e.planner().Namespaces("", cfg).UIDs != nil {
 		if err := e.status.CanMap(handler, abilities); err != nil {
 			return "", err
 		}
@@ -61,7 +61,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 		}
 		started := time.Now()
 		err := e.deps.Trace.Do(ctx, "run pod", name.String(), func(ctx context.Context) error {
-			return e.runSandbox(ctx, id, e.planner.Pod(id, blueprint.PodRequest{
+			return e.runSandbox(ctx, id, e.planner().Pod(id, blueprint.PodRequest{
 				Handler: handler, ByDefault: byDefault, Config: cfg, Sandboxed: abilities.Sandboxed,
 				Origin: oci.OriginOf(runtime.Handler(), abilities), At: e.podTime(cfg.GetMetadata()),
 			}))
@@ -86,7 +86,7 @@ func (e *Engine) validatePod(cfg *cri.PodSandboxConfig) error {
 	if _, err := files.ResolvConf(cfg.GetDnsConfig()); err != nil {
 		return err
 	}
-	_, _, err := e.planner.Cgroup(cfg, "", "0")
+	_, _, err := e.planner().Cgroup(cfg, "", "0")
 	return err
 }
 
@@ -190,7 +190,7 @@ func (s *Sandbox) mountShm(label string) error {
 	if err != nil {
 		return err
 	}
-	return s.files.MountShm(cmp.Or(asked.ShmSize, s.engine.live.Load().ShmSize), label)
+	return s.files.MountShm(cmp.Or(asked.ShmSize, s.engine.policy().ShmSize), label)
 }
 
 // makeNamespaces makes the namespaces that the containers share, and pins them, so that no

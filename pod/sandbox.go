@@ -63,7 +63,7 @@ func (e *Engine) newSandbox(id string, rec records.Pod) (*Sandbox, error) {
 	meters := e.meters.OfPod()
 	var own string
 	var m *usage.Meter
-	if _, infra, err := e.planner.Cgroup(rec.Config.M, rec.CgroupPrefix, id); err == nil {
+	if _, infra, err := e.planner().Cgroup(rec.Config.M, rec.CgroupPrefix, id); err == nil {
 		own, m = usage.NewPodMeter(meters, rec.Config.M, infra, rec.Infra, rec.Sandboxed)
 	}
 	s := &Sandbox{

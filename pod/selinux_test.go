@@ -18,10 +18,10 @@ import (
 // one pod.
 func labelling(b *bench) *Engine {
 	e := b.engine()
-	e.planner.Defaults.SELinux = &spec.SELinux{Contexts: selinux.Contexts{
+	e.planner().Defaults.SELinux = &spec.SELinux{Contexts: selinux.Contexts{
 		Process: "system_u:system_r:container_t:s0", File: "system_u:object_r:container_file_t:s0", Categories: 2,
 	}}
-	e.labels = label.New(e.planner.Defaults.SELinux, b.cfg.PauseProgram, b.cfg.StateDir)
+	e.labels = label.New(e.planner().Defaults.SELinux, b.cfg.PauseProgram, b.cfg.StateDir)
 	return e
 }
 
@@ -42,7 +42,7 @@ func TestContainerFilesHaveTheLevelOfThePod(t *testing.T) {
 	for asked, want := range map[string]string{"": "s0:c0,c1", "s0:c7": "s0:c7"} {
 		cfg := containerConfig("c")
 		cfg.Linux = &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{SelinuxOptions: &cri.SELinuxOption{Level: asked}}}
-		plan, err := e.planner.Container(blueprint.ContainerRequest{
+		plan, err := e.planner().Container(blueprint.ContainerRequest{
 			ID: "ctr", PodID: s.ID, Pod: &s.plan, Handler: s.runtime.Handler(), Config: cfg, Image: &storage.Image{ID: "image"},
 			Labels: e.labels, Tuner: e.tuner,
 		})

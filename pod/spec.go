@@ -38,7 +38,7 @@ func (c *Container) makeSpec(ctx context.Context, in spec.Input) (*nri.Spec, err
 	if err != nil {
 		return nil, err
 	}
-	if err := cdi.Inject(ociSpec, c.engine.live.Load().CDISpecDirs, devices); err != nil {
+	if err := cdi.Inject(ociSpec, c.engine.policy().CDISpecDirs, devices); err != nil {
 		return nil, err
 	}
 	return ociSpec, c.sandbox.addHooks(ctx, in.Request.Container, ociSpec)
@@ -55,7 +55,7 @@ func (s *Sandbox) addClasses(ctx context.Context, request *cri.ContainerConfig, 
 // or of its infra container if request is nil. It reads them each time, so that new ones take
 // effect at once.
 func (s *Sandbox) addHooks(ctx context.Context, request *cri.ContainerConfig, ociSpec *nri.Spec) error {
-	set, err := hooks.Read(s.engine.live.Load().HookDirs)
+	set, err := hooks.Read(s.engine.policy().HookDirs)
 	if err != nil || len(set) == 0 {
 		return err
 	}

@@ -16,7 +16,7 @@ import (
 
 func (e *Engine) newTuner() (*tuning.Tuner, error) {
 	return tuning.New(tuning.Options{
-		Config: e.cfg.Tuning, Node: e.cfg.CPUs, StateDir: e.cfg.StateDir, Boot: e.planner.Boot,
+		Config: e.cfg.Tuning, Node: e.cfg.CPUs, StateDir: e.cfg.StateDir, Boot: e.planner().Boot,
 		Later: func(name string, work func(context.Context) error) { e.cleanups.AddNow(name, work) },
 	})
 }

@@ -55,11 +55,11 @@ func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, 
 	}
 	merged := blueprint.MergeLimits(c.Now().Resources.M, yielded)
 	var update limits.Update
-	if update.Resources, err = spec.Resources(merged, c.engine.planner.Host); err != nil {
+	if update.Resources, err = spec.Resources(merged, c.engine.planner().Host); err != nil {
 		return err
 	}
 	if old := c.View().Resources.GetLinux(); old != nil {
-		if update.Old, err = spec.Resources(old, c.engine.planner.Host); err != nil {
+		if update.Old, err = spec.Resources(old, c.engine.planner().Host); err != nil {
 			return err
 		}
 	}
@@ -75,7 +75,7 @@ func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, 
 		return err
 	}
 	if score := r.GetOomScoreAdj(); score != 0 {
-		update.OOMScoreAdj = new(spec.OOMScoreAdj(score, c.engine.planner.Host))
+		update.OOMScoreAdj = new(spec.OOMScoreAdj(score, c.engine.planner().Host))
 	}
 	plan, err := c.cpus.follow(merged)
 	if err == nil && plan != nil {
@@ -140,11 +140,11 @@ func (s *Sandbox) limitRuntimeSandbox(ctx context.Context, before *cri.PodSandbo
 	if err != nil {
 		return err
 	}
-	old, _, err := s.engine.planner.RuntimeSandboxLimits(before, abilities.VirtualMachine, s.parentQuota)
+	old, _, err := s.engine.planner().RuntimeSandboxLimits(before, abilities.VirtualMachine, s.parentQuota)
 	if err != nil {
 		return err
 	}
-	now, clamped, err := s.engine.planner.RuntimeSandboxLimits(s.record().Current(), abilities.VirtualMachine, s.parentQuota)
+	now, clamped, err := s.engine.planner().RuntimeSandboxLimits(s.record().Current(), abilities.VirtualMachine, s.parentQuota)
 	if err != nil {
 		return err
 	}

@@ -92,7 +92,7 @@ func (b *bench) fresh() *Engine {
 		b.Fatal(err)
 	}
 	if b.boot != "" {
-		e.planner.Boot, e.audit.Boot = b.boot, b.boot
+		e.planner().Boot, e.audit.Boot = b.boot, b.boot
 	}
 	return e
 }

@@ -70,7 +70,7 @@ func (e *Engine) RuntimeSpec(id string) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
-	return spec.WithLimits(*text, c.Now().Resources.M, e.planner.Host), nil
+	return spec.WithLimits(*text, c.Now().Resources.M, e.planner().Host), nil
 }
 
 // PodSpec returns the OCI spec of a pod: the config.json of its infra container or, if it has

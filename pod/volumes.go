@@ -57,7 +57,7 @@ func admitImage(ctx context.Context, images Images, pod *cri.PodSandboxConfig, a
 // makeVolumes makes the directories that the image declares as volumes
 // (docs/decisions/0027-image-volumes.md), and returns those that are mounted.
 func (c *Container) makeVolumes(ctx context.Context, in spec.Input) ([]string, error) {
-	mode := c.engine.cfg.ImageVolumes
+	mode := c.engine.policy().ImageVolumes
 	if mode != "mkdir" && mode != "bind" {
 		return nil, nil
 	}
@@ -79,7 +79,7 @@ func (c *Container) makeVolumes(ctx context.Context, in spec.Input) ([]string, e
 
 // copyNodeFiles makes the container's copies of the files that the node's mounts.conf lists.
 func (c *Container) copyNodeFiles(ctx context.Context, asked annotation.Asked) (mounts []*cri.Mount, err error) {
-	set, problems := mountsconf.Read(c.engine.cfg.MountsFiles, mountsconf.FIPSFile)
+	set, problems := mountsconf.Read(c.engine.policy().MountsFiles, mountsconf.FIPSFile)
 	if asked.DisableFIPS {
 		set = set.WithoutFIPS()
 	}

@@ -352,7 +352,7 @@ func start(t testing.TB, configure ...func(*Config, *Services)) *node {
 	n.engine.images = n.images
 	cfg := DefaultConfig()
 	cfg.Listen = filepath.Join(t.TempDir(), "s")
-	services := Services{Engine: n.engine, Status: n.engine, Usage: n.engine, Images: n.images, PodMetrics: DefaultPodMetricKinds(), Version: "1.2.3"}
+	services := Services{Engine: n.engine, Status: n.engine, Usage: n.engine, Images: n.images, PodMetrics: DefaultPodMetricKinds, Version: "1.2.3"}
 	for _, c := range configure {
 		c(&cfg, &services)
 	}

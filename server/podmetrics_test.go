@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -304,18 +305,22 @@ func TestPodMetricsAreChosen(t *testing.T) {
 	if _, err := newMetricsAPI(&fakeEngine{}, []string{"cpu", "cpus"}); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "diskIO") {
 		t.Errorf("an unknown kind: %v", err)
 	}
+	var configured atomic.Pointer[[]string]
+	configured.Store(new([]string))
+	n := start(t, func(_ *Config, s *Services) { s.PodMetrics = func() []string { return *configured.Load() } })
+	n.engine.metrics = []*usage.PodMetrics{somePodMetrics()}
 	for kind, want := range map[string]usage.MetricParts{
 		"cpu": {Cgroup: cgroup.CPUPart | cgroup.QuotaPart}, "memory": {Cgroup: cgroup.MemoryPart}, "network": {Interfaces: true},
 		"disk": {Disk: true}, "diskIO": {Cgroup: cgroup.IOPart}, "process": {Cgroup: cgroup.TasksPart, Processes: true},
 		"oom": {Cgroup: cgroup.OOMPart}, "pressure": {Cgroup: cgroup.PressurePart}, "hugetlb": {Cgroup: cgroup.HugePagesPart},
 		"spec": {Cgroup: cgroup.LimitsPart | cgroup.QuotaPart}, "tcp": {TCP: true}, "udp": {UDP: true}, "": {},
 	} {
-		n := start(t, func(_ *Config, s *Services) {
-			if s.PodMetrics = []string{kind}; kind == "" {
-				s.PodMetrics = nil
-			}
-		})
-		n.engine.metrics = []*usage.PodMetrics{somePodMetrics()}
+		kinds := []string{kind}
+		if kind == "" {
+			kinds = nil
+		}
+		n.engine.measured = usage.MetricParts{}
+		configured.Store(&kinds) // as by a reload
 		resp, err := n.runtime.ListPodSandboxMetrics(t.Context(), &cri.ListPodSandboxMetricsRequest{})
 		if err != nil {
 			t.Fatal(err)

@@ -12,7 +12,7 @@ type runtimeService struct {
 	*streamAPI
 	*eventAPI
 	*statsAPI
-	*metricsAPI
+	*liveMetricsAPI
 	*nodeAPI
 }
 
@@ -21,19 +21,19 @@ type unimplementedRuntime struct {
 }
 
 func newRuntimeService(cfg Config, s Services) (*runtimeService, error) {
-	metrics, err := newMetricsAPI(s.Usage, s.PodMetrics)
+	metrics, err := newLiveMetricsAPI(s.Usage, s.PodMetrics)
 	if err != nil {
 		return nil, err
 	}
 	name, version := cfg.Identity(s.Version)
 	return &runtimeService{
-		sandboxAPI:   &sandboxAPI{engine: s.Engine},
-		containerAPI: &containerAPI{engine: s.Engine, trail: s.Trail, maxExecOutput: min(cfg.MaxMessageSize, clientMessageSize) - messageOverhead},
-		streamAPI:    &streamAPI{engine: s.Engine, sessions: s.Sessions, trail: s.Trail},
-		eventAPI:     &eventAPI{engine: s.Engine},
-		statsAPI:     &statsAPI{engine: s.Engine, usage: s.Usage},
-		metricsAPI:   metrics,
-		nodeAPI:      &nodeAPI{engine: s.Engine, status: s.Status, info: s.Info, name: name, version: version},
+		sandboxAPI:     &sandboxAPI{engine: s.Engine},
+		containerAPI:   &containerAPI{engine: s.Engine, trail: s.Trail, maxExecOutput: min(cfg.MaxMessageSize, clientMessageSize) - messageOverhead},
+		streamAPI:      &streamAPI{engine: s.Engine, sessions: s.Sessions, trail: s.Trail},
+		eventAPI:       &eventAPI{engine: s.Engine},
+		statsAPI:       &statsAPI{engine: s.Engine, usage: s.Usage},
+		liveMetricsAPI: metrics,
+		nodeAPI:        &nodeAPI{engine: s.Engine, status: s.Status, info: s.Info, name: name, version: version},
 	}, nil
 }
 

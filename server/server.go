@@ -23,9 +23,9 @@ type Services struct {
 	Status Status
 	Usage  Usage
 	Images Images
-	// PodMetrics are the configured kinds of pod metrics, of PodMetricKinds or
-	// AllPodMetrics.
-	PodMetrics []string
+	// PodMetrics returns the configured kinds of pod metrics, of PodMetricKinds or
+	// AllPodMetrics, whenever metrics are asked for. It may be nil.
+	PodMetrics func() []string
 	// Sessions serves exec, attach and port-forward.
 	Sessions Sessions
 	// Info returns JSON documents by name (config, network) for the verbose

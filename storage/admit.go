@@ -46,7 +46,7 @@ func (s *Store) Admit(ctx context.Context, use Use) error {
 			return err
 		}
 	}
-	if !s.verifiers.On() || s.cfg.VerifiersAtPullOnly {
+	if !s.verifiers.On() || s.now().VerifiersAtPullOnly {
 		return nil
 	}
 	return s.verify(ctx, use)

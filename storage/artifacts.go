@@ -37,18 +37,19 @@ func (s *Store) openArtifacts(ctx context.Context) error {
 	}
 	var err error
 	s.artifacts.Store, err = artifact.Open(ctx, artifact.Config{
-		Additional:      additional,
-		Dir:             artifact.In(s.roots.ForImages()),
-		Former:          artifact.In(s.roots.Graph),
-		RunRoot:         s.store.RunRoot(),
-		ReadOnly:        s.cfg.ReadOnly,
-		IsImage:         func(id string) (bool, error) { return artifact.HasImage(s.store, id) },
-		Pulls:           &s.pulls,
-		ProgressTimeout: s.cfg.ProgressTimeout,
-		MinPullRate:     s.cfg.MinPullRate,
-		Parallel:        s.cfg.ParallelLayers,
-		Connections:     s.cfg.PullConnections,
-		Downloads:       s.downloads,
+		Additional:  additional,
+		Dir:         artifact.In(s.roots.ForImages()),
+		Former:      artifact.In(s.roots.Graph),
+		RunRoot:     s.store.RunRoot(),
+		ReadOnly:    s.cfg.ReadOnly,
+		IsImage:     func(id string) (bool, error) { return artifact.HasImage(s.store, id) },
+		Pulls:       &s.pulls,
+		Connections: s.cfg.PullConnections,
+		Downloads:   s.downloads,
+		Settings: func() artifact.Settings {
+			cfg := s.now()
+			return artifact.Settings{ProgressTimeout: cfg.ProgressTimeout, MinPullRate: cfg.MinPullRate, Parallel: cfg.ParallelLayers}
+		},
 	})
 	return err
 }

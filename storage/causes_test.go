@@ -79,9 +79,9 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 		"name servers": func() error { return failed(&net.DNSError{Err: "no such host", Name: "r.test", IsNotFound: true}) },
 		"check that the node reaches the registry": func() error { return pull("127.0.0.1:1/app:1", nil) },
 		"no data received from the registry": func() error {
-			usual := n.puller.ProgressTimeout
-			n.puller.ProgressTimeout = time.Second
-			defer func() { n.puller.ProgressTimeout = usual }()
+			usual := n.puller.Settings.Load().ProgressTimeout
+			n.puller.Settings.Load().ProgressTimeout = time.Second
+			defer func() { n.puller.Settings.Load().ProgressTimeout = usual }()
 			return faulty("/manifests/", registry.Stall(1))
 		},
 		"rebuild the image": func() error {

@@ -101,7 +101,7 @@ func TestFaultyRegistry(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			if errors.Is(test.want, fault.Timeout) {
-				n.puller.ProgressTimeout = time.Second
+				n.puller.Settings.Load().ProgressTimeout = time.Second
 			}
 			r := serve(t, "app", "1", noise(t, small, large))
 			r.Inject(test.fault)
@@ -111,7 +111,7 @@ func TestFaultyRegistry(t *testing.T) {
 			}
 			n.empty()
 			r.Heal()
-			n.puller.ProgressTimeout = n.cfg.ProgressTimeout
+			n.puller.Settings.Load().ProgressTimeout = n.cfg.ProgressTimeout
 			n.pull(r.Addr() + "/app:1")
 			n.noDebris()
 		})
@@ -153,7 +153,7 @@ func TestProgressTimeout(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	a := noise(t, 1000, 400<<10)
-	n.puller.ProgressTimeout = time.Second
+	n.puller.Settings.Load().ProgressTimeout = time.Second
 	r := serve(t, "app", "1", a)
 	r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(a, 1), Do: registry.Stall(300 << 10)})
 	_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})

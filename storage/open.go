@@ -192,15 +192,16 @@ func (s *Store) furnish(ctx context.Context, options types.StoreOptions, lock ow
 	s.containersDir = cmp.Or(cfg.containersDir(), s.store.GraphRoot())
 	s.projects = cfg.projects()
 	s.policies = trust.NewPolicies(cfg.SignaturePolicy, cfg.SignaturePolicyDir)
-	s.verifiers = &verifier.Verifiers{Dir: cfg.VerifiersDir, Timeout: cfg.VerifierTimeout}
+	s.verifiers = &verifier.Verifiers{}
+	s.verifiers.Use(cfg.VerifiersDir, cfg.VerifierTimeout)
 	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir) })
 	s.leftovers = durable.NewLeftovers(s.store, s.locks)
 	s.downloads = download.In(cmp.Or(cfg.TemporaryDir, s.roots.ForImages()))
-	s.downloads.Connections = cfg.PullConnections
+	s.downloads.Connections.Store(int64(cfg.PullConnections))
 	s.holds = newHolds(s.store, s.locks, s.leftovers, lock)
 	s.Foreign = &foreign.Containers{Store: s.store, Locks: s.locks, Own: isHold, Owned: s.holds.owned}
-	s.pins.Store(&cfg.PinnedImages)
-	s.images = newCatalog(s.store, s.locks, func(image *Image) bool { return pinPatterns(*s.pins.Load())(image) })
+	s.live.Store(&cfg.Config)
+	s.images = newCatalog(s.store, s.locks, func(image *Image) bool { return pinPatterns(s.now().PinnedImages)(image) })
 	err := s.openArtifacts(ctx)
 	s.puller = s.newPuller(options)
 	if err == nil && cfg.Unpacker != "" {

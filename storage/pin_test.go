@@ -20,7 +20,13 @@ func TestPinsOfARunningStoreChange(t *testing.T) {
 		patterns []string
 		pinned   int
 	}{{[]string{name + ":image"}, 1}, {[]string{name + "*"}, 2}, {nil, 0}} {
-		n.Pin(c.patterns)
+		cfg := *n.now()
+		cfg.PinnedImages = c.patterns
+		apply, err := n.Prepare(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		apply()
 		images, err := n.Images(testContext(t))
 		if err != nil {
 			t.Fatal(err)

@@ -6,12 +6,6 @@ import (
 	"strings"
 )
 
-// Pin replaces Config.PinnedImages, for the images that the store has as well.
-func (s *Store) Pin(patterns []string) {
-	s.pins.Store(&patterns)
-	s.images.repin()
-}
-
 // repin asks again which images are pinned.
 func (c *catalog) repin() {
 	c.mu.Lock()

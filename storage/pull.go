@@ -31,19 +31,7 @@ const repeatRoom = 256 << 20 // bytes
 
 // newPuller returns the store's Puller. The caller opens its Program.
 func (s *Store) newPuller(options types.StoreOptions) *pull.Puller {
-	return &pull.Puller{
-		Settings: pull.Settings{
-			Registries:        s.registries(),
-			HostsDirs:         s.cfg.HostsDirs,
-			NamespacedAuthDir: s.cfg.NamespacedAuthDir,
-			DecryptionKeys:    s.cfg.DecryptionKeysPath,
-			TemporaryDir:      s.cfg.TemporaryDir,
-			ParallelLayers:    s.cfg.ParallelLayers,
-			UnpackParallel:    cmp.Or(s.cfg.UnpackParallel, min(max(runtime.GOMAXPROCS(0), 2), 8)),
-			ProgressTimeout:   s.cfg.ProgressTimeout,
-			MinPullRate:       s.cfg.MinPullRate,
-			PullTimeout:       s.cfg.PullTimeout,
-		},
+	p := &pull.Puller{
 		Library:      s.store,
 		Options:      options,
 		Locks:        s.locks,
@@ -61,6 +49,25 @@ func (s *Store) newPuller(options types.StoreOptions) *pull.Puller {
 		RepeatRoom:   repeatRoom,
 		Records:      pull.RecordRoom{Most: pull.MaxRecords},
 		LargeWindows: make(chan struct{}, 1),
+	}
+	p.Settings.Store(s.pullSettings())
+	return p
+}
+
+// pullSettings returns what pulls that begin now work by.
+func (s *Store) pullSettings() *pull.Settings {
+	cfg := s.now()
+	return &pull.Settings{
+		Registries:        s.registries(),
+		HostsDirs:         cfg.HostsDirs,
+		NamespacedAuthDir: cfg.NamespacedAuthDir,
+		DecryptionKeys:    cfg.DecryptionKeysPath,
+		TemporaryDir:      cfg.TemporaryDir,
+		ParallelLayers:    cfg.ParallelLayers,
+		UnpackParallel:    cmp.Or(cfg.UnpackParallel, min(max(runtime.GOMAXPROCS(0), 2), 8)),
+		ProgressTimeout:   cfg.ProgressTimeout,
+		MinPullRate:       cfg.MinPullRate,
+		PullTimeout:       cfg.PullTimeout,
 	}
 }
 

@@ -63,7 +63,7 @@ func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 	}
 	lower, err := s.artifacts.use(ctx, r)
 	if err == nil {
-		err = trace.Call(ctx, "mount layers", func() error { return r.mount(lower, s.mountOptions, s.projects) })
+		err = trace.Call(ctx, "mount layers", func() error { return r.mount(lower, s.mountOptions, s.projects.With(s.cfg.limits(s.now()))) })
 		if err != nil && slices.ContainsFunc(lower, isGone) { // after use has checked them
 			err = fmt.Errorf("%w: %w", durable.ErrLayersLost, err)
 		}

@@ -84,12 +84,12 @@ func Init() bool {
 type Store struct {
 	Foreign *foreign.Containers // of other runtimes
 
-	cfg          Options
+	cfg          Options // at first; a reload changes those of now
+	live         atomic.Pointer[Config]
 	store        cstorage.Store
 	roots        durable.Roots // of store
 	locks        *durable.Locks
 	images       *catalog
-	pins         atomic.Pointer[[]string] // Config.PinnedImages
 	artifacts    *artifacts
 	holds        *holds
 	leftovers    *durable.Leftovers
@@ -147,7 +147,31 @@ func (s *Store) Forget() error {
 
 // registries returns where the node has its configuration of registries.
 func (s *Store) registries() registry.Config {
-	return registry.Config{RegistriesConf: s.cfg.RegistriesConf, AuthFile: s.cfg.AuthFile, RunRoot: s.store.RunRoot(), ShortNameMode: s.cfg.ShortNameMode}
+	cfg := s.now()
+	return registry.Config{RegistriesConf: cfg.RegistriesConf, AuthFile: cfg.AuthFile, RunRoot: s.store.RunRoot(), ShortNameMode: cfg.ShortNameMode}
+}
+
+// now returns the configuration in force.
+func (s *Store) now() *Config { return s.live.Load() }
+
+// Prepare checks a configuration that a reload has changed, and returns a function that has it take
+// effect for pulls and containers that begin afterwards, and for the pinning of all images. It cannot
+// fail. Options that need a restart must be as they were.
+func (s *Store) Prepare(cfg Config) (apply func(), err error) {
+	if s.cfg.StateDir != "" {
+		if err := s.projects.With(s.cfg.limits(&cfg)).Check(); err != nil {
+			return nil, err
+		}
+	}
+	return func() {
+		s.live.Store(&cfg)
+		s.policies.Use(cfg.SignaturePolicy, cfg.SignaturePolicyDir)
+		s.verifiers.Use(cfg.VerifiersDir, cfg.VerifierTimeout)
+		s.puller.Settings.Store(s.pullSettings())
+		s.downloads.Connections.Store(int64(cfg.PullConnections))
+		s.artifacts.SetConnections(cfg.PullConnections)
+		s.images.repin()
+	}, nil
 }
 
 // Info describes the store for Status(verbose).

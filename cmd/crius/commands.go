@@ -109,10 +109,8 @@ func (p *program) sources(cmd *cobra.Command) config.Sources {
 
 // reloaded describes the effect of SIGHUP.
 func reloaded() string {
-	live := config.Live()
-	last := len(live) - 1
-	return strings.Join(live[:last], ", ") + " and " + live[last] + " take effect at once, for new pods; " +
-		"other changed options are logged and take effect after a restart. An invalid configuration is rejected as a whole."
+	return "Most options take effect at once, for pods, containers, pulls and sessions that begin afterwards; what runs keeps what it began with. " +
+		"Options of which crius.toml(5) says that they need a restart are logged, and wait for it. An invalid configuration is rejected as a whole."
 }
 
 func (p *program) serveCommand() *cobra.Command {

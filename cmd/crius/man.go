@@ -158,10 +158,18 @@ func writeConfigPage(w io.Writer) error {
 			p.text(strings.TrimSuffix(s.Help, ".") + ".")
 		}
 		for _, k := range s.Keys {
-			p.item(k.Name(), " = "+k.TOML(), k.Help+".")
+			p.item(k.Name(), " = "+k.TOML(), k.Help+"."+whenItTakesEffect(k))
 		}
 	}
 	p.section("SEE ALSO")
 	p.text("crius(8), containers-storage.conf(5), containers-registries.conf(5), containers-policy.json(5)")
 	return p.writeTo(w)
+}
+
+// whenItTakesEffect completes the text of an option that a reload does not apply.
+func whenItTakesEffect(k config.Key) string {
+	if why := k.WhyRestart(); why != "" {
+		return " A change takes effect after a restart: " + why + "."
+	}
+	return ""
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -16,9 +17,11 @@ import (
 	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/logx"
+	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/server/control"
+	"github.com/crius-run/crius/storage"
 )
 
 // settings are the configuration in force, parts of which SIGHUP changes.
@@ -28,34 +31,62 @@ type settings struct {
 
 	reloads sync.Mutex // held from reading the files until they are in force
 
-	mu        sync.Mutex
-	inForce   *config.Loaded
-	consumers []func(config.Config) // of live options
+	mu       sync.Mutex
+	inForce  *config.Loaded
+	consumer *consumers // nil: the server has not come so far
 }
 
-// follow calls f with the configuration in force now, and with what each reload makes of it. f must
-// take live options only, and cannot refuse them.
-func (s *settings) follow(f func(config.Config)) {
+// consumers use live options. Those of Table are apart, since it is there first.
+type consumers struct {
+	records interface{ Set(level, file string) }
+	images  interface {
+		Prepare(cfg storage.Config) (apply func(), err error)
+	}
+	engine interface {
+		Prepare(ctx context.Context, cfg pod.Options) (apply func(), err error)
+	}
+	network  interface{ Configure(cfg network.Config) }
+	sessions interface {
+		Bound(idle time.Duration, most, mostEach int)
+	}
+	monitor string // of podOptions
+}
+
+// prepare checks what a configuration means for all consumers, and returns a function that has it
+// take effect. There may be no consumers yet.
+func (c *consumers) prepare(ctx context.Context, cfg config.Config) (apply func(), err error) {
+	if c == nil {
+		return func() {}, nil
+	}
+	images, err := c.images.Prepare(cfg.Image)
+	if err != nil {
+		return nil, err
+	}
+	engine, err := c.engine.Prepare(ctx, podOptions(cfg, c.monitor))
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		images()
+		engine()
+		c.records.Set(cfg.API.Audit, cfg.API.AuditFile)
+		c.network.Configure(cfg.Network)
+		c.sessions.Bound(cfg.API.StreamIdleTimeout, cfg.API.StreamMaxSessions, cfg.API.StreamMaxSessionsEach)
+	}, nil
+}
+
+// follow gives the consumers the configuration in force, which an early reload may have changed, and
+// what later reloads make of it.
+func (s *settings) follow(ctx context.Context, c *consumers) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.consumers = append(s.consumers, f)
-	f(s.inForce.Config)
-}
-
-// Consumers of live options.
-type (
-	audited interface{ Set(level, file string) }
-	pinning interface{ Pin(patterns []string) }
-	making  interface{ SetLive(pod.Live) }
-)
-
-// followAll gives live options to those that use them.
-func (s *settings) followAll(records audited, images pinning, engine making) {
-	s.follow(func(cfg config.Config) {
-		records.Set(cfg.API.Audit, cfg.API.AuditFile)
-		images.Pin(cfg.Image.PinnedImages)
-		engine.SetLive(pod.Live{ShmSize: cfg.Pod.ShmSize, CDISpecDirs: cfg.Pod.CDISpecDirs, HookDirs: cfg.Runtime.HooksDir})
-	})
+	s.consumer = c
+	apply, err := c.prepare(ctx, s.inForce.Config)
+	if err != nil {
+		slog.ErrorContext(ctx, "configuration of an early reload not applied: correct it and reload again", "err", err)
+		return
+	}
+	apply()
 }
 
 func (s *settings) loaded() *config.Loaded {
@@ -103,7 +134,7 @@ func (s *settings) reload(ctx context.Context, runtimes *oci.Table) (result cont
 	defer s.reloads.Unlock()
 	loaded, err := s.load()
 	if err == nil {
-		result, err = s.apply(loaded, runtimes)
+		result, err = s.apply(ctx, loaded, runtimes)
 	}
 	if err != nil {
 		slog.ErrorContext(ctx, "configuration not reloaded, still using the old one: correct it and reload again", "err", err)
@@ -125,7 +156,7 @@ func reportRuntimes(ctx context.Context, loaded *config.Loaded, runtimes *oci.Ta
 // reloader is the part of oci.Table that a reload changes.
 type reloader interface{ Reload(oci.Config) error }
 
-func (s *settings) apply(wanted *config.Loaded, runtimes reloader) (result control.Reloaded, err error) {
+func (s *settings) apply(ctx context.Context, wanted *config.Loaded, runtimes reloader) (result control.Reloaded, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	next := s.inForce.Reloaded(wanted)
@@ -133,13 +164,15 @@ func (s *settings) apply(wanted *config.Loaded, runtimes reloader) (result contr
 	if err != nil {
 		return result, err
 	}
+	takeEffect, err := s.consumer.prepare(ctx, next.Config)
+	if err != nil {
+		return result, err
+	}
 	if err := runtimes.Reload(next.Config.Runtime); err != nil {
 		return result, err
 	}
 	s.level.Set(level)
-	for _, f := range s.consumers {
-		f(next.Config)
-	}
+	takeEffect()
 	result = control.Reloaded{Changed: config.Differences(s.inForce, next), Later: config.Differences(next, wanted)}
 	s.inForce = next
 	switch {
@@ -192,7 +225,11 @@ func writeReloaded(w io.Writer, r control.Reloaded) {
 		fmt.Fprintf(w, "changed: %s\n", key)
 	}
 	for _, key := range r.Later {
-		fmt.Fprintf(w, "needs a restart: %s\n", key)
+		fmt.Fprintf(w, "needs a restart: %s", key)
+		if why := config.WhyRestart(key); why != "" {
+			fmt.Fprintf(w, " (%s)", why)
+		}
+		fmt.Fprintln(w)
 	}
 }
 

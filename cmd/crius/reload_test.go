@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -10,13 +11,17 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
 
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/logx"
+	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/server"
+	"github.com/crius-run/crius/storage"
 )
 
 // A reload applies exactly the options that are declared live: their consumers have the new
@@ -40,20 +45,39 @@ type reloading struct {
 	dir   string // has files that options name
 	table *oci.Table
 	given oci.Config // last configuration that the table was given
-	live  *consumers
+	live  noted
 	*settings
 }
 
-// consumers note the live options that they are given.
-type consumers struct {
-	level, file string
-	pinned      []string
-	pod         pod.Live
+// noted are the live options that the consumers have been given.
+type noted struct {
+	audit, auditFile string
+	image            storage.Config
+	pod              pod.Options
+	network          network.Config
+	idle             time.Duration
+	most, mostEach   int
 }
 
-func (c *consumers) Set(level, file string)   { c.level, c.file = level, file }
-func (c *consumers) Pin(patterns []string)    { c.pinned = patterns }
-func (c *consumers) SetLive(options pod.Live) { c.pod = options }
+type (
+	notingImages struct{ *noted }
+	notingEngine struct{ *noted }
+)
+
+func (n *noted) Set(level, file string)       { n.audit, n.auditFile = level, file }
+func (n *noted) Configure(cfg network.Config) { n.network = cfg }
+
+func (n *noted) Bound(idle time.Duration, most, mostEach int) {
+	n.idle, n.most, n.mostEach = idle, most, mostEach
+}
+
+func (n notingImages) Prepare(cfg storage.Config) (func(), error) {
+	return func() { n.image = cfg }, nil
+}
+
+func (n notingEngine) Prepare(_ context.Context, cfg pod.Options) (func(), error) {
+	return func() { n.pod = cfg }, nil
+}
 
 // Reload notes the configuration and passes it to the table.
 func (r *reloading) Reload(cfg oci.Config) error {
@@ -79,8 +103,7 @@ func newReloading(t *testing.T) *reloading {
 	if r.inForce, err = r.load(); err != nil {
 		t.Fatal(err)
 	}
-	r.live = &consumers{}
-	r.followAll(r.live, r.live, r.live)
+	r.follow(t.Context(), &consumers{records: &r.live, images: notingImages{&r.live}, engine: notingEngine{&r.live}, network: &r.live, sessions: &r.live})
 	r.given = r.inForce.Config.Runtime
 	if r.table, err = oci.NewTable(r.given, r.dir); err != nil {
 		t.Fatal(err)
@@ -127,9 +150,12 @@ func (r *reloading) change(key config.Key) {
 	if err != nil {
 		r.t.Fatalf("give it another example in this test: %v", err)
 	}
-	result, err := r.apply(wanted, r)
+	result, err := r.apply(r.t.Context(), wanted, r)
 	if err != nil {
 		r.t.Fatal(err)
+	}
+	if key.Live() == (key.WhyRestart() != "") {
+		r.t.Errorf("said to be live: %t, and to need a restart because %q", key.Live(), key.WhyRestart())
 	}
 	if key.Live() {
 		if !slices.Contains(result.Changed, path) || len(result.Later) > 0 {
@@ -150,7 +176,7 @@ func (r *reloading) change(key config.Key) {
 
 // applied returns the values that the consumers of live options have.
 func (r *reloading) applied() []any {
-	all := []any{r.level.Level(), r.table.Default(), *r.live}
+	all := []any{r.level.Level(), r.table.Default(), r.live, r.given, r.loaded().Config.Metrics}
 	for _, name := range r.table.Names() {
 		all = append(all, name, r.handler(name))
 	}
@@ -167,39 +193,50 @@ func (r *reloading) handler(name string) oci.Handler {
 
 // reached reports whether the consumer of a live option has the wanted value.
 func (r *reloading) reached(path string, wanted config.Config) bool {
-	switch path {
-	case "log_level":
+	section, name := path[:strings.LastIndexByte(path, '.')+1], path[strings.LastIndexByte(path, '.')+1:]
+	want := func(has, wanted any) bool { return reflect.DeepEqual(option(has, name), option(wanted, name)) }
+	switch section {
+	case "":
 		level, err := logx.Level(wanted.LogLevel)
 		return err == nil && r.level.Level() == level
-	case "api.audit":
-		return r.live.level == wanted.API.Audit
-	case "api.audit_file":
-		return r.live.file == wanted.API.AuditFile
-	case "image.pinned_images":
-		return slices.Equal(r.live.pinned, wanted.Image.PinnedImages)
-	case "pod.shm_size":
-		return r.live.pod.ShmSize == wanted.Pod.ShmSize
-	case "pod.cdi_spec_dirs":
-		return slices.Equal(r.live.pod.CDISpecDirs, wanted.Pod.CDISpecDirs)
+	case "api.":
+		has := server.Config{Audit: r.live.audit, AuditFile: r.live.auditFile, StreamIdleTimeout: r.live.idle, StreamMaxSessions: r.live.most, StreamMaxSessionsEach: r.live.mostEach}
+		return want(has, wanted.API)
+	case "metrics.":
+		return want(r.loaded().Config.Metrics, wanted.Metrics)
+	case "image.":
+		return want(r.live.image, wanted.Image) && (name != "volumes" || r.live.pod.ImageVolumes == wanted.Image.Volumes)
+	case "network.":
+		return want(r.live.network, wanted.Network)
+	case "pod.":
+		return want(r.live.pod.Config, wanted.Pod)
+	case "runtime.workloads.own.", "runtime.workloads.own.resources.":
+		return reflect.DeepEqual(r.live.pod.Workloads, wanted.Runtime.Workloads)
+	case "runtime.handlers.runc.":
+		return want(r.handler("runc"), wanted.Runtime.Handlers["runc"])
+	}
+	switch path {
 	case "runtime.hooks_dir":
 		return slices.Equal(r.live.pod.HookDirs, wanted.Runtime.HooksDir)
+	case "runtime.blockio_config_file":
+		return r.live.pod.Classes.BlockIOFile == wanted.Runtime.BlockIOFile
 	case "runtime.default_handler":
 		return r.table.Default() == wanted.Runtime.DefaultHandler
 	case "runtime.crio_handlers_dir":
 		return slices.Contains(r.table.Names(), "installed")
 	}
-	name, isHandler := strings.CutPrefix(path, "runtime.handlers.runc.")
-	if !isHandler {
-		r.t.Errorf("say in this test where the consumer of %s has its value", path)
-		return false
-	}
-	has, want := reflect.ValueOf(r.handler("runc")), reflect.ValueOf(wanted.Runtime.Handlers["runc"])
+	return section == "runtime." && want(r.given, wanted.Runtime)
+}
+
+// option returns the value of the option of this name in a table; nil: it has none.
+func option(table any, name string) any {
+	has := reflect.ValueOf(table)
 	for i := range has.NumField() {
 		if has.Type().Field(i).Tag.Get("toml") == name {
-			return reflect.DeepEqual(has.Field(i).Interface(), want.Field(i).Interface())
+			return has.Field(i).Interface()
 		}
 	}
-	return false
+	return nil
 }
 
 // another returns a value of the key that is not its default.
@@ -280,7 +317,7 @@ func TestReloadKeepsTheOrderOfSources_crio_7586_crio_4694(t *testing.T) {
 	reload := func() error {
 		wanted, err := r.load()
 		if err == nil {
-			_, err = r.apply(wanted, r)
+			_, err = r.apply(r.t.Context(), wanted, r)
 		}
 		return err
 	}

@@ -97,12 +97,12 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	engine.CollectNetwork() //nolint:contextcheck // it ends with the engine
 	defer startPlugins(ctx, backends.plugins, engine)()
 	records := newTrail(ctx, cfg.API, engine)
-	settings.followAll(records, store, engine)
 	defer closing(&err, func() error { return bounded(ctx, records.Close) })
 	sessions, err := newSessions(cfg.API, engine, records)
 	if err != nil {
 		return err
 	}
+	settings.follow(ctx, &consumers{records: records, images: store, engine: engine, network: cni, sessions: sessions, monitor: runtimes.Monitor()})
 	backends.register(ctx, counts, engine, sessions)
 	endMetrics, err := serveMetrics(ctx, cfg, counts, engine, backends.page(engine, since))
 	if err != nil {
@@ -117,7 +117,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	tidyFacade(ctx, cfg)
 	return answer(ctx, cfg.API, manager, sessions, store.AwaitLost, server.Services{
 		Engine: engine, Status: engine.Status(), Usage: engine.Usage(),
-		Images: store, PodMetrics: cfg.Metrics.IncludedPodMetrics,
+		Images: store, PodMetrics: func() []string { return settings.loaded().Config.Metrics.IncludedPodMetrics },
 		Sessions: sessions, Trail: records,
 		Version: currentVersion().Crius,
 		Info: func(ctx context.Context) map[string]string {

@@ -18,20 +18,20 @@ import (
 // configuration instead of the kubelet. It is CRI-O's, with the same keys, and
 // the basis of OpenShift's workload partitioning.
 type Workload struct {
-	Activation string   `toml:"activation_annotation" apply:"restart" help:"annotation that puts a pod into this workload, whatever its value; required"`
-	Prefix     string   `toml:"annotation_prefix" apply:"restart" help:"a pod's annotation PREFIX/CONTAINER, such as {\"cpushares\": 20, \"cpulimit\": 500}, overrides the resources of this workload for one container; empty: nothing overrides them"`
-	Allowed    []string `toml:"allowed_annotations" apply:"restart" form:"annotation pattern" help:"annotations of the workload's pods that are allowed as by allowed_annotations of their handler, in addition to those"`
+	Activation string   `toml:"activation_annotation" apply:"reload" help:"annotation that puts a pod into this workload, whatever its value; required"`
+	Prefix     string   `toml:"annotation_prefix" apply:"reload" help:"a pod's annotation PREFIX/CONTAINER, such as {\"cpushares\": 20, \"cpulimit\": 500}, overrides the resources of this workload for one container; empty: nothing overrides them"`
+	Allowed    []string `toml:"allowed_annotations" apply:"reload" form:"annotation pattern" help:"annotations of the workload's pods that are allowed as by allowed_annotations of their handler, in addition to those"`
 	Resources  CPU      `toml:"resources" help:"What each container of the workload gets instead of what the kubelet asks for."`
 }
 
 // CPU is what a workload gives to a container. Zero fields are left to the
 // kubelet.
 type CPU struct {
-	Shares int64  `toml:"cpushares" apply:"restart" help:"CPU shares, from 2 to 262144; 0: the kubelet's"`
-	Quota  int64  `toml:"cpuquota" apply:"restart" help:"CPU time in microseconds per period; 0: the kubelet's"`
-	Period int64  `toml:"cpuperiod" apply:"restart" help:"length of a period in microseconds; 0: the kubelet's"`
-	Set    string `toml:"cpuset" apply:"restart" help:"CPUs on which a container runs, such as 0-1,52-53; empty: the kubelet's"`
-	Limit  int64  `toml:"cpulimit" apply:"restart" help:"CPU limit in thousandths of a CPU, from which the quota is calculated in place of cpuquota; 0: none"`
+	Shares int64  `toml:"cpushares" apply:"reload" help:"CPU shares, from 2 to 262144; 0: the kubelet's"`
+	Quota  int64  `toml:"cpuquota" apply:"reload" help:"CPU time in microseconds per period; 0: the kubelet's"`
+	Period int64  `toml:"cpuperiod" apply:"reload" help:"length of a period in microseconds; 0: the kubelet's"`
+	Set    string `toml:"cpuset" apply:"reload" help:"CPUs on which a container runs, such as 0-1,52-53; empty: the kubelet's"`
+	Limit  int64  `toml:"cpulimit" apply:"reload" help:"CPU limit in thousandths of a CPU, from which the quota is calculated in place of cpuquota; 0: none"`
 }
 
 // infraContainer is the name under which a pod overrides the resources of its

@@ -21,6 +21,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/intel/goresctrl/pkg/blockio"
 	"github.com/intel/goresctrl/pkg/kubernetes"
@@ -46,7 +47,8 @@ type Container struct {
 // Classes are those of a node. A program has only one: goresctrl keeps them in
 // global variables.
 type Classes struct {
-	cfg Config
+	cfg     Config
+	blockIO atomic.Pointer[string] // the file of classes
 
 	mu     sync.Mutex // for goresctrl's variables
 	rdtErr error      // why this node has no RDT; nil: it has
@@ -55,11 +57,10 @@ type Classes struct {
 // New checks the files.
 func New(cfg Config) (*Classes, error) {
 	c := &Classes{cfg: cfg}
-	if cfg.BlockIOFile != "" {
-		if err := c.readBlockIO(); err != nil {
-			return nil, err
-		}
+	if err := c.CheckBlockIO(cfg.BlockIOFile); err != nil {
+		return nil, err
 	}
+	c.UseBlockIO(cfg.BlockIOFile)
 	if cfg.RDTFile != "" {
 		if err := parseRDT(cfg.RDTFile); err != nil {
 			return nil, fmt.Errorf("runtime.rdt_config_file %s: %w: %w", cfg.RDTFile, err, fault.Invalid)
@@ -78,8 +79,21 @@ func parseRDT(path string) error {
 	return yaml.UnmarshalStrict(text, &rdt.Config{})
 }
 
-func (c *Classes) readBlockIO() error {
-	if err := blockio.SetConfigFromFile(c.cfg.BlockIOFile, false); err != nil {
+// CheckBlockIO says what is wrong with a file of classes of block I/O, which may be empty.
+func (c *Classes) CheckBlockIO(path string) error {
+	if path == "" {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return readBlockIO(path)
+}
+
+// UseBlockIO makes path the file of classes of block I/O; empty: there are none.
+func (c *Classes) UseBlockIO(path string) { c.blockIO.Store(&path) }
+
+func readBlockIO(path string) error {
+	if err := blockio.SetConfigFromFile(path, false); err != nil {
 		return fmt.Errorf("runtime.blockio_config_file: %w: %w", err, fault.Invalid)
 	}
 	return nil
@@ -134,31 +148,33 @@ func (c *Classes) addBlockIO(ctx context.Context, s *specs.Spec, of Container) e
 	if err != nil || class == "" {
 		return err
 	}
-	if c.cfg.BlockIOFile == "" {
+	path := *c.blockIO.Load()
+	if path == "" {
 		tellNoEffect(ctx, of, "block I/O", class)
 		return nil
 	}
-	s.Linux.Resources.BlockIO, err = c.blockIO(class)
+	s.Linux.Resources.BlockIO, err = settingsIn(path, class)
 	return err
 }
 
 // BlockIO returns the settings for containers of a class.
 func (c *Classes) BlockIO(class string) (*specs.LinuxBlockIO, error) {
-	if c.cfg.BlockIOFile == "" {
+	path := *c.blockIO.Load()
+	if path == "" {
 		return nil, fmt.Errorf("block I/O class %.80q: this node has none; set runtime.blockio_config_file: %w", class, fault.Precondition)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.blockIO(class)
+	return settingsIn(path, class)
 }
 
-// blockIO reads the file again: new devices may have appeared.
-func (c *Classes) blockIO(class string) (*specs.LinuxBlockIO, error) {
-	if err := c.readBlockIO(); err != nil {
+// settingsIn reads the file of classes again: new devices may have appeared.
+func settingsIn(path, class string) (*specs.LinuxBlockIO, error) {
+	if err := readBlockIO(path); err != nil {
 		return nil, err
 	}
 	if known := blockio.GetClasses(); !slices.Contains(known, class) {
-		return nil, fmt.Errorf("unknown block I/O class %.80q, %s has: %s: %w", class, c.cfg.BlockIOFile, strings.Join(known, ", "), fault.Invalid)
+		return nil, fmt.Errorf("unknown block I/O class %.80q, %s has: %s: %w", class, path, strings.Join(known, ", "), fault.Invalid)
 	}
 	return blockio.OciLinuxBlockIO(class)
 }

@@ -37,8 +37,8 @@ import (
 
 // Config is what an operator sets.
 type Config struct {
-	SharedCPUs      string   `toml:"shared_cpuset" apply:"restart" help:"CPUs, such as 0-1,52-53, that containers with CPUs of their own get as well if their pod asks for that (cpu-shared.crio.io); empty: none"`
-	IrqbalanceFiles []string `toml:"irqbalance_config_files" apply:"restart" form:"path" help:"configuration files of irqbalance; in the first one that exists crius lists the CPUs that get no interrupts, and it restarts irqbalance then; empty: irqbalance is left alone"`
+	SharedCPUs      string   `toml:"shared_cpuset" apply:"restart: what was changed on the node for running containers is undone by it" help:"CPUs, such as 0-1,52-53, that containers with CPUs of their own get as well if their pod asks for that (cpu-shared.crio.io); empty: none"`
+	IrqbalanceFiles []string `toml:"irqbalance_config_files" apply:"restart: what was changed on the node for running containers is undone by it" form:"path" help:"configuration files of irqbalance; in the first one that exists crius lists the CPUs that get no interrupts, and it restarts irqbalance then; empty: irqbalance is left alone"`
 }
 
 // DefaultConfig returns what an empty configuration file means.

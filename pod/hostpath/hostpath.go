@@ -22,7 +22,7 @@ import (
 // Paths checks the paths of one node.
 type Paths struct {
 	*conmon.HostPaths
-	Reject []string // paths that are not created if they are missing
+	Reject func() []string // paths that are not created if they are missing
 }
 
 // Prepare starts to check the host paths of a container's mounts in the background. ensure
@@ -32,7 +32,7 @@ func (p *Paths) Prepare(ctx context.Context, mounts []*cri.Mount) (ensure func()
 	var wanted, absent []string
 	for _, m := range mounts {
 		source := path.Clean(m.GetHostPath())
-		if valid(source) && !slices.Contains(p.Reject, source) {
+		if valid(source) && !slices.Contains(p.Reject(), source) {
 			wanted = append(wanted, source)
 		}
 	}
@@ -93,7 +93,7 @@ func (p *Paths) Explain(ctx context.Context, mounts []*cri.Mount, cause error) e
 	}
 	for _, m := range mounts {
 		source := path.Clean(m.GetHostPath())
-		if m.GetHostPath() == "" || !slices.Contains(p.Reject, source) {
+		if m.GetHostPath() == "" || !slices.Contains(p.Reject(), source) {
 			continue
 		}
 		// A path that does not answer is not missing.

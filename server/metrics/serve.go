@@ -19,14 +19,14 @@ import (
 // Config says where metrics are served, and which pod metrics there are.
 type Config struct {
 	// IncludedPodMetrics is for the CRI server (server.Services.PodMetrics).
-	IncludedPodMetrics []string `toml:"included_pod_metrics" apply:"restart" choices:"cpu,memory,disk,diskIO,network,tcp,udp,process,oom,pressure,hugetlb,spec,all" help:"kinds of pod metrics served to kubelets with the feature gate PodAndContainerStatsFromCRI, with the names that cAdvisor uses: cpu, memory, network, disk, diskIO, process, oom, pressure, spec, hugetlb, tcp, udp, or all; empty list: none"`
+	IncludedPodMetrics []string `toml:"included_pod_metrics" apply:"reload" choices:"cpu,memory,disk,diskIO,network,tcp,udp,process,oom,pressure,hugetlb,spec,all" help:"kinds of pod metrics served to kubelets with the feature gate PodAndContainerStatsFromCRI, with the names that cAdvisor uses: cpu, memory, network, disk, diskIO, process, oom, pressure, spec, hugetlb, tcp, udp, or all; empty list: none"`
 
-	Address         string `toml:"address" apply:"restart" help:"HOST:PORT on which metrics are served, in addition to the unix socket metrics.sock in run_root; empty: none"`
-	TLSCertFile     string `toml:"tls_cert_file" apply:"restart" input:"yes" help:"PEM certificate for metrics over TLS; reloaded when the file changes"`
-	TLSKeyFile      string `toml:"tls_key_file" apply:"restart" input:"yes" help:"PEM key of that certificate"`
-	TLSClientCAFile string `toml:"tls_client_ca_file" apply:"restart" help:"PEM file of CA certificates that client certificates must be signed by; empty: clients need no certificate"`
+	Address         string `toml:"address" apply:"restart: the listener is opened at the start" help:"HOST:PORT on which metrics are served, in addition to the unix socket metrics.sock in run_root; empty: none"`
+	TLSCertFile     string `toml:"tls_cert_file" apply:"restart: the listener is opened at the start; new content of the file takes effect at once" input:"yes" help:"PEM certificate for metrics over TLS; reloaded when the file changes"`
+	TLSKeyFile      string `toml:"tls_key_file" apply:"restart: the listener is opened at the start; new content of the file takes effect at once" input:"yes" help:"PEM key of that certificate"`
+	TLSClientCAFile string `toml:"tls_client_ca_file" apply:"restart: the listener is opened at the start; new content of the file takes effect at once" help:"PEM file of CA certificates that client certificates must be signed by; empty: clients need no certificate"`
 
-	StatusPage bool `toml:"status_page" apply:"restart" help:"serve a page for browsers at /status, beside /metrics: conditions, operations, pulls, handlers, pods, and containers that do not run, by their names; whoever reaches metrics.address can read it"`
+	StatusPage bool `toml:"status_page" apply:"restart: the pages are set up at the start" help:"serve a page for browsers at /status, beside /metrics: conditions, operations, pulls, handlers, pods, and containers that do not run, by their names; whoever reaches metrics.address can read it"`
 }
 
 // Options are the inputs of Listen.

@@ -40,9 +40,9 @@ import (
 
 // Config configures the export of traces.
 type Config struct {
-	Endpoint     string `toml:"endpoint" apply:"restart" form:"collector or empty" help:"URL of an OTLP collector over gRPC: http://127.0.0.1:4317, or https:// for TLS; empty: no tracing"`
-	CAFile       string `toml:"ca_file" apply:"restart" form:"path or empty" input:"yes" help:"PEM file of CA certificates used to verify the collector; empty: the system's CA certificates"`
-	SamplingRate int    `toml:"sampling_rate_per_million" apply:"restart" help:"number of calls per million that are traced if the caller passes no trace context; otherwise the caller decides"`
+	Endpoint     string `toml:"endpoint" apply:"restart: the connection to the collector is set up at the start" form:"collector or empty" help:"URL of an OTLP collector over gRPC: http://127.0.0.1:4317, or https:// for TLS; empty: no tracing"`
+	CAFile       string `toml:"ca_file" apply:"restart: the connection to the collector is set up at the start" form:"path or empty" input:"yes" help:"PEM file of CA certificates used to verify the collector; empty: the system's CA certificates"`
+	SamplingRate int    `toml:"sampling_rate_per_million" apply:"restart: the connection to the collector is set up at the start" help:"number of calls per million that are traced if the caller passes no trace context; otherwise the caller decides"`
 }
 
 // PerMillion is the sampling rate at which everything is traced.

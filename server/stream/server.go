@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -67,6 +68,7 @@ type Server struct {
 	tickets  *tickets
 	forwards *forwards
 	sessions sync.WaitGroup
+	idle     atomic.Int64 // Config.IdleTimeout
 }
 
 // Check is what New finds wrong without listening.
@@ -112,12 +114,20 @@ func New(cfg Config, engine Engine) (*Server, error) {
 		tickets:  newTickets(cfg.MaxSessions, cfg.MaxSessionsPerContainer),
 		forwards: &forwards{places: newShares(maxForwardsInSum)},
 	}
+	s.idle.Store(int64(cfg.IdleTimeout))
 	if secure != nil {
 		s.base.Scheme = "https"
 		s.listener = tls.NewListener(s.listener, secure)
 	}
 	s.http = s.newHTTP()
 	return s, nil
+}
+
+// Bound replaces Config.IdleTimeout for later sessions, and the numbers of sessions of Config. No
+// session ends because of that.
+func (s *Server) Bound(idle time.Duration, most, mostEach int) {
+	s.idle.Store(int64(idle))
+	s.tickets.bound(most, mostEach)
 }
 
 // checkAddress wants an address that a client can be sent to.
@@ -246,7 +256,7 @@ func serve[T any](s *Server, handle func(*session, T)) http.HandlerFunc {
 		v := &session{server: s, conn: c, w: answer, r: r.WithContext(ctx), ctx: ctx, entry: entry}
 		entry.From(r.RemoteAddr)
 		v.work.Go(func() {
-			if c.wait(ctx, s.cfg.IdleTimeout) {
+			if c.wait(ctx, time.Duration(s.idle.Load())) {
 				cancel(c.why())
 				_ = c.Close() // whoever still writes is told
 			}

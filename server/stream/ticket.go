@@ -47,6 +47,14 @@ func newTickets(most, mostEach int) *tickets {
 	return t
 }
 
+// bound replaces the numbers of newTickets.
+func (t *tickets) bound(most, mostEach int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.open.most, t.mostEach = most, mostEach
+	t.freed.Broadcast()
+}
+
 // ticket admits one client to one session.
 type ticket struct {
 	party   party

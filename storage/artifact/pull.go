@@ -191,8 +191,8 @@ func (p *pull) commit() error {
 func (p *pull) fetchAll(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	cfg := &p.store.cfg
-	watch := progress.New(cfg.Pulls, p.src.Name.String(), cfg.ProgressTimeout, cfg.MinPullRate, p.src.Asked, cancel).Start(ctx)
+	cfg := p.store.cfg.Settings()
+	watch := progress.New(p.store.cfg.Pulls, p.src.Name.String(), cfg.ProgressTimeout, cfg.MinPullRate, p.src.Asked, cancel).Start(ctx)
 	defer watch.Stop()
 	if err := p.linkPresent(watch.Events); err != nil {
 		return err

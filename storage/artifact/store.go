@@ -39,12 +39,17 @@ type Config struct {
 	// IsImage reports whether an image has an id: then no artifact may have it.
 	IsImage func(id string) (bool, error)
 
-	Pulls           *progress.Counts
-	ProgressTimeout time.Duration // as in storage.Config, and the next two
+	Pulls       *progress.Counts
+	Settings    func() Settings // in force when a pull begins
+	Connections int             // of a pull, until SetConnections
+	Downloads   *download.Dir   // of images, which are also deleted when the disk is full; nil: there are none
+}
+
+// Settings are those of storage.Config.
+type Settings struct {
+	ProgressTimeout time.Duration
 	MinPullRate     int64
 	Parallel        int
-	Connections     int           // of a pull
-	Downloads       *download.Dir // of images, which are also deleted when the disk is full; nil: there are none
 }
 
 // In returns the directory of the store in an image root. podman and CRI-O keep artifacts in
@@ -105,13 +110,16 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	return s, nil
 }
 
+// SetConnections replaces Config.Connections.
+func (s *Store) SetConnections(most int) { s.downloads.Connections.Store(int64(most)) }
+
 // makeDownloads returns the directory for downloads of files. It is on the disk of the content, so
 // that downloads become content without a copy, and one artifact may have a large part of the
 // limit.
 func (cfg *Config) makeDownloads() *download.Dir {
 	d := download.In(cfg.Dir)
 	d.Limits.Files, d.Limits.Share = source.MaxFiles, 2
-	d.Connections = cfg.Connections
+	d.Connections.Store(int64(cfg.Connections))
 	if d.Beside = cfg.Downloads; d.Beside != nil {
 		d.Beside.Beside = d
 	}

@@ -30,7 +30,7 @@ import (
 func (p *Puller) copy(ctx context.Context, src *source.Image, job *durable.Job, t unpack.Task) (string, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	watch := progress.New(p.Counts, src.Name.String(), p.ProgressTimeout, p.MinPullRate, src.Asked, cancel)
+	watch := progress.New(p.Counts, src.Name.String(), p.Settings.Load().ProgressTimeout, p.Settings.Load().MinPullRate, src.Asked, cancel)
 	watch.Waited = src.Waited
 	watch.Start(ctx)
 	defer watch.Stop()
@@ -75,7 +75,7 @@ func (p *Puller) copyPresent(ctx context.Context, src *source.Image, job *durabl
 	}
 	src.PresentOnly = true
 	defer func() { src.PresentOnly = false }()
-	sys := p.Registries.Context()
+	sys := p.Settings.Load().Registries.Context()
 	sys.BigFilesTemporaryDir = job.Temporary
 	store, options := source.PresentOnly{Store: p.Library}, copy.Options{Progress: events}
 	if len(src.Indexes) > 0 { // the name may have the digest of one, which the library does not see
@@ -103,8 +103,8 @@ func (p *Puller) copyByWorker(ctx context.Context, src *source.Image, job *durab
 	if err := p.features.Find(ctx, p.Options); err != nil {
 		return "", err
 	}
-	t.Source, t.Store, t.Job, t.Temporary, t.Parallel = src, p.Options, job.Lock, job.Temporary, p.ParallelLayers
-	t.Unpacking, t.RepeatRoom, t.Cgroups, t.Program = p.UnpackParallel, p.RepeatRoom, p.Cgroups, p.Program
+	t.Source, t.Store, t.Job, t.Temporary, t.Parallel = src, p.Options, job.Lock, job.Temporary, p.Settings.Load().ParallelLayers
+	t.Unpacking, t.RepeatRoom, t.Cgroups, t.Program = p.Settings.Load().UnpackParallel, p.RepeatRoom, p.Cgroups, p.Program
 	t.Writable = []string{p.Library.GraphRoot(), p.Library.RunRoot(), job.Temporary}
 	if p.Options.ImageStore != "" {
 		t.Writable = append(t.Writable, p.Options.ImageStore)

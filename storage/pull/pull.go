@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -61,7 +62,7 @@ type Settings struct {
 
 // Puller pulls into one image store. Its methods are safe for concurrent use.
 type Puller struct {
-	Settings
+	Settings atomic.Pointer[Settings] // never changed in place
 
 	Library    cstorage.Store
 	Options    storagetypes.StoreOptions // of Library
@@ -114,13 +115,13 @@ func (p *Puller) Pull(ctx context.Context, req Request, take func(context.Contex
 		return fmt.Errorf("pull: %w", err)
 	}
 	sysregistriesv2.InvalidateCache()
-	names, err := registry.PullNames(p.Registries.Context(), short)
+	names, err := registry.PullNames(p.Settings.Load().Registries.Context(), short)
 	if err != nil {
 		return fmt.Errorf("pull %s: %w", short, err)
 	}
-	if p.PullTimeout > 0 {
+	if p.Settings.Load().PullTimeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, p.PullTimeout, progress.ErrTooLong)
+		ctx, cancel = context.WithTimeoutCause(ctx, p.Settings.Load().PullTimeout, progress.ErrTooLong)
 		defer cancel()
 	}
 	var failures []error
@@ -150,7 +151,7 @@ type named struct {
 // pullFor pulls one full name with the credentials that the pod's namespace has for it, unless
 // the request is for a kind of artifacts: credential providers are asked for images alone.
 func (p *Puller) pullFor(ctx context.Context, n named) error {
-	dir := p.NamespacedAuthDir
+	dir := p.Settings.Load().NamespacedAuthDir
 	if n.request.Kind != nil {
 		dir = ""
 	}
@@ -287,7 +288,7 @@ func warnIfForeign(ctx context.Context, name reference.Named, id string, config 
 
 // context returns the configuration of registries for a pull, without credentials of its request.
 func (p *Puller) context(n named) *types.SystemContext {
-	sys := p.Registries.Context()
+	sys := p.Settings.Load().Registries.Context()
 	sys.AuthFilePath = cmp.Or(n.authFile, sys.AuthFilePath)
 	return sys
 }
@@ -316,7 +317,7 @@ func (p *Puller) reach(ctx context.Context, n named) (_ *source.Image, leave fun
 			end()
 		}
 	}()
-	if err := hosts.Follow(p.HostsDirs, dir, sys, n.name); err != nil {
+	if err := hosts.Follow(p.Settings.Load().HostsDirs, dir, sys, n.name); err != nil {
 		return nil, nil, err
 	}
 	left, err := source.Skip(sys, n.name, n.skip, dir)
@@ -373,7 +374,7 @@ func (p *Puller) openSource(ctx context.Context, sys *types.SystemContext, polic
 	err = trace.Wait(ctx, trace.Waiting{Name: "ask registry", For: reference.Domain(name)}, func(ctx context.Context) (err error) {
 		src, err = source.Open(ctx, sys, policy, name, func(config digest.Digest) []byte { return storedConfig(p.Library, config) }, dir)
 		if err == nil {
-			err = src.Unlock(ctx, p.DecryptionKeys)
+			err = src.Unlock(ctx, p.Settings.Load().DecryptionKeys)
 		}
 		return err
 	})
@@ -385,9 +386,9 @@ func (p *Puller) openSource(ctx context.Context, sys *types.SystemContext, polic
 
 // boundReach bounds the time until an image is inspected.
 func (p *Puller) boundReach(ctx context.Context, sources int) (context.Context, context.CancelFunc) {
-	limit, cause := p.ProgressTimeout/time.Duration(sources), progress.ErrStalled
+	limit, cause := p.Settings.Load().ProgressTimeout/time.Duration(sources), progress.ErrStalled
 	switch {
-	case p.ProgressTimeout == 0:
+	case p.Settings.Load().ProgressTimeout == 0:
 		return ctx, func() {}
 	case sources > 1:
 		cause = fmt.Errorf("%w (%s of it for a mirror)", cause, limit)
@@ -406,7 +407,7 @@ func (p *Puller) pullImage(ctx context.Context, n named, src *source.Image) (id 
 	if err := p.DropLost(ctx); err != nil {
 		return "", err
 	}
-	job, err := p.Leftovers.BeginPull(ctx, src.ImageID(), cmp.Or(p.TemporaryDir, p.Library.ImageStore()), durable.Needs{Layers: src.LayerIDs(), Digests: src.LayerDigests()})
+	job, err := p.Leftovers.BeginPull(ctx, src.ImageID(), cmp.Or(p.Settings.Load().TemporaryDir, p.Library.ImageStore()), durable.Needs{Layers: src.LayerIDs(), Digests: src.LayerDigests()})
 	if err != nil {
 		return "", err
 	}

@@ -69,6 +69,11 @@ func In(dir string, limits Limits) *Projects {
 	return &Projects{dir: dir, limits: limits, kernel: filesystem(dir)}
 }
 
+// With returns the projects for new layers that get other limits.
+func (p *Projects) With(limits Limits) *Projects {
+	return &Projects{dir: p.dir, limits: limits, kernel: p.kernel}
+}
+
 // Check says why the limits cannot be enforced. The error is fault.Precondition.
 func (p *Projects) Check() error {
 	if p.limits == (Limits{}) {

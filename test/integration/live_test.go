@@ -17,12 +17,13 @@ func TestReloadIsAboutWhatIsMadeAfterwards(t *testing.T) {
 	w := private(t, node.Options{Config: "[pod]\nshm_size = 2097152\n"})
 	old := w.run(t, handlers[1])
 	audit := w.Path("audit.log")
-	if err := w.Configure("20-live", "[pod]\nshm_size = 3145728\n[api]\naudit = 'all'\naudit_file = '"+audit+"'\nstream_max_sessions = 7\n"); err != nil {
+	if err := w.Configure("20-live", "[pod]\nshm_size = 3145728\ndefault_env = ['LIVE=yes']\npids_limit = 77\n[image]\nvolumes = 'ignore'\n[api]\naudit = 'all'\naudit_file = '"+audit+"'\nmax_message_size = 8388608\n"); err != nil {
 		t.Fatal(err)
 	}
 	argv := w.Argv("reload")
 	out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput()
-	if want := "changed: api.audit\nchanged: api.audit_file\nchanged: pod.shm_size\nneeds a restart: api.stream_max_sessions\n"; err != nil || string(out) != want {
+	if want := "changed: api.audit\nchanged: api.audit_file\nchanged: image.volumes\nchanged: pod.default_env\nchanged: pod.pids_limit\nchanged: pod.shm_size\n" +
+		"needs a restart: api.max_message_size (the connections of clients are made with it)\n"; err != nil || string(out) != want {
 		t.Errorf("%v: %s, want %s", err, out, want)
 	}
 	for p, size := range map[*pod]string{old: "size=2048k", w.run(t, handlers[1]): "size=3072k"} {
@@ -30,6 +31,9 @@ func TestReloadIsAboutWhatIsMadeAfterwards(t *testing.T) {
 		mounts := c.procfs(t, "mountinfo")
 		if line, _, _ := strings.Cut(mounts[strings.Index(mounts, " /dev/shm "):], "\n"); !strings.Contains(line, size) {
 			t.Errorf("/dev/shm is %s, want %s", line, size)
+		}
+		if env := c.procfs(t, "environ"); !strings.Contains(env, "LIVE=yes") { // in older pods as well
+			t.Errorf("the environment is %q", env)
 		}
 		endsWith(t, c.session(t, w.spdy(), "exit 0"), 0)
 	}

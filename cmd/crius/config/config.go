@@ -39,10 +39,10 @@ const DefaultFile = "/etc/crius/crius.toml"
 
 // Config has all options that an operator can set.
 type Config struct {
-	Root      string `toml:"root" apply:"restart" form:"path" help:"directory for state that must survive a reboot: records of pods and containers, writable layers"`
-	RunRoot   string `toml:"run_root" apply:"restart" form:"path" help:"directory for state that a reboot may discard: bundles, mounts, sockets"`
+	Root      string `toml:"root" apply:"restart: the records of running pods are there" form:"path" help:"directory for state that must survive a reboot: records of pods and containers, writable layers"`
+	RunRoot   string `toml:"run_root" apply:"restart: the sockets and mounts of running pods are there" form:"path" help:"directory for state that a reboot may discard: bundles, mounts, sockets"`
 	LogLevel  string `toml:"log_level" apply:"reload" choices:"debug,info,warn,error" help:"lowest severity that is logged: debug, info, warn or error"`
-	LogFormat string `toml:"log_format" apply:"restart" choices:"text,json" help:"format of the log on standard error: text or json"`
+	LogFormat string `toml:"log_format" apply:"restart: the log is set up at the start" choices:"text,json" help:"format of the log on standard error: text or json"`
 
 	API     server.Config  `toml:"api" help:"The CRI endpoint."`
 	Metrics metrics.Config `toml:"metrics" help:"Prometheus metrics."`

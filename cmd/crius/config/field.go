@@ -19,7 +19,7 @@ import (
 //
 //	toml     the name of the key
 //	help     one sentence for people, without its full stop
-//	apply    when a changed value takes effect: reload or restart; required
+//	apply    when a changed value takes effect: reload, or "restart: " and the reason; required
 //	choices  the values that are allowed, separated by commas; absent: any
 //	form     the rule for its values, one of forms; absent: none beyond the type
 //	input    yes: names files or directories that crius only reads
@@ -59,6 +59,12 @@ func (f field) live() bool {
 	default:
 		return f.tag.Get("apply") == "reload"
 	}
+}
+
+// whyRestart says why a changed value needs a restart; empty: it does not.
+func (f field) whyRestart() string {
+	_, why, _ := strings.Cut(f.tag.Get("apply"), "restart: ")
+	return why
 }
 
 func allLive(table reflect.Value) bool {

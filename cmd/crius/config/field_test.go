@@ -22,8 +22,8 @@ func TestTagsOfOptions(t *testing.T) {
 					t.Errorf("%s has the tag %s, which means nothing", k.Path, m[1])
 				}
 			}
-			if apply := k.tag.Get("apply"); apply != "reload" && apply != "restart" {
-				t.Errorf("%s has the tag apply:%q: say whether a changed value takes effect at a reload or after a restart", k.Path, apply)
+			if apply := k.tag.Get("apply"); (apply != "reload") != (k.WhyRestart() != "") {
+				t.Errorf("%s has the tag apply:%q: say that a changed value takes effect at a reload, or after a restart and why", k.Path, apply)
 			}
 			if input, has := k.tag.Lookup("input"); has && input != "yes" {
 				t.Errorf("%s has the tag input:%q instead of yes", k.Path, input)
@@ -58,7 +58,7 @@ func TestPodMetricChoicesAreThoseOfTheServer(t *testing.T) {
 func TestTablesOfAMapAreLiveAsAWhole(t *testing.T) {
 	type mixed struct {
 		A string `toml:"a" apply:"reload"`
-		B string `toml:"b" apply:"restart"`
+		B string `toml:"b" apply:"restart: it is read at the start"`
 	}
 	type table struct {
 		Mixed map[string]mixed `toml:"mixed"`

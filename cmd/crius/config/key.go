@@ -43,6 +43,9 @@ func (k Key) Type() string { return typeName(k.value) }
 // server.
 func (k Key) Live() bool { return k.live() }
 
+// WhyRestart says why a changed value needs a restart of the server; empty: a reload applies it.
+func (k Key) WhyRestart() string { return k.whyRestart() }
+
 // Choices returns the allowed values; nil: any.
 func (k Key) Choices() []string {
 	if list := k.tag.Get("choices"); list != "" {

@@ -7,24 +7,16 @@ import (
 	"strings"
 )
 
-// Live lists the options that a reload applies, in the order of the template. A map of
-// tables appears as one entry.
-func Live() []string {
+// WhyRestart says why a changed value of the option at path needs a restart; empty: it does not, or
+// there is no such option.
+func WhyRestart(path string) string {
 	c := Default()
-	return liveIn(reflect.ValueOf(c), "")
-}
-
-func liveIn(table reflect.Value, path string) (live []string) {
-	for f := range fields(table) {
-		at := join(path, f.name)
-		switch {
-		case f.value.Kind() == reflect.Struct:
-			live = append(live, liveIn(f.value, at)...)
-		case f.live():
-			live = append(live, at)
+	for key := range c.keys() {
+		if key.Path == path {
+			return key.WhyRestart()
 		}
 	}
-	return live
+	return ""
 }
 
 // Reloaded returns l with the values of wanted that a reload applies.

@@ -7,19 +7,19 @@ import (
 
 func TestReloaded(t *testing.T) {
 	n := newNode(t)
-	n.write(n.file, "log_level = 'warn'\n[pod]\npids_limit = 7\n[runtime.handlers.old]\n[runtime.handlers.runc]\nmin_memory = 5")
+	n.write(n.file, "log_level = 'warn'\n[pod]\nnamespaces_dir = '/run/a'\n[runtime.handlers.old]\n[runtime.handlers.runc]\nmin_memory = 5")
 	before, err := n.load()
 	if err != nil {
 		t.Fatal(err)
 	}
 	equal(t, "differences of equals", len(Differences(before, before)), 0)
-	n.write(n.file, "[pod]\npids_limit = 8\n[runtime]\ndefault_handler = 'new'\n[runtime.handlers.new]\n[runtime.handlers.runc]\nmin_memory = 6")
+	n.write(n.file, "[pod]\nnamespaces_dir = '/run/b'\n[runtime]\ndefault_handler = 'new'\n[runtime.handlers.new]\n[runtime.handlers.runc]\nmin_memory = 6")
 	wanted, err := n.load()
 	if err != nil {
 		t.Fatal(err)
 	}
 	next := before.Reloaded(wanted)
-	equal(t, "what waits", Differences(next, wanted), []string{"pod.pids_limit"})
+	equal(t, "what waits", Differences(next, wanted), []string{"pod.namespaces_dir"})
 	changed := Differences(before, next)
 	for _, key := range []string{"log_level", "runtime.default_handler", "runtime.handlers.new", "runtime.handlers.old", "runtime.handlers.runc.min_memory"} {
 		if !slices.Contains(changed, key) {
@@ -31,7 +31,7 @@ func TestReloaded(t *testing.T) {
 			t.Errorf("%s is among %v", key, changed)
 		}
 	}
-	equal(t, "origin of what waits", next.Origin("pod.pids_limit"), before.Origin("pod.pids_limit"))
+	equal(t, "origin of what waits", next.Origin("pod.namespaces_dir"), before.Origin("pod.namespaces_dir"))
 	equal(t, "origin of what has changed", next.Origin("runtime.default_handler"), wanted.Origin("runtime.default_handler"))
 	equal(t, "origin of what is gone", next.Origin("log_level"), "default")
 }

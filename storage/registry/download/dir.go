@@ -48,7 +48,7 @@ type Dir struct {
 	Patience time.Duration
 	// Connections is how many connections a pull may have. Large blobs come over the connections
 	// that other blobs leave, in ranges of RangeSize bytes; 0 or 1: each blob comes over one.
-	Connections int
+	Connections atomic.Int64
 	RangeSize   int64
 	// Beside is another directory that is cleared as well when the disk of both is full; nil: there
 	// is none.

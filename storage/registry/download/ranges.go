@@ -78,8 +78,8 @@ func (f *fetch) newRest(ctx context.Context, main io.ReadCloser, from int64) *re
 	r := &rest{fetch: f, at: from, main: main, ranges: map[int64]*blobRange{}, ended: make(chan struct{}, 1)}
 	r.ctx, r.cancel = context.WithCancel(ctx)
 	f.connected()
-	left, size, window := f.info.Size-from, f.dir.RangeSize, rangesAhead*int64(f.dir.Connections)
-	if f.dir.Connections < 2 || f.src.Mirrored() || left < 2*size || !f.dir.hasRoom(unpacked*left+size*window) {
+	left, size, window := f.info.Size-from, f.dir.RangeSize, rangesAhead*f.dir.Connections.Load()
+	if f.dir.Connections.Load() < 2 || f.src.Mirrored() || left < 2*size || !f.dir.hasRoom(unpacked*left+size*window) {
 		return r
 	}
 	var err error
@@ -107,7 +107,7 @@ func (f *fetch) takeConnection() bool {
 	if f.pull.narrow.Load() {
 		return false
 	}
-	if f.pull.connections.Add(1) > int64(f.dir.Connections) {
+	if f.pull.connections.Add(1) > f.dir.Connections.Load() {
 		f.pull.connections.Add(-1)
 		return false
 	}

@@ -131,7 +131,8 @@ func (errorReader) Read([]byte) (int, error) { return 0, errCut }
 // wide is a directory whose pulls may have several connections.
 func wide(t *testing.T, connections int) *Dir {
 	d := newDir(t)
-	d.Connections, d.RangeSize = connections, small
+	d.RangeSize = small
+	d.Connections.Store(int64(connections))
 	d.Limits.Age = math.MaxInt64 // clocks of bubbles are wrong
 	return d
 }
@@ -436,7 +437,8 @@ func TestRangesMakeRoom(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		d := onDisk(t)
-		d.Connections, d.RangeSize = 3, small
+		d.RangeSize = small
+		d.Connections.Store(3)
 		content, info := long()
 		src := &ranged{content: content, waits: func() { fillUp(t, d, info.Size-small/2) }}
 		got := fetchLong(t.Context(), d, src, info)
@@ -447,7 +449,8 @@ func TestRangesMakeRoom(t *testing.T) {
 	})
 	synctest.Test(t, func(t *testing.T) {
 		d := onDisk(t)
-		d.Connections, d.RangeSize = 3, small
+		d.RangeSize = small
+		d.Connections.Store(3)
 		content, info := long()
 		fillUp(t, d, info.Size+small)
 		src := &ranged{content: content}

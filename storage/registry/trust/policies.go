@@ -51,6 +51,19 @@ func NewPolicies(file, dir string) *Policies {
 	return &Policies{file: file, dir: dir, parsed: map[string]*Policy{}, accepted: map[Answer]time.Time{}}
 }
 
+// Use replaces the files of NewPolicies.
+func (p *Policies) Use(file, dir string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.file, p.dir = file, dir
+}
+
+func (p *Policies) files() (file, dir string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.file, p.dir
+}
+
 // namespaceName matches names of namespaces in Kubernetes, which are safe as file names.
 var namespaceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
@@ -76,13 +89,14 @@ func (p *Policies) For(namespace string) (*Policy, error) {
 }
 
 func (p *Policies) read(namespace string) (path string, content []byte, err error) {
-	if p.dir != "" && IsNamespace(namespace) {
-		path = filepath.Join(p.dir, namespace+".json")
+	file, dir := p.files()
+	if dir != "" && IsNamespace(namespace) {
+		path = filepath.Join(dir, namespace+".json")
 		if content, err = regular.Read(path, maxFile); !errors.Is(err, fs.ErrNotExist) {
 			return path, content, err
 		}
 	}
-	if path = p.file; path == "" {
+	if path = file; path == "" {
 		if path, err = defaultFile(); err != nil {
 			return "", nil, err
 		}

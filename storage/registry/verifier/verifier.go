@@ -45,10 +45,9 @@ const (
 
 // Verifiers are the programs in a directory. They are safe for concurrent use.
 type Verifiers struct {
-	Dir     string        // empty: every image is accepted
-	Timeout time.Duration // of each program
-
 	mu      sync.Mutex
+	dir     string        // empty: every image is accepted
+	timeout time.Duration // of each program
 	answers map[[sha256.Size]byte]answer
 }
 
@@ -58,16 +57,33 @@ type answer struct {
 	verdict string
 }
 
+// Use has images checked by the programs in dir, each within timeout. An empty dir accepts every image.
+func (v *Verifiers) Use(dir string, timeout time.Duration) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.dir, v.timeout = dir, timeout
+}
+
+func (v *Verifiers) used() (dir string, timeout time.Duration) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.dir, v.timeout
+}
+
 // On reports whether there is a directory.
-func (v *Verifiers) On() bool { return v != nil && v.Dir != "" }
+func (v *Verifiers) On() bool {
+	dir, _ := v.used()
+	return dir != ""
+}
 
 // Check asks all programs about an image under a name, and returns what they say. A refusal is
 // trust.ErrSignature, and fault.Denied, or fault.Precondition if a program cannot be asked.
 func (v *Verifiers) Check(ctx context.Context, name string, image imagespec.Descriptor) (verdict string, err error) {
-	if !v.On() {
+	dir, timeout := v.used()
+	if dir == "" {
 		return "", nil
 	}
-	programs, err := v.programs()
+	programs, err := programsIn(dir)
 	if err != nil {
 		return "", fmt.Errorf("image verifiers: %w: %w: %w", err, trust.ErrSignature, fault.Precondition)
 	}
@@ -78,7 +94,7 @@ func (v *Verifiers) Check(ctx context.Context, name string, image imagespec.Desc
 	var verdicts []string
 	for _, p := range programs {
 		err := trace.Do(ctx, "run image verifier", func(ctx context.Context) error {
-			said, err := v.run(ctx, p.path, name, image)
+			said, err := run(ctx, p.path, timeout, name, image)
 			verdicts = append(verdicts, filepath.Base(p.path)+": "+said)
 			return err
 		})
@@ -98,17 +114,17 @@ type file struct {
 	state string // changes if the file is replaced or written
 }
 
-// programs are the files of the directory, by name.
-func (v *Verifiers) programs() (all []file, err error) {
-	entries, err := os.ReadDir(v.Dir)
+// programsIn returns the files of a directory, by name.
+func programsIn(dir string) (all []file, err error) {
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("image.verifiers_dir: %w: create it, or unset the option if images need not be verified", err)
 	}
 	if len(entries) > maxPrograms {
-		return nil, fmt.Errorf("%s has %d files, at most %d verifiers are asked: remove some", v.Dir, len(entries), maxPrograms)
+		return nil, fmt.Errorf("%s has %d files, at most %d verifiers are asked: remove some", dir, len(entries), maxPrograms)
 	}
 	for _, e := range entries {
-		path := filepath.Join(v.Dir, e.Name())
+		path := filepath.Join(dir, e.Name())
 		info, err := os.Stat(path)
 		if err != nil {
 			return nil, err
@@ -126,12 +142,12 @@ func (v *Verifiers) programs() (all []file, err error) {
 }
 
 // run asks one program.
-func (v *Verifiers) run(ctx context.Context, path, name string, image imagespec.Descriptor) (said string, err error) {
+func run(ctx context.Context, path string, timeout time.Duration, name string, image imagespec.Descriptor) (said string, err error) {
 	descriptor, err := json.Marshal(image)
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, v.Timeout, fmt.Errorf("no answer within image.verifier_timeout (%s): %w: %w", v.Timeout, trust.ErrSignature, fault.Precondition))
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("no answer within image.verifier_timeout (%s): %w: %w", timeout, trust.ErrSignature, fault.Precondition))
 	defer cancel()
 	out, diagnosis := &capture.Head{Max: maxVerdict}, &capture.Tail{Max: maxVerdict}
 	cmd := exec.CommandContext(ctx, path, "-name", name, "-digest", image.Digest.String(), "-stdin-media-type", imagespec.MediaTypeDescriptor)

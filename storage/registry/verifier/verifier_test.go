@@ -34,7 +34,7 @@ func with(t *testing.T, scripts map[string]string) *Verifiers {
 	for name, script := range scripts {
 		put(t, filepath.Join(dir, name), "#!/bin/sh\n"+script+"\n")
 	}
-	return &Verifiers{Dir: dir, Timeout: time.Minute}
+	return &Verifiers{dir: dir, timeout: time.Minute}
 }
 
 // What containerd's documentation promises to a verifier.
@@ -60,11 +60,11 @@ func TestVerifierGetsNameDigestAndDescriptor(t *testing.T) {
 // Whatever goes wrong, the image is refused.
 func TestVerifiersRefuse(t *testing.T) {
 	t.Parallel()
-	missing := &Verifiers{Dir: filepath.Join(t.TempDir(), "none"), Timeout: time.Minute}
+	missing := &Verifiers{dir: filepath.Join(t.TempDir(), "none"), timeout: time.Minute}
 	short := with(t, map[string]string{"hangs": "echo thinking; sleep 1000 & sleep 1000"})
-	short.Timeout = time.Millisecond
+	short.timeout = time.Millisecond
 	file := with(t, nil)
-	if err := os.WriteFile(filepath.Join(file.Dir, "README"), nil, 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(file.dir, "README"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
@@ -117,15 +117,15 @@ func TestAnswersAreKept(t *testing.T) {
 	check("web:1", web, 1)
 	check("web:2", web, 2)
 	check("web:1", imagespec.Descriptor{Digest: digest.FromString("other")}, 3)
-	put(t, filepath.Join(v.Dir, "a"), "#!/bin/sh\n"+script+" # newer\n")
+	put(t, filepath.Join(v.dir, "a"), "#!/bin/sh\n"+script+" # newer\n")
 	check("web:1", web, 4)
-	put(t, filepath.Join(v.Dir, "b"), "#!/bin/sh\nexit 1\n")
+	put(t, filepath.Join(v.dir, "b"), "#!/bin/sh\nexit 1\n")
 	for range 2 {
 		if _, err := v.Check(t.Context(), "web:1", web); !errors.Is(err, fault.Denied) {
 			t.Errorf("refused once: %v", err)
 		}
 	}
-	if err := os.Remove(filepath.Join(v.Dir, "b")); err != nil {
+	if err := os.Remove(filepath.Join(v.dir, "b")); err != nil {
 		t.Fatal(err)
 	}
 	check("web:1", web, 6) // the refusals have asked it, too
