@@ -35,8 +35,10 @@ type Asked struct {
 	DisableFIPS     bool          // containers do not see that the node is in FIPS mode
 	LogVolume       string        // emptyDir volume in which containers see the pod's logs
 
-	Tuning tuning.Wishes // for containers with exclusive CPUs
+	// Tuning is for containers with exclusive CPUs; TuningOf says what one of them asks for.
+	Tuning tuning.Wishes
 
+	tuning   map[string]map[string]string // values of containers' own requests for CPUs, by container and name
 	unified  map[string]map[string]string // files of cgroup v2, by container
 	profiles map[string]string            // OCI artifacts with seccomp profiles, by container
 
@@ -84,8 +86,15 @@ var oldSpelling = map[string]string{
 	askShared:     askShared + askDomain,
 }
 
-// perContainer are the requests whose key names a container.
-var perContainer = []string{askUnified, askShared, askSeccomp}
+// perContainer are the requests whose key names a container, mayNameContainer those whose key may.
+var (
+	perContainer     = []string{askUnified, askShared, askSeccomp}
+	mayNameContainer = []string{askInterrupts, askBalancing, askQuota}
+)
+
+func wellNamed(name, container string) bool {
+	return slices.Contains(perContainer, name) == (container != "") || slices.Contains(mayNameContainer, name)
+}
 
 // allContainers stands in the key of a seccomp profile for all containers
 // without their own.
@@ -131,7 +140,7 @@ func Read(annotations map[string]string, rules Rules) (Asked, error) {
 		name, container := nameAsked(key)
 		switch {
 		case name == "":
-		case slices.Contains(perContainer, name) != (container != ""), oldSpelling[name] == "", !allowsAsked(a.Allowed, name):
+		case !wellNamed(name, container), oldSpelling[name] == "", !allowsAsked(a.Allowed, name):
 			a.Ignored = append(a.Ignored, key)
 		default:
 			if err := a.read(name, container, strings.TrimSpace(annotations[key]), rules.Devices); err != nil {

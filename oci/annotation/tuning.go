@@ -2,8 +2,11 @@ package annotation
 
 import (
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/crius-run/crius/oci/tuning"
 )
 
 // Requests for containers with exclusive CPUs (package tuning). They have only
@@ -21,10 +24,34 @@ var governor = regexp.MustCompile(`^[a-z][a-z_]{0,14}$`) // the kernel's CPUFREQ
 
 func (a *Asked) readTuning(name, container, value string) (err error) {
 	t := &a.Tuning
+	if container != "" && slices.Contains(mayNameContainer, name) {
+		if a.tuning == nil {
+			a.tuning = map[string]map[string]string{}
+		}
+		if a.tuning[container] == nil {
+			a.tuning[container] = map[string]string{}
+		}
+		a.tuning[container][name] = value
+		t = &tuning.Wishes{} // to check the value
+	}
+	return readWish(t, name, container, value)
+}
+
+// TuningOf returns what a container with exclusive CPUs asks for: what its pod does, except where an
+// annotation names the container.
+func (a Asked) TuningOf(container string) tuning.Wishes {
+	wishes := a.Tuning
+	for name, value := range a.tuning[container] {
+		_ = readWish(&wishes, name, container, value) // Read has checked it
+	}
+	return wishes
+}
+
+func readWish(t *tuning.Wishes, name, container, value string) (err error) {
 	switch name {
 	case askInterrupts:
-		if value == "housekeeping" {
-			t.NoInterrupts, t.Housekeeping = true, true
+		if t.Housekeeping = value == "housekeeping"; t.Housekeeping {
+			t.NoInterrupts = true
 			return nil
 		}
 		t.NoInterrupts, err = parseOff(value)

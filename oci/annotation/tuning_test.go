@@ -42,7 +42,7 @@ func TestReadTuning(t *testing.T) {
 			t.Errorf("%s=%s, allowed by a pattern: %+v, %v, ignored %q", c.key, c.value, a.Tuning, err, a.Ignored)
 		}
 	}
-	a, err := Read(map[string]string{"cpu-quota.crio.io/app": "disable", "cpu-shared.crio.io": "enable"}, Rules{Allowed: allTuning})
+	a, err := Read(map[string]string{"cpu-c-states.crio.io/app": "disable", "cpu-shared.crio.io": "enable"}, Rules{Allowed: allTuning})
 	if err != nil || a.Tuning.Any() || len(a.Ignored) != 2 {
 		t.Errorf("keys that name a container, and do not: %+v, %v", a, err)
 	}
@@ -61,5 +61,34 @@ func TestTuningRefusesNonsense(t *testing.T) {
 		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), c[0]) {
 			t.Errorf("%s=%q: %v", c[0], c[1], err)
 		}
+	}
+}
+
+// A container's own annotation comes before its pod's (cri-o#9989).
+func TestTuningOfOneContainer(t *testing.T) {
+	t.Parallel()
+	allowed := Rules{Allowed: []string{"cpu-quota.crio.io", "cpu-load-balancing.crio.io", "irq-load-balancing.crio.io"}}
+	a, err := Read(map[string]string{
+		"cpu-quota.crio.io": "disable", "cpu-quota.crio.io/kept": "enable",
+		"cpu-load-balancing.crio.io/alone": "disable",
+		"irq-load-balancing.crio.io":       "housekeeping", "irq-load-balancing.crio.io/alone": "disable", "irq-load-balancing.crio.io/kept": "enable",
+	}, allowed)
+	if err != nil || len(a.Ignored) > 0 {
+		t.Fatalf("%v, ignored %q", err, a.Ignored)
+	}
+	for container, want := range map[string]tuning.Wishes{
+		"kept":  {},
+		"alone": {NoQuota: true, NoBalancing: true, NoInterrupts: true},
+		"other": {NoQuota: true, NoInterrupts: true, Housekeeping: true},
+	} {
+		if got := a.TuningOf(container); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, want %+v", container, got, want)
+		}
+	}
+	if _, err := Read(map[string]string{"cpu-quota.crio.io/c": "perhaps"}, allowed); !errors.Is(err, fault.Invalid) {
+		t.Errorf("a value that makes no sense: %v", err)
+	}
+	if a, err := Read(map[string]string{"cpu-quota.crio.io/c": "disable"}, Rules{}); err != nil || a.TuningOf("c").Any() || len(a.Ignored) != 1 {
+		t.Errorf("not allowed: %+v, %v", a, err)
 	}
 }

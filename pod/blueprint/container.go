@@ -88,6 +88,7 @@ func (p *Planner) Container(r ContainerRequest) (records.ContainerPlan, error) {
 // own kernel.
 func (r *ContainerRequest) tune(plan *records.ContainerPlan, asked annotation.Asked) error {
 	name := r.Config.GetMetadata().GetName()
+	wishes := asked.TuningOf(name)
 	var limits *cri.LinuxContainerResources
 	if !r.Pod.Sandboxed {
 		var err error
@@ -95,14 +96,14 @@ func (r *ContainerRequest) tune(plan *records.ContainerPlan, asked annotation.As
 			Name:         name,
 			CgroupParent: r.Pod.Config.M.GetLinux().GetCgroupParent(),
 			Limits:       FirstLimits(plan),
-			Wishes:       asked.Tuning,
+			Wishes:       wishes,
 			PinExecs:     r.Handler.ExecCPUAffinity == oci.FirstCPU,
 		})
 		if err != nil {
 			return err
 		}
 	}
-	if plan.Tuning == nil && asked.Tuning.Any() {
+	if plan.Tuning == nil && wishes.Any() {
 		slog.Info("annotations for CPUs have no effect on a container without CPUs of its own", "pod", r.PodID, "name", name)
 	}
 	if limits != nil {
