@@ -39,7 +39,7 @@ type Config struct {
 	InfraCPUs string `toml:"infra_cpuset" apply:"reload" help:"CPUs of infra containers, such as 0-1,52-53, those that the kubelet reserves for the system; a workload's cpuset comes before it, and infra containers that hold a sandbox (gVisor, Kata) are not confined; empty: all"`
 
 	MountsFiles         []string `toml:"mounts_files" apply:"reload" form:"path" help:"files of directories and files (/SOURCE:/DESTINATION) of which every container gets copies, such as secrets and entitlements (containers-mounts.conf(5)); the first one that exists counts; empty: none"`
-	ReadOnly            bool     `toml:"read_only" apply:"reload" help:"make every container's root file system read-only"`
+	ReadOnly            bool     `toml:"read_only" apply:"reload" help:"make every container's root file system read-only; /run, /tmp and /var/tmp are copies in memory, unless something is mounted there"`
 	RejectMissingMounts []string `toml:"reject_missing_mounts" apply:"reload" help:"host paths that are never created for a mount: a container that mounts a missing one is refused"`
 	ShmSize             int64    `toml:"shm_size" apply:"reload" form:"positive" help:"size of a pod's /dev/shm in bytes"`
 }

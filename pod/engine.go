@@ -41,6 +41,7 @@ type Engine struct {
 	cfg     Options // at first; a reload changes those of policy
 	deps    Deps
 	now     atomic.Pointer[policy]
+	cgroups func() error // why containers cannot have cgroups now
 	paths   *hostpath.Paths
 	mark    string // of the ids of this server
 	status  *status.Node
@@ -95,16 +96,16 @@ func requestOf(name any, parts ...proto.Message) (request, error) {
 	return request{name: name, content: [sha256.Size]byte(h.Sum(nil))}, nil
 }
 
-// maxRunDir is the longest run root for which the longest socket path below it,
+// MaxRunDir is the longest run root for which the longest socket path below it,
 // /pods/<id>/infra/monitor.sock, fits into the 107 bytes of a unix socket's address.
-const maxRunDir = 107 - len("/pods//infra/monitor.sock") - 64
+const MaxRunDir = 107 - len("/pods//infra/monitor.sock") - 64
 
 // New opens the records under the roots of cfg; the caller holds their Lock. Nothing is changed
 // before Recover. The engine outlives ctx and ends with Close.
 func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
-	if len(cfg.RunDir) > maxRunDir {
+	if len(cfg.RunDir) > MaxRunDir {
 		return nil, fmt.Errorf("run_root %s is longer than %d bytes, so unix socket paths below it would be too long: choose a shorter one: %w",
-			cfg.RunDir, maxRunDir, fault.Invalid)
+			cfg.RunDir, MaxRunDir, fault.Invalid)
 	}
 	boot, err := bootID()
 	if err != nil {
@@ -149,6 +150,7 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 	}
 	e.now.Store(first)
 	e.paths = &hostpath.Paths{HostPaths: hostPaths, Reject: func() []string { return e.policy().RejectMissingMounts }}
+	e.cgroups = func() error { return cgroup.Usable(cfg.CgroupDriver) }
 	e.pulling, e.endPulls = context.WithCancelCause(context.WithoutCancel(ctx))
 	e.cleanups = e.newCleanups()
 	deps.Trace.SetNames(e.names.of)
@@ -156,7 +158,7 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 		return nil, err
 	}
 	e.audit = e.newAuditor()
-	e.status = status.New(deps.Runtimes, deps.Images, deps.Network, func() error { return cgroup.Usable(cfg.CgroupDriver) }, e.background)
+	e.status = status.New(deps.Runtimes, deps.Images, deps.Network, func() error { return e.cgroups() }, e.background)
 	return e, nil
 }
 

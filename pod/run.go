@@ -86,6 +86,9 @@ func (e *Engine) validatePod(cfg *cri.PodSandboxConfig) error {
 	if _, err := files.ResolvConf(cfg.GetDnsConfig()); err != nil {
 		return err
 	}
+	if err := e.cgroups(); err != nil {
+		return err
+	}
 	_, _, err := e.planner().Cgroup(cfg, "", "0")
 	return err
 }

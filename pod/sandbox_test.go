@@ -1,9 +1,11 @@
 package pod
 
 import (
+	"errors"
 	"sync/atomic"
 	"testing"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/test/kit/wait"
 )
@@ -44,5 +46,18 @@ func TestPlanIsOnTheDiskBeforePluginsRun(t *testing.T) {
 	}
 	close(written)
 	<-done
+	b.removeAll(e)
+}
+
+// A driver that cannot make cgroups keeps pods from running, not only their containers.
+func TestPodIsRefusedWhereTheCgroupDriverCannotWork(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	e.cgroups = func() error { return fault.Unavailable }
+	if _, err := e.RunSandbox(t.Context(), "", podConfig("a")); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("without cgroups: %v", err)
+	}
+	e.cgroups = func() error { return nil }
+	b.run(e, "a")
 	b.removeAll(e)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -28,19 +29,28 @@ func (n *node) checkRuntimes(ctx context.Context) []finding {
 	}
 	findings := []finding{checkMonitor(table.Monitor())}
 	reports, _ := table.Report(ctx)
-	for _, r := range reports {
+	for i, r := range reports {
 		switch {
 		case r.Ready:
 			findings = append(findings, ok("%s: %s, %s; %s", r.Name, r.Path, r.Version, abilities(r)))
-			for _, v := range r.Vulnerabilities {
-				findings = append(findings, warn("update the runtime to "+strings.Join(v.Fixed, " or ")+", or add "+v.CVE+" to runtime.backported_cves if your distribution's package already contains the fix",
-					"%s: %s is vulnerable to %s: %s (%s)", r.Name, r.Version, v.CVE, v.What, v.Source))
-			}
+			findings = append(findings, vulnerabilities(r, reports[:i])...)
 		case r.Default:
 			findings = append(findings, fail(insteadOf(r, reports), "default handler %s: %s", r.Name, r.Error))
 		default:
 			findings = append(findings, warn("", "%s: %s", r.Name, r.Error))
 		}
+	}
+	return findings
+}
+
+// vulnerabilities lists those of a handler's program, unless one of the handlers before has the same.
+func vulnerabilities(r oci.Report, before []oci.Report) (findings []finding) {
+	if slices.ContainsFunc(before, func(b oci.Report) bool { return b.Ready && b.Path == r.Path && b.Version == r.Version }) {
+		return nil
+	}
+	for _, v := range r.Vulnerabilities {
+		findings = append(findings, warn("update the runtime to "+strings.Join(v.Fixed, " or ")+", or add "+v.CVE+" to runtime.backported_cves if your distribution's package already contains the fix",
+			"%s: %s, %s is vulnerable to %s: %s (%s)", r.Name, r.Path, r.Version, v.CVE, v.What, v.Source))
 	}
 	return findings
 }

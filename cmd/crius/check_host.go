@@ -18,6 +18,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/selinux"
+	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/storage/artifact"
 )
 
@@ -56,6 +57,9 @@ func (n *node) checkConfiguration(context.Context) []finding {
 	}
 	for _, text := range n.config.Ignored {
 		findings = append(findings, warn("", "no effect in runtime.crio_handlers_dir: %s", text))
+	}
+	if dir := n.config.Config.RunRoot; len(dir) > pod.MaxRunDir {
+		findings = append(findings, fail("choose a shorter run_root", "run_root %s is longer than %d bytes: the server does not start, since paths of sockets below it would be too long", dir, pod.MaxRunDir))
 	}
 	if len(findings) == 0 {
 		return []finding{ok("no configuration files, using the defaults")}

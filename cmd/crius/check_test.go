@@ -15,6 +15,8 @@ import (
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/cmd/crius/kubelet"
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/oci"
+	runtimeversion "github.com/crius-run/crius/oci/version"
 	"github.com/crius-run/crius/storage/foreign"
 	"github.com/crius-run/crius/storage/unpack/wire"
 	testprogram "github.com/crius-run/crius/test/kit/program"
@@ -647,5 +649,31 @@ func TestCheckIdentity(t *testing.T) {
 	}
 	if got := texts(); strings.Count(got, "warn ") != 0 || !strings.Contains(got, "find its drop-ins, socket and unit") {
 		t.Error(got)
+	}
+}
+
+// Handlers that share a program have its vulnerabilities once.
+func TestVulnerabilitiesOfAProgramAreListedOnce(t *testing.T) {
+	t.Parallel()
+	of := func(name, path string) oci.Report {
+		return oci.Report{Name: name, Path: path, Version: "1.0.0", Ready: true, Vulnerabilities: []runtimeversion.Vulnerability{{CVE: "CVE-2024-21626"}}}
+	}
+	all := []oci.Report{of("a", "/usr/bin/runc"), of("b", "/usr/bin/runc"), of("c", "/opt/runc")}
+	for i, want := range []int{1, 0, 1} {
+		if got := vulnerabilities(all[i], all[:i]); len(got) != want {
+			t.Errorf("%s: %+v, want %d", all[i].Name, got, want)
+		}
+	}
+}
+
+// What the start would refuse is said before.
+func TestCheckSaysThatRunRootIsTooLong(t *testing.T) {
+	t.Parallel()
+	for dir, tooLong := range map[string]bool{"/run/crius": false, "/run/kubernetes/crius": true} {
+		n := testNode(t, fmt.Sprintf("run_root = %q", dir), nil)
+		found := slices.ContainsFunc(n.checkConfiguration(t.Context()), func(f finding) bool { return strings.Contains(f.Text, "run_root") })
+		if found != tooLong {
+			t.Errorf("%s: said to be too long: %t", dir, found)
+		}
 	}
 }

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/cmd/crius/cli"
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/inherit"
 	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/storage"
@@ -96,7 +97,7 @@ func lines(err error) []string {
 	}
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
-		return []string{err.Error()}
+		return []string{fault.Plain(err)}
 	}
 	var texts, all []string
 	for _, part := range joined.Unwrap() {
@@ -104,7 +105,7 @@ func lines(err error) []string {
 		all = append(all, lines(part)...)
 	}
 	if err.Error() != strings.Join(texts, "\n") {
-		return []string{err.Error()}
+		return []string{fault.Plain(err)}
 	}
 	return all
 }

@@ -322,7 +322,7 @@ func answer(ctx context.Context, cfg server.Config, manager manager, sessions *s
 // info returns the information of a verbose Status.
 func (b *backends) info(ctx context.Context, loaded *config.Loaded, cni *network.Network, server vitals) map[string]string {
 	return statusInfo(map[string]any{
-		"config": loaded.Config, "settings": loaded.Settings(), "network": cni.Info(), "handlers": handlersInfo(ctx, b.runtimes),
+		"config": loaded.Config.Tables(), "settings": loaded.Settings(), "network": cni.Info(), "handlers": handlersInfo(ctx, b.runtimes),
 		"plugins": b.plugins.Report(), "server": server.on(host{"/"}, loaded.Config),
 	})
 }

@@ -57,6 +57,18 @@ func Text(err error) string {
 	return strings.TrimPrefix(text, ": ")
 }
 
+// Plain returns an error's text for people who see no code of it, as on a terminal: without a sentinel
+// at its end, if that is not all of it.
+func Plain(err error) string {
+	text := Text(err)
+	for _, sentinel := range []error{Invalid, Precondition} { // the others say something
+		if errors.Is(err, sentinel) {
+			text = strings.TrimSuffix(text, ": "+sentinel.Error())
+		}
+	}
+	return text
+}
+
 // Scarce reports whether a system call has failed because descriptors or memory
 // are used up, which says nothing about its object.
 func Scarce(err error) bool {

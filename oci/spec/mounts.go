@@ -20,7 +20,7 @@ func mounts(in *Input, s *specs.Spec) error {
 	if err != nil {
 		return err
 	}
-	s.Mounts = overlay(slices.Concat(in.baseMounts(), kernelMounts(in), fileMounts(in), volumeMounts(in), nodeMounts(in)), asked)
+	s.Mounts = overlay(slices.Concat(in.baseMounts(), kernelMounts(in), scratchMounts(in), fileMounts(in), volumeMounts(in), nodeMounts(in)), asked)
 	s.Linux.RootfsPropagation = rootPropagation(in.Request.Container.GetMounts())
 	return nil
 }
@@ -86,6 +86,22 @@ func fileMounts(in *Input) []specs.Mount {
 				Options: []string{"bind", "rprivate", "nosuid", "noexec", "nodev", access},
 			})
 		}
+	}
+	return list
+}
+
+// scratchMounts returns what CRI-O mounts over a root file system that the node makes read-only, for
+// programs that write there: copies in memory.
+func scratchMounts(in *Input) []specs.Mount {
+	if !in.Defaults.ReadOnly {
+		return nil
+	}
+	var list []specs.Mount
+	for _, dir := range []struct{ path, mode string }{{"/run", "0755"}, {"/tmp", "1777"}, {"/var/tmp", "1777"}} {
+		list = append(list, specs.Mount{
+			Destination: dir.path, Type: "tmpfs", Source: "tmpfs",
+			Options: []string{"rw", "noexec", "nosuid", "nodev", "tmpcopyup", "mode=" + dir.mode},
+		})
 	}
 	return list
 }

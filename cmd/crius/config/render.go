@@ -3,8 +3,11 @@ package config
 import (
 	"fmt"
 	"io"
+	"os"
+	"reflect"
 	"slices"
 	"strings"
+	"time"
 )
 
 const templateHead = `# Configuration of crius, see crius.toml(5).
@@ -74,6 +77,39 @@ func (l *Loaded) Settings() []Setting {
 		}
 	}
 	return settings
+}
+
+// Tables returns the options with their values by the names of the configuration file, for JSON.
+func (c Config) Tables() map[string]any { return tableOf(reflect.ValueOf(c)) }
+
+func tableOf(table reflect.Value) map[string]any {
+	all := map[string]any{}
+	for f := range fields(table) {
+		switch f.value.Kind() {
+		case reflect.Struct:
+			all[f.name] = tableOf(f.value)
+		case reflect.Map:
+			named := map[string]any{}
+			for _, name := range names(f.value) {
+				named[name] = tableOf(element(f.value, name))
+			}
+			all[f.name] = named
+		default:
+			all[f.name] = shown(f.value.Interface())
+		}
+	}
+	return all
+}
+
+// shown returns what JSON has for a value: durations and modes as in the configuration file.
+func shown(value any) any {
+	switch v := value.(type) {
+	case time.Duration:
+		return v.String()
+	case os.FileMode:
+		return fmt.Sprintf("%O", v)
+	}
+	return value
 }
 
 // comment formats a text as lines of at most 79 columns that begin with "# ".

@@ -203,3 +203,23 @@ func TestUnsupportedOptionTypePanics(t *testing.T) {
 	v := reflect.New(reflect.TypeFor[float64]()).Elem()
 	_ = assign(v, 1.0)
 }
+
+// crictl info and crius status -o json have the names of the configuration file, not those of Go.
+func TestTablesHaveTheNamesOfTheFile(t *testing.T) {
+	tables := Default().Tables()
+	for _, s := range Schema() {
+		for _, k := range s.Keys {
+			var at any = tables
+			for part := range strings.SplitSeq(strings.ReplaceAll(k.Path, "handlers."+anyName, "handlers.runc"), ".") {
+				table, _ := at.(map[string]any)
+				at = table[part]
+			}
+			if at == nil && !strings.Contains(k.Path, "workloads") && k.Type() != "list of strings" {
+				t.Errorf("%s is missing", k.Path)
+			}
+		}
+	}
+	api, _ := tables["api"].(map[string]any)
+	equal(t, "mode", api["socket_mode"], any("0o660"))
+	equal(t, "duration", api["stream_idle_timeout"], any("4h0m0s"))
+}

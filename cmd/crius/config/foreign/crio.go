@@ -269,8 +269,21 @@ func (c *conversion) metrics() {
 		port = 9090
 	}
 	c.set("metrics.address", net.JoinHostPort(host, fmt.Sprint(port)), c.from(on), "names of metrics differ: docs/metrics.md has those for dashboards")
-	c.files("metrics.tls_cert_file", "crio", "metrics", "metrics_cert")
-	c.files("metrics.tls_key_file", "crio", "metrics", "metrics_key")
+	c.pair("metrics.tls_cert_file", "metrics_cert")
+	c.pair("metrics.tls_key_file", "metrics_key")
+}
+
+// pair imports a file of a certificate, which CRI-O makes if it is missing.
+func (c *conversion) pair(to, key string) {
+	path := []string{"crio", "metrics", key}
+	file, note := c.text(path...), ""
+	if file == "" {
+		return
+	}
+	if !exists(file) {
+		note = "does not exist: CRI-O makes a pair that it signs itself, crius does not start without it"
+	}
+	c.set(to, file, c.from(path), note)
 }
 
 // tracing sends traces if CRI-O did.

@@ -117,7 +117,7 @@ var crioRules = []rule{
 	{key: "crio.runtime.runtimes.NAME.default_annotations", verdict: mapped, to: "runtime.handlers.NAME.default_annotations", as: pairs},
 	{key: "crio.runtime.runtimes.NAME.stream_websockets", verdict: builtin, why: "exec, attach and port-forward work over WebSockets and SPDY with every handler"},
 	{key: "crio.runtime.runtimes.NAME.seccomp_profile", verdict: mapped, to: "runtime.handlers.NAME.seccomp_profile", as: as[string]},
-	{key: "crio.runtime.runtimes.NAME.container_create_timeout", verdict: mapped, to: "runtime.handlers.NAME.create_timeout", as: seconds},
+	{key: "crio.runtime.runtimes.NAME.container_create_timeout", verdict: mapped, to: "runtime.handlers.NAME.create_timeout", as: createTimeout, note: "as CRI-O, 30 seconds at least"},
 	{key: "crio.runtime.runtimes.NAME.exec_cpu_affinity", verdict: mapped, to: "runtime.handlers.NAME.exec_cpu_affinity", as: as[string]},
 
 	{key: "crio.runtime.workloads.NAME.activation_annotation", verdict: mapped, to: "runtime.workloads.NAME.activation_annotation", as: as[string]},

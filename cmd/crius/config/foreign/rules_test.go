@@ -184,3 +184,16 @@ func TestRulesAreWhole(t *testing.T) {
 		}
 	}
 }
+
+// CRI-O never waits for less than half a minute.
+func TestCreateTimeoutIsAsCRIOReadsIt(t *testing.T) {
+	t.Parallel()
+	for seconds, want := range map[int64]string{0: "4m0s", 15: "30s", 30: "30s", 90: "1m30s"} {
+		if got, err := createTimeout(seconds); err != nil || got != want {
+			t.Errorf("%d: %v, %v, want %s", seconds, got, err, want)
+		}
+	}
+	if _, err := createTimeout(int64(-1)); err == nil {
+		t.Error("a negative number is accepted")
+	}
+}

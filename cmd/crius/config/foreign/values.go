@@ -145,6 +145,17 @@ func seconds(value any) (any, error) {
 	return (time.Duration(n) * time.Second).String(), nil
 }
 
+// createTimeout accepts a number of seconds as CRI-O reads it: 240 for 0, and 30 at least.
+func createTimeout(value any) (any, error) {
+	n, ok := value.(int64)
+	if ok && n == 0 {
+		value = int64(240)
+	} else if ok && n > 0 {
+		value = max(n, 30)
+	}
+	return seconds(value)
+}
+
 // logLevel accepts the levels of logrus.
 func logLevel(value any) (any, error) {
 	text, ok := value.(string)
