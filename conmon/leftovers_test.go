@@ -168,7 +168,7 @@ func TestForkBombEndsWithItsContainer(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "brood", "bomb")
 		c.Stdin = true
-		c.linux()["resources"] = map[string]any{"pids": map[string]any{"limit": 1000}}
+		c.linux()["resources"] = map[string]any{"pids": map[string]any{"limit": 200}}
 		c.join(newContainer(t, runtime, "sleep"))
 		client := c.run()
 		wait.For(t, "many processes", func() bool { return len(c.all()) > 10 })

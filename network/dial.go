@@ -47,6 +47,9 @@ func DialLoopback(ctx context.Context, netns string, port uint16) (conn *net.TCP
 			return conn, nil
 		}
 		errs = append(errs, err)
+		if errors.Is(err, unix.ECONNRESET) { // somebody listens here
+			break
+		}
 	}
 	err = errors.Join(errs...)
 	if errors.Is(err, unix.ECONNREFUSED) {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,6 +22,8 @@ func TestJoinsMountNamespaceOfEnvironment(t *testing.T) {
 		os.Exit(0)
 	}
 	t.Parallel()
+	runtime.LockOSThread() // Pdeathsig is sent at the end of the thread
+	defer runtime.UnlockOSThread()
 	hidden := exec.Command("sleep", "1000")
 	hidden.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	if err := hidden.Start(); err != nil {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/moby/spdystream"
+	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 
@@ -280,8 +281,11 @@ func (f *forwarder) connect(ctx context.Context, p *pair, w *wire) {
 // port is wrong for instance. Later connections that cannot be made, to a server that
 // restarts for instance, just end (kubernetes#111825, kubernetes#74551).
 func (f *forwarder) tells(port uint16, err error) bool {
-	if err == nil || podEnded(err) {
-		return err != nil
+	switch {
+	case err == nil, errors.Is(err, unix.ECONNRESET): // somebody listens who did not want this connection
+		return false
+	case podEnded(err):
+		return true
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
@@ -145,7 +146,8 @@ func intoThisPod(ctx context.Context, port uint16, stream io.ReadWriteCloser) er
 	var conn net.Conn
 	err := fault.Unavailable
 	for _, ip := range []string{"127.0.0.1", "::1"} {
-		if conn, err = new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(ip, fmt.Sprint(port))); err == nil {
+		conn, err = new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(ip, fmt.Sprint(port)))
+		if err == nil || errors.Is(err, unix.ECONNRESET) {
 			break
 		}
 	}
@@ -201,7 +203,7 @@ func TestForwardOutlivesItsConnections_kubernetes_111825_kubernetes_74551(t *tes
 	}
 	for transport := range dialers {
 		s := serveUncounted(t, Config{}, &fakeEngine{forward: intoThisPod})
-		good, six := listen(t, "127.0.0.1:0", echoes), listen(t, "[::1]:0", echoes)
+		good, six := listen(t, "127.0.0.1:0", echoes), listen(t, fmt.Sprintf("[::1]:%d", closedPort(t)), echoes)
 		for name, end := range ends {
 			t.Run(transport+"/"+name, func(t *testing.T) {
 				k := forwardPorts(t, s, transport, good, listen(t, "127.0.0.1:0", end.server), six)
@@ -230,14 +232,40 @@ type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
 
+// closedPort returns a port of 127.0.0.1 that refuses connections until the test ends.
 func closedPort(t *testing.T) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	bound, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bound.(*unix.SockaddrInet4).Port
+}
+
+// A port that resets the first connection of all before it stands is not a wrong port.
+func TestForwardOutlivesAnEarlyReset(t *testing.T) {
+	for transport := range dialers {
+		t.Run(transport, func(t *testing.T) {
+			var stood atomic.Bool
+			s := serveUncounted(t, Config{}, &fakeEngine{forward: func(ctx context.Context, port uint16, stream io.ReadWriteCloser) error {
+				if !stood.Swap(true) {
+					return fmt.Errorf("connect to TCP port %d: %w", port, unix.ECONNRESET)
+				}
+				return intoThisPod(ctx, port, stream)
+			}})
+			k := forwardPorts(t, s, transport, listen(t, "127.0.0.1:0", echoes))
+			_, _ = io.Copy(io.Discard, k.dial(t, 0))
+			k.works(t, 0)
+		})
+	}
 }
 
 // A server that restarts refuses connections for a while. The first refusal of all is
@@ -266,7 +294,7 @@ func TestForwardOutlivesARestartOfTheServer(t *testing.T) {
 
 // Hundreds of connections at once are served, each with its own bytes.
 func TestForwardOfHundredsAtOnce(t *testing.T) {
-	const connections = 300
+	const connections = 150
 	for transport := range dialers {
 		t.Run(transport, func(t *testing.T) {
 			s := serveUncounted(t, Config{}, &fakeEngine{forward: intoThisPod})
