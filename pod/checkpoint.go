@@ -150,7 +150,7 @@ func (s *Sandbox) checkpointTo(ctx context.Context, dir string, containers []*Co
 	shot := &snapshot{target: target, dir: dir, shm: s.files.Shm()}
 	for _, c := range containers {
 		shot.members = append(shot.members, &member{
-			Container: c, part: target.PartIn(c.ID), unfinished: []string{c.ID, checkpoint.Manifest, checkpoint.Shm, temporary},
+			Container: c, part: target.PartIn(c.ID), unfinished: []string{c.ID, checkpoint.Manifest, checkpoint.Signature, checkpoint.Shm, temporary},
 		})
 	}
 	return shot.take(ctx, func(ctx context.Context) error {
@@ -159,8 +159,21 @@ func (s *Sandbox) checkpointTo(ctx context.Context, dir string, containers []*Co
 				return causedBy(ctx, err)
 			}
 		}
-		return target.PutManifest(s.manifest(shot), temporary)
+		return s.putManifest(ctx, shot, temporary)
 	})
+}
+
+// putManifest writes what makes the directory a checkpoint: a signed list of its files.
+func (s *Sandbox) putManifest(ctx context.Context, shot *snapshot, temporary string) error {
+	key, err := checkpoint.NodeKey(s.engine.cfg.StateDir)
+	if err != nil {
+		return err
+	}
+	m := s.manifest(shot)
+	if m.Files, err = shot.target.Digests(ctx); err != nil {
+		return causedBy(ctx, err)
+	}
+	return shot.target.PutManifest(m, key, temporary)
 }
 
 // manifest says what a checkpoint of the pod consists of.

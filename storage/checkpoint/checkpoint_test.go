@@ -4,6 +4,8 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/ed25519"
+	"encoding/base64"
 	"errors"
 	"io"
 	"math"
@@ -214,7 +216,9 @@ func TestTargetStays(t *testing.T) {
 	must(t, os.Mkdir(dir, 0o700))
 	must(t, target.PutArchive(t.Context(), part(t), ".tmp", "a.tar"))
 	must(t, target.PartIn("part").Make())
-	must(t, target.PutManifest(PodManifest{}, ".tmp"))
+	key, err := NodeKey(t.TempDir())
+	must(t, err)
+	must(t, target.PutManifest(PodManifest{}, key, ".tmp"))
 	for _, name := range []string{"a.tar", "part/checkpoint", Manifest} {
 		if _, err := os.Stat(filepath.Join(dir+"-moved", name)); err != nil {
 			t.Error(err)
@@ -223,7 +227,7 @@ func TestTargetStays(t *testing.T) {
 	if empty, err := target.Empty(); empty || err != nil {
 		t.Error("it counts as empty", err)
 	}
-	must(t, target.Remove("a.tar", "part", Manifest))
+	must(t, target.Remove("a.tar", "part", Manifest, Signature))
 	if empty, err := target.Empty(); !empty || err != nil {
 		t.Error("it is not empty", err)
 	}
@@ -231,5 +235,39 @@ func TestTargetStays(t *testing.T) {
 		if _, err := OpenTarget(path); !errors.Is(err, want) {
 			t.Errorf("%s: %v", path, err)
 		}
+	}
+}
+
+// The signature covers all files, by a key that is made once and that only root can read.
+func TestManifestIsSigned(t *testing.T) {
+	t.Parallel()
+	dir, keys := t.TempDir(), t.TempDir()
+	put(t, filepath.Join(dir, "a/file"), "text")
+	target, err := OpenTarget(dir)
+	must(t, err)
+	defer target.Close()
+	files, err := target.Digests(t.Context())
+	must(t, err)
+	if len(files) != 1 || files[0].Path != "a/file" || files[0].Size != 4 || len(files[0].SHA256) != 64 {
+		t.Errorf("the files are %v", files)
+	}
+	key, err := NodeKey(keys)
+	must(t, err)
+	if again, err := NodeKey(keys); err != nil || !again.Equal(key) {
+		t.Errorf("another key was made: %v", err)
+	}
+	if info, err := os.Stat(filepath.Join(keys, "checkpoint.key")); err != nil || info.Mode() != 0o600 {
+		t.Errorf("the key has the mode %v, %v", info, err)
+	}
+	must(t, target.PutManifest(PodManifest{Files: files}, key, ".tmp"))
+	manifest, err := os.ReadFile(filepath.Join(dir, Manifest))
+	must(t, err)
+	encoded, err := os.ReadFile(filepath.Join(dir, Signature))
+	must(t, err)
+	signature, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(encoded)))
+	must(t, err)
+	public, _ := key.Public().(ed25519.PublicKey)
+	if !ed25519.Verify(public, append([]byte("crius pod checkpoint\x00"), manifest...), signature) {
+		t.Error("the signature does not fit the manifest")
 	}
 }

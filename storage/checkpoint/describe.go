@@ -58,6 +58,14 @@ type PodManifest struct {
 	Architecture   string    `json:"architecture"`
 	Containers     []PodPart `json:"containers"`
 	SharedMemory   string    `json:"sharedMemory,omitempty"` // an archive of /dev/shm
+	Files          []File    `json:"files"`                  // all others in the directory
+}
+
+// File is a file of a checkpoint, which its manifest signs for.
+type File struct {
+	Path   string `json:"path"` // below the directory
+	Size   int64  `json:"size"`
+	SHA256 string `json:"sha256"`
 }
 
 // PodPart is a container in a PodManifest.
@@ -69,8 +77,11 @@ type PodPart struct {
 	Bytes     int64  `json:"bytes"` // of its files
 }
 
-// manifestVersion is that of PodManifest.
-const manifestVersion = 1
+// maxManifest bounds the encoding of a PodManifest.
+const maxManifest = 8 << 20
+
+// manifestVersion is that of PodManifest. Version 1 had no files and no signature.
+const manifestVersion = 2
 
 // NewPodManifest adds to m what is known of this node.
 func NewPodManifest(m PodManifest) PodManifest {

@@ -2,7 +2,9 @@ package checkpoint
 
 import (
 	"bufio"
+	"cmp"
 	"context"
+	"crypto/ed25519"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -92,14 +94,22 @@ func (t *Target) PutArchive(ctx context.Context, p Part, temporary, name string)
 	})
 }
 
-// PutManifest writes a document in the same way.
-func (t *Target) PutManifest(document any, temporary string) error {
-	text, err := json.MarshalIndent(document, "", "  ")
+// PutManifest writes the manifest of a pod's checkpoint and its signature in the same way.
+func (t *Target) PutManifest(m PodManifest, key ed25519.PrivateKey, temporary string) error {
+	text, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return err
 	}
-	return t.put(temporary, Manifest, func(f *os.File) error {
-		_, err := f.Write(append(text, '\n'))
+	text = append(text, '\n')
+	if len(text) > maxManifest {
+		return fmt.Errorf("%s would have %d bytes, at most %d are allowed: %w", Manifest, len(text), maxManifest, fault.Exhausted)
+	}
+	return cmp.Or(t.putText(temporary, Signature, sign(key, text)), t.putText(temporary, Manifest, text))
+}
+
+func (t *Target) putText(temporary, name string, text []byte) error {
+	return t.put(temporary, name, func(f *os.File) error {
+		_, err := f.Write(text)
 		return err
 	})
 }

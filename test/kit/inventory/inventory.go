@@ -146,7 +146,7 @@ func (s *Snapshot) files(scope Scope) {
 			if err != nil {
 				return nil //nolint:nilerr // it went away meanwhile
 			}
-			if isUnsynced(path) {
+			if isUnsynced(path) || isNodeKey(path) {
 				return nil
 			}
 			s.add("file", fmt.Sprintf("%s (%s)", path, e.Type()))
@@ -174,6 +174,12 @@ func (s *Snapshot) files(scope Scope) {
 			s.add("lease", fmt.Sprintf("%s of %s", l, strings.Join(strings.Fields(string(owner)), " ")))
 		}
 	}
+}
+
+// isNodeKey recognizes the keys that a node has from its first checkpoint of a pod on.
+func isNodeKey(path string) bool {
+	name := filepath.Base(path)
+	return name == "checkpoint.key" || name == "checkpoint.pub"
 }
 
 // isUnsynced recognizes the previous version of a record that is not on disk
