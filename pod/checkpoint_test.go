@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/storage/checkpoint"
 )
 
@@ -129,48 +130,70 @@ func TestCheckpointYields(t *testing.T) {
 // The next server resumes a container that the last one has frozen, and removes what is unfinished, but
 // not in a directory that only has the same name.
 func TestRecoveryEndsCheckpoints(t *testing.T) {
-	for _, swapped := range []bool{false, true} {
-		b := newBench(t)
-		first := b.engine()
-		pod := b.run(first, "a")
-		ctr := b.start(first, pod, "c")
-		c, err := first.containers.Find(ctr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		target, err := checkpoint.OpenTarget(b.out())
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := &snapshot{target: target, dir: b.out(), members: []*member{{Container: c, part: target.PartIn("part"), unfinished: []string{"part", "other"}}}}
-		c.dump.Store(&dumping{cancel: func(error) {}})
-		if err := errors.Join(s.record(t.Context()), s.capture(t.Context())); err != nil {
-			t.Fatal(err)
-		}
-		b.task(ctr).set(func() { b.node.tasks[ctr].frozen = true }) // as if it had not come to resuming
-		if swapped {
-			if err := errors.Join(os.Rename(b.out(), b.out()+"-moved"), os.MkdirAll(filepath.Join(b.out(), "part", "mine"), 0o700)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		b.close(first)
-		second := b.engine()
-		b.awaitCleanups(second)
-		if c, err := second.containers.Find(ctr); err != nil || c.Now().Checkpoint != nil {
-			t.Errorf("on record is %+v, %v", c.Now().Checkpoint, err)
-		}
-		if b.task(ctr).frozen {
-			t.Error("the container is frozen")
-		}
-		left, err := os.ReadDir(b.out())
-		if err != nil || (len(left) > 0) != swapped {
-			t.Errorf("swapped: %t: there is %v, %v", swapped, left, err)
-		}
-		target.Close()
-		if err := errors.Join(os.RemoveAll(b.out()), os.RemoveAll(b.out()+"-moved")); err != nil {
-			t.Error(err)
-		}
-		b.remove(second, pod)
-		b.nothingLeft()
+	for name, c := range map[string]struct {
+		swapped bool
+		record  func(*records.Checkpoint)
+		kept    bool
+	}{
+		"unfinished":            {},
+		"another directory":     {swapped: true, kept: true},
+		"another file system":   {record: func(c *records.Checkpoint) { c.Device++ }, kept: true},
+		"of an earlier version": {record: func(c *records.Checkpoint) { c.Device = 0 }},
+	} {
+		t.Run(name, func(t *testing.T) { recoverCheckpoint(t, c.swapped, c.kept, c.record) })
 	}
+}
+
+// recoverCheckpoint has a server die in a checkpoint, with that change of what it recorded, and another
+// one recover it.
+func recoverCheckpoint(t *testing.T, swapped, kept bool, change func(*records.Checkpoint)) {
+	t.Helper()
+	b := newBench(t)
+	first := b.engine()
+	pod := b.run(first, "a")
+	ctr := b.start(first, pod, "c")
+	c, err := first.containers.Find(ctr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	target, err := checkpoint.OpenTarget(b.out())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &snapshot{target: target, dir: b.out(), members: []*member{{Container: c, part: target.PartIn("part"), unfinished: []string{"part", "other"}}}}
+	c.dump.Store(&dumping{cancel: func(error) {}})
+	if err := errors.Join(s.record(t.Context()), s.capture(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	b.task(ctr).set(func() { b.node.tasks[ctr].frozen = true }) // as if it had not come to resuming
+	if change != nil {
+		c.Change(func(now *liveContainer) { change(now.Checkpoint) })
+		if err := errors.Join(c.Put(t.Context()), c.Sync()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if swapped {
+		if err := errors.Join(os.Rename(b.out(), b.out()+"-moved"), os.MkdirAll(filepath.Join(b.out(), "part", "mine"), 0o700)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.close(first)
+	second := b.engine()
+	b.awaitCleanups(second)
+	if c, err := second.containers.Find(ctr); err != nil || c.Now().Checkpoint != nil {
+		t.Errorf("on record is %+v, %v", c.Now().Checkpoint, err)
+	}
+	if b.task(ctr).frozen {
+		t.Error("the container is frozen")
+	}
+	left, err := os.ReadDir(b.out())
+	if err != nil || (len(left) > 0) != kept {
+		t.Errorf("there is %v, %v", left, err)
+	}
+	target.Close()
+	if err := errors.Join(os.RemoveAll(b.out()), os.RemoveAll(b.out()+"-moved")); err != nil {
+		t.Error(err)
+	}
+	b.remove(second, pod)
+	b.nothingLeft()
 }

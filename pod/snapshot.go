@@ -150,7 +150,7 @@ func (s *snapshot) resumeAll(ctx context.Context) {
 
 // record writes down what a server must undo that finds the snapshot unfinished.
 func (s *snapshot) record(ctx context.Context) error {
-	inode, err := s.target.Inode()
+	device, inode, err := s.target.Identity()
 	if err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (s *snapshot) record(ctx context.Context) error {
 			return err
 		}
 		m.Change(func(now *liveContainer) {
-			now.Checkpoint = &records.Checkpoint{Since: time.Now(), Cgroup: group, Dir: s.dir, Inode: inode, Names: m.unfinished}
+			now.Checkpoint = &records.Checkpoint{Since: time.Now(), Cgroup: group, Dir: s.dir, Device: device, Inode: inode, Names: m.unfinished}
 		})
 		if err := errors.Join(m.Put(ctx), m.Sync()); err != nil {
 			return err
@@ -333,8 +333,9 @@ func (c *Container) removeUnfinished(begun *records.Checkpoint) error {
 		return errors.Join(err, openErr)
 	}
 	defer target.Close()
-	if inode, inodeErr := target.Inode(); inodeErr != nil || inode != begun.Inode {
-		return errors.Join(err, inodeErr)
+	device, inode, statErr := target.Identity()
+	if same := inode == begun.Inode && (begun.Device == 0 || device == begun.Device); statErr != nil || !same {
+		return errors.Join(err, statErr)
 	}
 	return errors.Join(err, target.Remove(begun.Names...))
 }

@@ -227,10 +227,12 @@ type OOMExec struct {
 type Checkpoint struct {
 	Since  time.Time `json:"Since"`
 	Cgroup string    `json:"Cgroup"` // of the runtime and criu
-	// Names are unfinished files and directories in Dir, the caller's directory with that inode.
-	Dir   string   `json:"Dir"`
-	Inode uint64   `json:"Inode"`
-	Names []string `json:"Names,omitempty"`
+	// Names are unfinished files and directories in Dir, the caller's directory with that inode on
+	// that device.
+	Dir    string   `json:"Dir"`
+	Device uint64   `json:"Device,omitempty"` // 0: unknown, in records of earlier versions
+	Inode  uint64   `json:"Inode"`
+	Names  []string `json:"Names,omitempty"`
 }
 
 // Reached returns Phase.

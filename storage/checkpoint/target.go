@@ -45,11 +45,11 @@ func (t *Target) Close() { _ = flock.Release(t.dir) } // nothing is written thro
 // path returns a path that leads, for other programs too, to the directory for as long as this process has it open.
 func (t *Target) path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), t.dir.Fd()) }
 
-// Inode identifies the directory.
-func (t *Target) Inode() (uint64, error) {
+// Identity identifies the directory: each file system counts its inodes for itself.
+func (t *Target) Identity() (device, inode uint64, err error) {
 	var st unix.Stat_t
-	err := unix.Fstat(int(t.dir.Fd()), &st)
-	return st.Ino, err
+	err = unix.Fstat(int(t.dir.Fd()), &st)
+	return st.Dev, st.Ino, err
 }
 
 // Claim keeps others that call Claim out of the directory until the target is closed. The error is
