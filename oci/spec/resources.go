@@ -107,6 +107,9 @@ func memory(r *cri.LinuxContainerResources, host Host) (*specs.LinuxMemory, erro
 	if limit < -1 || swap < -1 {
 		return nil, invalid("memory limits must not be negative, except -1 for no limit")
 	}
+	if swap > 0 && limit <= 0 {
+		return nil, invalid("memory_swap_limit_in_bytes %d includes memory and needs a memory_limit_in_bytes: set both, or -1 for memory and swap without a limit", swap)
+	}
 	if swap > 0 && swap < limit {
 		return nil, invalid("memory_swap_limit_in_bytes %d includes memory and is less than memory_limit_in_bytes %d", swap, limit)
 	}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 
+	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/images/facts"
@@ -219,6 +220,29 @@ func (c *container) holds(t *testing.T, k knob, v1, v2 string) {
 		want = v2
 	}
 	equal(t, k.v1, c.kernel(t, k), want)
+}
+
+// The limit of memory and swap includes memory: the kernel refuses it without a limit of memory, and
+// so does crius, with the reason and before anything has been changed.
+func TestSwapLimitNeedsAMemoryLimit(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		swap := &cri.LinuxContainerResources{MemorySwapLimitInBytes: 64 * mib}
+		_, err := p.try(t.Context(), []string{"sleep"}, func(c *cri.ContainerConfig) { c.Linux.Resources = swap })
+		wantCode(t, err, codes.InvalidArgument, "memory_swap_limit_in_bytes 67108864", "memory_limit_in_bytes")
+		c := p.start(t, "sleep", func(c *cri.ContainerConfig) { c.Linux.Resources = nil })
+		update := func(r *cri.LinuxContainerResources) error {
+			_, err := w.Runtime().UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{ContainerId: c.id, Linux: r})
+			return err
+		}
+		wantCode(t, update(swap), codes.InvalidArgument, "memory_swap_limit_in_bytes 67108864", "memory_limit_in_bytes")
+		must(t, update(&cri.LinuxContainerResources{MemoryLimitInBytes: 32 * mib, MemorySwapLimitInBytes: 48 * mib}))
+		must(t, update(swap)) // with the memory limit in force
+		c.holds(t, memoryLimit, strconv.Itoa(32*mib), strconv.Itoa(32*mib))
+		equal(t, "swap in the status", c.status(t).Resources.GetLinux().GetMemorySwapLimitInBytes(), int64(64*mib))
+	})
 }
 
 func TestCgroupParentOfThePod_CVE_2025_47291(t *testing.T) {
