@@ -40,7 +40,9 @@ const (
 	maxPrograms = 64
 	maxVerdict  = 4 << 10 // bytes of the output of one program that are kept
 	maxAnswers  = 4096    // that are cached
-	keepAnswer  = time.Hour
+	// keepAnswer bounds how long an image is accepted that a verifier would refuse by now: what it
+	// reads, such as keys and policies, may change without it.
+	keepAnswer = 10 * time.Minute
 )
 
 // Verifiers are the programs in a directory. They are safe for concurrent use.
@@ -49,6 +51,8 @@ type Verifiers struct {
 	dir     string        // empty: every image is accepted
 	timeout time.Duration // of each program
 	answers map[[sha256.Size]byte]answer
+	// uses counts calls of Use: an answer that was asked for before one is not given after it.
+	uses int
 }
 
 // answer accepts an image.
@@ -57,11 +61,13 @@ type answer struct {
 	verdict string
 }
 
-// Use has images checked by the programs in dir, each within timeout. An empty dir accepts every image.
+// Use has images checked by the programs in dir, each within timeout, also those that have been
+// accepted before. An empty dir accepts every image.
 func (v *Verifiers) Use(dir string, timeout time.Duration) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.dir, v.timeout = dir, timeout
+	v.dir, v.timeout, v.answers = dir, timeout, nil
+	v.uses++
 }
 
 func (v *Verifiers) used() (dir string, timeout time.Duration) {
@@ -87,14 +93,18 @@ func (v *Verifiers) Check(ctx context.Context, name string, image imagespec.Desc
 	if err != nil {
 		return "", fmt.Errorf("image verifiers: %w: %w: %w", err, trust.ErrSignature, fault.Precondition)
 	}
-	key := v.key(programs, name, image.Digest)
+	descriptor, err := json.Marshal(image)
+	if err != nil {
+		return "", err
+	}
+	key := v.key(programs, name, descriptor)
 	if verdict, known := v.cached(key); known {
 		return verdict, nil
 	}
 	var verdicts []string
 	for _, p := range programs {
 		err := trace.Do(ctx, "run image verifier", func(ctx context.Context) error {
-			said, err := run(ctx, p.path, timeout, name, image)
+			said, err := run(ctx, p.path, timeout, name, image.Digest, descriptor)
 			verdicts = append(verdicts, filepath.Base(p.path)+": "+said)
 			return err
 		})
@@ -142,15 +152,11 @@ func programsIn(dir string) (all []file, err error) {
 }
 
 // run asks one program.
-func run(ctx context.Context, path string, timeout time.Duration, name string, image imagespec.Descriptor) (said string, err error) {
-	descriptor, err := json.Marshal(image)
-	if err != nil {
-		return "", err
-	}
+func run(ctx context.Context, path string, timeout time.Duration, name string, d digest.Digest, descriptor []byte) (said string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("no answer within image.verifier_timeout (%s): %w: %w", timeout, trust.ErrSignature, fault.Precondition))
 	defer cancel()
 	out, diagnosis := &capture.Head{Max: maxVerdict}, &capture.Tail{Max: maxVerdict}
-	cmd := exec.CommandContext(ctx, path, "-name", name, "-digest", image.Digest.String(), "-stdin-media-type", imagespec.MediaTypeDescriptor)
+	cmd := exec.CommandContext(ctx, path, "-name", name, "-digest", d.String(), "-stdin-media-type", imagespec.MediaTypeDescriptor)
 	cmd.Dir, cmd.Env = "/", inherit.Environ()
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(descriptor), out, diagnosis
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -171,9 +177,11 @@ func run(ctx context.Context, path string, timeout time.Duration, name string, i
 	return said, fmt.Errorf("%w: %w: %w", err, trust.ErrSignature, fault.Precondition)
 }
 
-// key stands for these programs, and an image under a name.
-func (v *Verifiers) key(programs []file, name string, d digest.Digest) [sha256.Size]byte {
-	return sha256.Sum256(fmt.Appendf(nil, "%q %q %q", programs, name, d))
+// key stands for these programs, and for all that they are told of an image.
+func (v *Verifiers) key(programs []file, name string, descriptor []byte) [sha256.Size]byte {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return sha256.Sum256(fmt.Appendf(nil, "%d %q %q %q", v.uses, programs, name, descriptor))
 }
 
 func (v *Verifiers) cached(key [sha256.Size]byte) (verdict string, ok bool) {

@@ -1,6 +1,7 @@
 package verifier
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -117,8 +118,11 @@ func TestAnswersAreKept(t *testing.T) {
 	check("web:1", web, 1)
 	check("web:2", web, 2)
 	check("web:1", imagespec.Descriptor{Digest: digest.FromString("other")}, 3)
+	other := web
+	other.MediaType = imagespec.MediaTypeImageManifest
+	check("web:1", other, 4)
 	put(t, filepath.Join(v.dir, "a"), "#!/bin/sh\n"+script+" # newer\n")
-	check("web:1", web, 4)
+	check("web:1", web, 5)
 	put(t, filepath.Join(v.dir, "b"), "#!/bin/sh\nexit 1\n")
 	for range 2 {
 		if _, err := v.Check(t.Context(), "web:1", web); !errors.Is(err, fault.Denied) {
@@ -128,5 +132,31 @@ func TestAnswersAreKept(t *testing.T) {
 	if err := os.Remove(filepath.Join(v.dir, "b")); err != nil {
 		t.Fatal(err)
 	}
-	check("web:1", web, 6) // the refusals have asked it, too
+	check("web:1", web, 7)  // the refusals have asked it, too
+	v.Use(v.dir, v.timeout) // as a reload does
+	check("web:1", web, 8)
+}
+
+// A verifier's keys and policies are files of its own: what they no longer allow is refused after a
+// while, though the program is the same.
+func TestAnswersExpire(t *testing.T) {
+	t.Parallel()
+	v := with(t, map[string]string{"a": "exit 1"})
+	programs, err := programsIn(v.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	descriptor, err := json.Marshal(web)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := v.key(programs, "web:1", descriptor)
+	v.answers = map[[32]byte]answer{key: {time.Now().Add(-keepAnswer / 2), "allowed then"}}
+	if verdict, err := v.Check(t.Context(), "web:1", web); verdict != "allowed then" || err != nil {
+		t.Errorf("%q, %v", verdict, err)
+	}
+	v.answers[key] = answer{time.Now().Add(-10 * time.Minute), "allowed then"}
+	if _, err := v.Check(t.Context(), "web:1", web); !errors.Is(err, fault.Denied) {
+		t.Errorf("after ten minutes: %v", err)
+	}
 }
