@@ -19,6 +19,7 @@ import (
 	"go.podman.io/storage/pkg/archive"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/frames"
 	"github.com/crius-run/crius/storage/pull/progress"
 )
 
@@ -62,7 +63,7 @@ var xzHeader = []byte("\xfd7zXZ\x00\x00\x04\xe6\xd6\xb4\x46\x02\x00\x21\x01\x28\
 
 // repeated is a zstd frame of so many blocks that repeat one byte, 128 KiB each.
 func repeated(blocks int) []byte {
-	const size = maxBlock<<3 | 1<<1 // the type of such a block
+	const size = frames.MaxBlock<<3 | 1<<1 // the type of such a block
 	block := []byte{size & 0xff, size >> 8 & 0xff, size >> 16 & 0xff, 0}
 	return slices.Concat(frame(7, 0)[:6], bytes.Repeat(block, blocks), []byte{1, 0, 0})
 }
@@ -93,6 +94,10 @@ func TestLayerGuard(t *testing.T) {
 		{"largest window there is", frame(31, 7), "window", false},
 		{"second frame", append(real[:len(real):len(real)], frame(18, 0)...), "window", false},
 		{"after a skippable frame", bytes.Join([][]byte{real, skippable("x"), frame(18, 0)}, nil), "window", false},
+		{"skippable frame first", bytes.Join([][]byte{skippable("size"), skippable(""), real, skippable("x")}, nil), "", false},
+		{"large window after a first frame to skip", append(skippable("size"), frame(17, 0)...), "", true},
+		{"window above the limit after a first frame to skip", append(skippable("size"), frame(18, 0)...), "window", false},
+		{"nearly a frame to skip", []byte("Z*M and a tar"), "", false},
 		{"content is the window", singleSegment(maxWindow), "", true},
 		{"huge content is the window", singleSegment(maxWindow + 1), "window", false},
 		{"endless content is the window", singleSegment(1<<64 - 1), "window", false},
@@ -132,7 +137,7 @@ func TestLayerGuard(t *testing.T) {
 // Earlier layers count.
 func TestExpansion(t *testing.T) {
 	t.Parallel()
-	const inRoom = minRoom / maxBlock
+	const inRoom = minRoom / frames.MaxBlock
 	for _, c := range []struct {
 		what    string
 		room    int64
@@ -141,7 +146,8 @@ func TestExpansion(t *testing.T) {
 	}{
 		{"as much as there is room for", 0, [][]byte{repeated(inRoom)}, false},
 		{"a block more", 0, [][]byte{repeated(inRoom + 1)}, true},
-		{"a block more, with room", minRoom + maxBlock, [][]byte{repeated(inRoom + 1)}, false},
+		{"a block more, after a frame to skip", 0, [][]byte{append(skippable("x"), repeated(inRoom+1)...)}, true},
+		{"a block more, with room", minRoom + frames.MaxBlock, [][]byte{repeated(inRoom + 1)}, false},
 		{"two layers", 0, [][]byte{repeated(inRoom / 2), repeated(inRoom/2 + 1)}, true},
 		{"two frames", 0, [][]byte{append(repeated(inRoom/2), repeated(inRoom/2+1)...)}, true},
 		{"as much as gzip could", 0, [][]byte{make([]byte, 2*minRoom/maxExpansion), repeated(2 * inRoom)}, false},
@@ -230,7 +236,7 @@ func TestWaitForLargeWindowsIsNoStall(t *testing.T) {
 
 // In whatever pieces the bytes come, the verdict is the same, and accepted bytes are unchanged.
 func FuzzLayerGuard(f *testing.F) {
-	for _, seed := range [][]byte{xzHeader, frame(17, 1), frame(13, 1), singleSegment(5), skippable("x"), zstdOf(f, []byte("content"))} {
+	for _, seed := range [][]byte{xzHeader, frame(17, 1), frame(13, 1), singleSegment(5), skippable("x"), append(skippable("x"), frame(18, 0)...), zstdOf(f, []byte("content"))} {
 		f.Add(seed)
 		f.Add(append(frame(0, 0), seed...))
 	}

@@ -12,6 +12,7 @@ import (
 	"go.podman.io/storage/pkg/archive"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/frames"
 )
 
 // Library returns a store for containers/image, whose PutLayer unpacks the layers of one image, one
@@ -49,14 +50,14 @@ func (l *library) PutLayer(id, parent string, names []string, mountLabel string,
 // put unpacks and adds a layer.
 func (l *library) put(id, parent string, options *cstorage.LayerOptions, diff io.Reader) (Record, error) {
 	blob := newDigested(diff, options.OriginalDigest)
-	unpacked, err := archive.DecompressStream(blob)
+	unpacked, err := decompress(blob, func() (func(), error) { return func() {}, nil }) // there is one layer at a time
 	if err != nil {
 		return Record{}, err
 	}
 	defer unpacked.Close()
 	plain := bufio.NewReaderSize(unpacked, 32<<10)
 	first, _ := plain.Peek(10) // an error comes back with the next read
-	if archive.DetectCompression(first) != archive.Uncompressed {
+	if archive.DetectCompression(first) != archive.Uncompressed || frames.Begin(first) {
 		return Record{}, fmt.Errorf("it is compressed twice; rebuild the image: %w", fault.Invalid)
 	}
 	content := newDigested(plain, options.UncompressedDigest)

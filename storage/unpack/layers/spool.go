@@ -3,7 +3,6 @@ package layers
 import (
 	"bufio"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +15,7 @@ import (
 	"go.podman.io/storage/pkg/archive"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/frames"
 )
 
 // spool is a blob that is read while it comes. It is in a file that the server writes, or in a file
@@ -178,66 +178,105 @@ func (s *step) open(ctx context.Context, large chan struct{}) (*content, error) 
 }
 
 // decompress decompresses a blob like archive.DecompressStream, but gzip with smaller buffers,
-// which otherwise cost more than a small layer. It calls large before it makes a decoder that may
-// need much memory, and calls done when that is closed.
+// which otherwise cost more than a small layer, and zstd whose first frame is one to skip. It calls
+// large before it decodes a frame that needs much memory, and calls done when the result is closed.
 func decompress(blob io.Reader, large func() (done func(), err error)) (io.ReadCloser, error) {
 	const buffer, buffers = 128 << 10, 4
 	reader := bufio.NewReaderSize(blob, 32<<10)
-	first, _ := reader.Peek(zstdHeader) // an error comes back with the next read
-	switch kind := archive.DetectCompression(first); {
-	case kind == archive.Gzip && !hasPigz():
+	first, _ := reader.Peek(frames.MagicSize) // an error comes back with the next read
+	switch {
+	case archive.DetectCompression(first) == archive.Gzip && !hasPigz():
 		unpacked, err := pgzip.NewReaderN(reader, buffer, buffers)
 		return gunzip{unpacked}, err
-	case kind == archive.Zstd && !smallWindow(first):
-		done, err := large()
-		if err != nil {
-			return nil, err
-		}
-		unpacked, err := archive.DecompressStream(reader)
-		if err != nil {
-			done()
-			return nil, err
-		}
-		return &freeing{unpacked, sync.OnceFunc(done)}, nil
+	case frames.Begin(first):
+		return unzstd(reader, large)
 	}
 	return archive.DecompressStream(reader)
 }
 
-// zstdHeader is the size of the longest header of a zstd frame, in bytes.
-const zstdHeader = 18
-
-// smallWindow reports whether the first frame of a zstd blob says that it needs a window of at most
-// 8 MiB (RFC 8878, 3.1.1.1), which nearly all do.
-func smallWindow(head []byte) bool {
-	const most = 23 // 8 MiB
-	if len(head) < zstdHeader || string(head[:4]) != "\x28\xb5\x2f\xfd" {
-		return len(head) < zstdHeader // so is the frame
+// unzstd decompresses zstd.
+func unzstd(blob *bufio.Reader, large func() (done func(), err error)) (io.ReadCloser, error) {
+	if err := frames.Skip(blob); err != nil {
+		return nil, err
 	}
-	descriptor, fields := head[4], head[5:]
-	if singleSegment := descriptor&(1<<5) != 0; !singleSegment {
-		exponent, mantissa := 10+fields[0]>>3, fields[0]&7
-		return exponent < most || exponent == most && mantissa == 0
+	windows := &windowed{blob: blob, admit: large}
+	windows.parser.Window = windows.window
+	unpacked, err := archive.DecompressStream(windows)
+	if err != nil {
+		windows.close()
+		return nil, err
 	}
-	size := fields[[]int{0, 1, 2, 4}[descriptor&3]:]
-	switch descriptor >> 6 {
-	case 2:
-		return binary.LittleEndian.Uint32(size) <= 1<<most
-	case 3:
-		return binary.LittleEndian.Uint64(size) <= 1<<most
-	}
-	return true
+	return &unzstded{unpacked, windows}, nil
 }
 
-// freeing calls done when it is closed.
-type freeing struct {
+// smallWindow is the size of a window of zstd that each layer may have, in bytes. Nearly all have
+// less.
+const smallWindow = 8 << 20
+
+// windowed is a zstd blob. A frame with a large window waits for room before a decoder sees it.
+type windowed struct {
+	blob   io.Reader
+	admit  func() (done func(), err error)
+	parser frames.Parser
+	large  bool // a frame had a large window
+
+	mu     sync.Mutex
+	done   func() // gives up the room; nil: there is none
+	closed bool
+}
+
+// Read implements io.Reader. A decoder may still call it after close.
+func (w *windowed) Read(p []byte) (int, error) {
+	n, err := w.blob.Read(p)
+	if failed := w.parser.Parse(p[:n]); failed != nil {
+		if errors.Is(failed, frames.ErrInvalid) {
+			failed = fmt.Errorf("%w; rebuild the image: %w", failed, fault.Invalid)
+		}
+		return 0, failed
+	}
+	return n, err
+}
+
+// window waits for room for a frame.
+func (w *windowed) window(bytes uint64) error {
+	if bytes <= smallWindow || w.large {
+		return nil
+	}
+	done, err := w.admit()
+	if err != nil {
+		return err
+	}
+	w.large = true
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		done()
+		return errClosed
+	}
+	w.done = done
+	return nil
+}
+
+// close gives up the room.
+func (w *windowed) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.done != nil {
+		w.done()
+	}
+	w.closed, w.done = true, nil
+}
+
+// unzstded is decompressed zstd.
+type unzstded struct {
 	io.ReadCloser
-	done func()
+	blob *windowed
 }
 
 // Close implements io.Closer.
-func (f *freeing) Close() error {
-	defer f.done()
-	return f.ReadCloser.Close()
+func (u *unzstded) Close() error {
+	defer u.blob.close()
+	return u.ReadCloser.Close()
 }
 
 type gunzip struct{ *pgzip.Reader }
