@@ -75,7 +75,7 @@ func publish(path string, text []byte, mode os.FileMode) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name())
+	defer func() { _ = os.Remove(f.Name()) }()
 	_, err = f.Write(text)
 	if err == nil {
 		err = f.Chmod(mode)
