@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net"
 	"path/filepath"
@@ -104,8 +103,8 @@ func listener(ctx context.Context, socket string) string {
 // olderConfiguration reports the options that have changed since the server read its
 // configuration.
 func (n *node) olderConfiguration(report statusReport) []finding {
-	then := new(config.Loaded)
-	if err := json.Unmarshal(report.Config, &then.Config); err != nil {
+	then, err := config.ReadTables(report.Config)
+	if err != nil {
 		return []finding{warn("restart the server: its version differs from that of this command", "the configuration of the running server cannot be read: %v", err)}
 	}
 	keys := config.Differences(then, n.config)

@@ -69,8 +69,8 @@ func wantReload(t *testing.T, w *scene.World, file, text string, code int, words
 func TestReloadCommand(t *testing.T) {
 	t.Parallel()
 	w := scene.Private(t, node.Options{})
-	wantReload(t, w, "20-more", "[runtime.handlers.more]\npath = \"crun\"\n[pod]\npids_limit = 77\n", 0,
-		"changed: runtime.handlers.more\n", "needs a restart: pod.pids_limit\n")
+	wantReload(t, w, "20-more", "[runtime.handlers.more]\npath = \"crun\"\n[api]\nmax_message_size = 8388608\n", 0,
+		"changed: runtime.handlers.more\n", "needs a restart: api.max_message_size")
 	if names := handlerNames(t, w); !slices.Contains(names, "more") {
 		t.Errorf("the handlers are %q when the command has ended", names)
 	}
@@ -78,7 +78,7 @@ func TestReloadCommand(t *testing.T) {
 	wantReload(t, w, "30-bad", "[runtime.handlers.bad]\npath = \"crun\"\nseccomp_profile = \"/no/such/profile\"\n", 1,
 		"runtime.handlers.bad.seccomp_profile", "/no/such/profile")
 	logs(t, w, "configuration not reloaded", "/no/such/profile")
-	wantReload(t, w, "30-bad", "", 0, "needs a restart: pod.pids_limit\n")
+	wantReload(t, w, "30-bad", "", 0, "needs a restart: api.max_message_size")
 	wantReload(t, w, "20-more", "# none", 0, "changed: runtime.handlers.more\n")
 	wantReload(t, w, "20-more", "# none, still", 0, "no option has changed\n")
 	if err := w.Stop(); err != nil {
@@ -121,8 +121,8 @@ func TestReload(t *testing.T) {
 	if names := handlerNames(t, w); slices.Contains(names, "bad") || slices.Contains(names, "worse") || !slices.Contains(names, "more") {
 		t.Errorf("handlers after a reload that failed: %v", names)
 	}
-	reload(t, w, "30-bad", "[pod]\npids_limit = 77\n")
-	logs(t, w, "take effect after a restart", "pod.pids_limit")
+	reload(t, w, "30-bad", "[api]\nmax_message_size = 8388608\n")
+	logs(t, w, "take effect after a restart", "api.max_message_size")
 
 	reload(t, w, "20-more", "")
 	wait.For(t, "the handler to be taken away", func() bool { return !slices.Contains(handlerNames(t, w), "more") })

@@ -1,6 +1,8 @@
 package config
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -99,6 +101,61 @@ func tableOf(table reflect.Value) map[string]any {
 		}
 	}
 	return all
+}
+
+// ReadTables reads the JSON of Tables. It fails if an option is missing: another version has written it.
+func ReadTables(text []byte) (*Loaded, error) {
+	l := new(Loaded)
+	var tables map[string]any
+	if err := json.Unmarshal(text, &tables); err != nil {
+		return nil, err
+	}
+	return l, readTable(reflect.ValueOf(&l.Config).Elem(), tables)
+}
+
+func readTable(table reflect.Value, from map[string]any) (err error) {
+	for f := range fields(table) {
+		value, has := from[f.name]
+		inner, _ := value.(map[string]any)
+		switch {
+		case !has:
+			err = errors.New("it is missing")
+		case f.value.Kind() == reflect.Struct:
+			err = readTable(f.value, inner)
+		case f.value.Kind() == reflect.Map:
+			err = readTables(f.value, inner)
+		default:
+			err = assign(f.value, decoded(value))
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", f.name, err)
+		}
+	}
+	return nil
+}
+
+func readTables(tables reflect.Value, from map[string]any) error {
+	tables.Set(reflect.MakeMap(tables.Type()))
+	for name, table := range from {
+		inner, _ := table.(map[string]any)
+		e := element(tables, name)
+		if err := readTable(e, inner); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		tables.SetMapIndex(reflect.ValueOf(name), e)
+	}
+	return nil
+}
+
+// decoded returns a value from the JSON decoder as one from the TOML decoder.
+func decoded(value any) any {
+	switch v := value.(type) {
+	case float64:
+		return int64(v)
+	case nil:
+		return []any{}
+	}
+	return value
 }
 
 // shown returns what JSON has for a value: durations and modes as in the configuration file.

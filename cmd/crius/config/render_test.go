@@ -1,6 +1,8 @@
 package config
 
 import (
+	"encoding/json"
+	"maps"
 	"os"
 	"reflect"
 	"regexp"
@@ -9,6 +11,8 @@ import (
 	"unicode"
 
 	"github.com/spf13/pflag"
+
+	"github.com/crius-run/crius/oci"
 )
 
 func template(t *testing.T) string {
@@ -222,4 +226,27 @@ func TestTablesHaveTheNamesOfTheFile(t *testing.T) {
 	api, _ := tables["api"].(map[string]any)
 	equal(t, "mode", api["socket_mode"], any("0o660"))
 	equal(t, "duration", api["stream_idle_timeout"], any("4h0m0s"))
+}
+
+// crius check compares what the server says with the files.
+func TestTablesAreReadAgain(t *testing.T) {
+	c := Default()
+	c.Runtime.Handlers = maps.Clone(c.Runtime.Handlers)
+	c.Runtime.Handlers["more"] = oci.Handler{Type: "oci", Path: "more"}
+	c.Pod.PidsLimit = 77
+	text, err := json.Marshal(c.Tables())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := ReadTables(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "differences", Differences(got, &Loaded{Config: c}), []string{})
+	equal(t, "differences from the defaults", Differences(got, &Loaded{Config: Default()}), []string{"pod.pids_limit", "runtime.handlers.more"})
+	for wrong, want := range map[string]string{`{"API": {}}`: "missing", `{"api": 1}`: "missing", `[]`: "array"} {
+		if _, err := ReadTables([]byte(wrong)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", wrong, err)
+		}
+	}
 }
