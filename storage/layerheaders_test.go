@@ -137,13 +137,51 @@ func TestLinksThatLeadTooFarAreRefused(t *testing.T) {
 	for i := range 5 {
 		dangling = append(dangling, image.Symlink(fmt.Sprint("l", i), fmt.Sprint("d", i, "/", deep)), image.Text(fmt.Sprint("l", i, "/f"), ""))
 	}
-	late := []image.File{image.Dir("l/d"), image.Dir(there), image.Symlink("l", there), image.Dir("d")} // for which directories are found again
 	r := serve(t, "app", "", motd(t, "x"))
-	for what, files := range map[string][]image.File{"takes the place": late, "behind links": down, "too many links": loops, "does not have": dangling} {
+	for what, files := range map[string][]image.File{"behind links": down, "too many links": loops, "does not have": dangling} {
 		r.Push("app", "bad", build(t, image.Image{Layers: []image.Layer{layer(t, files...)}}))
 		if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:bad"}); err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("%s: %v", what, err)
 		}
+	}
+	n.empty()
+}
+
+// A link may replace a directory of its layer: what the directory had is gone, and no attribute of it reaches
+// what the link leads to. Entries that make something else of the root are left out.
+func TestLastEntryReplacesDirectoryOfTheLayer(t *testing.T) {
+	t.Parallel()
+	root := image.Symlink(".", "d")
+	n, img := pulled(t, build(t, image.Image{Layers: []image.Layer{layer(t,
+		image.Dir("d"), image.Dir("d/e"), image.Dir("l/e"), image.Text("l/e/gone", "x"), image.Symlink("l", "d"), image.Text("l/f", "x"),
+		image.Dir("file/full"), image.Text("file/full/gone", "x"), image.Text("file", "content"), root,
+	)}}))
+	top := n.diff(n.chain(img)[0])
+	for _, name := range []string{"d/e", "d/f"} {
+		if _, err := os.Lstat(filepath.Join(top, name)); err != nil {
+			t.Error(err)
+		}
+	}
+	if to, err := os.Readlink(filepath.Join(top, "l")); err != nil || to != "d" {
+		t.Errorf("link to %q, %v", to, err)
+	}
+	if content, err := os.ReadFile(filepath.Join(top, "file")); err != nil || string(content) != "content" {
+		t.Errorf("%q, %v", content, err)
+	}
+	if _, err := os.Lstat(filepath.Join(top, "d/e/gone")); err == nil {
+		t.Error("it has a file of the directory that was replaced")
+	}
+}
+
+// An attribute for which the file system has no place is not a full disk, which somebody could free.
+func TestAttributeThatDoesNotFit(t *testing.T) {
+	t.Parallel()
+	d := newDisk(t, 64) // ext4
+	n := newNode(t, func(c *Options) { c.Root = filepath.Join(d.path, "root") })
+	a := build(t, image.Image{Layers: []image.Layer{layer(t, with(image.Text("file", "x"), "user.large", strings.Repeat("x", 20_000)))}})
+	_, err := n.Pull(testContext(t), PullRequest{Image: serve(t, "app", "1", a).Addr() + "/app:1"})
+	if !errors.Is(err, fault.Invalid) || errors.Is(err, fault.Exhausted) || !strings.Contains(err.Error(), "user.large") || strings.Contains(err.Error(), "free space") {
+		t.Errorf("%v", err)
 	}
 	n.empty()
 }

@@ -91,9 +91,10 @@ type layer struct {
 	parents parents
 	buffers *buffers
 
-	in   string // the thread's directory; empty: not known
-	dirs []directory
-	root bool
+	in      string // the thread's directory; empty: not known
+	dirs    []directory
+	removed map[string]int // how long dirs was when this directory was replaced by something else
+	root    bool
 }
 
 // buffers are what each layer needs, however small it is.
@@ -119,7 +120,10 @@ func newLayer(o Order) *layer {
 	b.from.Reset(o.Content)
 	b.to.Reset(o.Split)
 	a := &archive{from: b.from}
-	return &layer{Order: o, archive: a, entries: tar.NewReader(a), split: newSplitter(b.to), buffers: b}
+	return &layer{
+		Order: o, archive: a, entries: tar.NewReader(a), split: newSplitter(b.to), buffers: b,
+		removed: map[string]int{},
+	}
 }
 
 // free lets another layer use the buffers.
@@ -145,7 +149,10 @@ func (l *layer) run() error {
 	if err := l.rest(); err != nil {
 		return err
 	}
-	for _, d := range l.dirs {
+	for i, d := range l.dirs {
+		if l.isRemoved(i) {
+			continue
+		}
 		if err := setTimes(d.path, d.times); err != nil {
 			return failed(d.path, "set times", err)
 		}
@@ -221,9 +228,16 @@ func refuse(name, why string, args ...any) error {
 	return fmt.Errorf("it has %.200q, %s; rebuild the image without it: %w", name, fmt.Sprintf(why, args...), fault.Invalid)
 }
 
-// failed returns the error of a system call for a file of the layer.
+// failed returns the error of a system call for a file of the layer. It is fault.Invalid if the file
+// system cannot have such a file.
 func failed(path, what string, err error) error {
-	return fmt.Errorf("file %.200q of the layer: %w", path, os.NewSyscallError(what, err))
+	err = fmt.Errorf("file %.200q of the layer: %w", path, os.NewSyscallError(what, err))
+	for _, impossible := range []unix.Errno{unix.EINVAL, unix.ENAMETOOLONG, unix.EMLINK, unix.E2BIG, unix.ERANGE, unix.EOVERFLOW} {
+		if errors.Is(err, impossible) {
+			return fmt.Errorf("%w, which the file system of the image store does not allow; rebuild the image without it: %w", err, fault.Invalid)
+		}
+	}
+	return err
 }
 
 // Unwanted reports whether an entry of a layer, of type kind, must not get the extended attribute.

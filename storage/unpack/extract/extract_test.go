@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	tarsplit "github.com/vbatts/tar-split/tar/storage"
 	"golang.org/x/sys/unix"
@@ -113,10 +114,13 @@ func TestArchivesThatAreRefused(t *testing.T) {
 		"padding that fails":    {io.MultiReader(bytes.NewReader(good), failing{cut}), "cut", cut},
 		"headers without end":   {bytes.NewReader(slices.Concat(long...)), "headers of an entry", fault.Invalid},
 		"unknown type":          {bytes.NewReader(crafted(header("f", 'Z', ""))), "unknown type", fault.Invalid},
-		"root as a file":        {bytes.NewReader(crafted(header("./", '0', "x"))), "root", fault.Invalid},
-		"root as a link":        {bytes.NewReader(packed(t, tar.FormatPAX, link(".", "/"))), "root", fault.Invalid},
 		"file with files":       {bytes.NewReader(packed(t, tar.FormatPAX, plain("f", 1), plain("f/g", 1))), "no directory", fault.Invalid},
-		"link over a directory": {bytes.NewReader(packed(t, tar.FormatPAX, dir("d", 0o755), link("d", "/"))), "takes the place", fault.Invalid},
+		"file in a new file":    {bytes.NewReader(packed(t, tar.FormatPAX, plain("d/f", 1), plain("d", 1), plain("d/g", 1))), "no directory", fault.Invalid},
+		"link to a directory":   {bytes.NewReader(packed(t, tar.FormatPAX, dir("d", 0o755), hard("h", "d"))), "hard link to the directory", fault.Invalid},
+		"link to its own place": {bytes.NewReader(packed(t, tar.FormatPAX, plain("d/f", 1), hard("d", "d/f"))), "hard link to", fault.Invalid},
+		"name that is too long": {bytes.NewReader(packed(t, tar.FormatPAX, plain(strings.Repeat("n", 256), 1))), "does not allow", fault.Invalid},
+		"large attribute":       {bytes.NewReader(packed(t, tar.FormatPAX, with(plain("f", 1), "user.a", strings.Repeat("x", 1<<16+1)))), "does not allow", fault.Invalid},
+		"bad capabilities":      {bytes.NewReader(packed(t, tar.FormatPAX, with(plain("f", 1), "security.capability", "x"))), "does not allow", fault.Invalid},
 		"missing target":        {bytes.NewReader(packed(t, tar.FormatPAX, hard("h", "nothing"))), "hard link to", fault.Invalid},
 		"whiteout of ..":        {bytes.NewReader(packed(t, tar.FormatPAX, plain("d/.wh...", 0))), "hides no file", fault.Invalid},
 		"sparse with a bad map": {bytes.NewReader(crafted(header("p", tar.TypeXHeader, sparse(-1)), header("f", '0', ""))), "no tar archive", fault.Invalid},
@@ -190,6 +194,65 @@ func TestLastEntryWins(t *testing.T) {
 	for _, want := range []string{`"f" 100644 0:0 0 {1000000001 0}`, `"w" 100644`, "3 bytes", `"v" 20000`, `"d" 40711`, "trusted.overlay.opaque=y", `"l" 120777`, `1 bytes "e"`} {
 		if !strings.Contains(all, want) {
 			t.Errorf("%s is missing in:\n%s", want, all)
+		}
+	}
+}
+
+// A directory of the layer is replaced by what a later entry makes of its path, whatever was in it,
+// and what is behind a new link keeps its own attributes.
+func TestLastEntryReplacesDirectory(t *testing.T) {
+	t.Parallel()
+	at := func(h tar.Header, seconds int64) tar.Header {
+		h.ModTime = time.Unix(seconds, 0)
+		return h
+	}
+	u, err := extractTo(t, t.TempDir(), bytes.NewReader(packed(t, tar.FormatPAX,
+		dir("file", 0o755), dir("file/sub", 0o700), plain("file/sub/x", 1), plain("file", 2),
+		plain("implied/a/b/x", 1), plain("implied/a", 3),
+		at(dir("target", 0o711), 1_100_000_000), at(dir("target/sub", 0o711), 1_100_000_001),
+		at(dir("link", 0o755), 1_200_000_000), at(dir("link/sub", 0o755), 1_200_000_000), plain("link/sub/x", 1), link("link", "target"), plain("link/y", 4),
+		plain("one", 5), dir("hard", 0o755), plain("hard/x", 1), hard("hard", "one"),
+		dir("pipe", 0o755), plain("pipe/.wh..wh..opq", 0), device("pipe", tar.TypeFifo, 0, 0), dir("pipe", 0o750), plain("pipe/z", 6),
+		at(dir("again", 0o755), 1_200_000_000), link("again", "target"), plain("again", 7), at(dir("again", 0o701), 1_300_000_000), plain("again/f", 8),
+	)), lenient{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, line := range files(t, u.dir) {
+		got = append(got, strings.Join(strings.Fields(line)[:2], " "))
+	}
+	want := []string{
+		`"." 40755`, `"again" 40701`, `"again/f" 100644`, `"file" 100644`, `"hard" 100640`, `"implied" 40755`, `"implied/a" 100644`, `"link" 120777`,
+		`"one" 100640`, `"pipe" 40750`, `"pipe/z" 100644`, `"target" 40711`, `"target/sub" 40711`, `"target/y" 100644`,
+	}
+	got[0] = want[0] // the directory of the test
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want\n%q", got, want)
+	}
+	for name, seconds := range map[string]int64{"target": 1_100_000_000, "target/sub": 1_100_000_001, "again": 1_300_000_000} {
+		if info, err := os.Stat(filepath.Join(u.dir, name)); err != nil || info.ModTime().Unix() != seconds {
+			t.Errorf("%s: %v, %v", name, info.ModTime(), err)
+		}
+	}
+	if got := xattrs(t, filepath.Join(u.dir, "pipe")); slices.Contains(got, "trusted.overlay.opaque=y") {
+		t.Errorf("the new directory has %q of the old one", got)
+	}
+}
+
+// Entries that make something else of the root are left out: it is a directory.
+func TestRootStaysDirectory(t *testing.T) {
+	t.Parallel()
+	for name, entry := range map[string][]byte{
+		"file": header("./", '0', "content"), "file without a name": header("", '0', "content"), "link": header("/", '2', ""), "hard link": header("a/..", '1', ""), "pipe": header(".", '6', ""),
+	} {
+		u, err := extractTo(t, t.TempDir(), bytes.NewReader(crafted(entry, header("f", '0', "x"))), lenient{})
+		if err != nil || u.Root {
+			t.Errorf("%s: %v, root %t", name, err, u.Root)
+			continue
+		}
+		if all := files(t, u.dir); len(all) != 2 || !strings.HasPrefix(all[1], `"f" 100755`) {
+			t.Errorf("%s: %q", name, all)
 		}
 	}
 }

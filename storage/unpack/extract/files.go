@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -24,6 +25,9 @@ const (
 // make makes what an entry says.
 func (l *layer) make(h *tar.Header, content *file) error {
 	parent, base := split(h.Name)
+	if base == "." && h.Typeflag != tar.TypeDir {
+		return nil // the root is a directory, whatever the layer says
+	}
 	resolved, err := l.parents.of(parent)
 	if err != nil {
 		return err
@@ -126,13 +130,10 @@ func makeAll(dir string) error {
 
 // replace removes what is in the place of an entry, except a directory that the entry changes.
 func (l *layer) replace(h *tar.Header, base string) (directory bool, err error) {
-	var st unix.Stat_t
 	if base == "." {
-		if h.Typeflag != tar.TypeDir {
-			return false, refuse(h.Name, "which is the root and no directory")
-		}
 		return true, nil
 	}
+	var st unix.Stat_t
 	err = unix.Lstat(base, &st)
 	if errors.Is(err, unix.ENOENT) {
 		return false, nil
@@ -141,16 +142,40 @@ func (l *layer) replace(h *tar.Header, base string) (directory bool, err error) 
 		return false, failed(h.Name, "lstat", err)
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		if h.Typeflag != tar.TypeDir {
-			return false, fmt.Errorf("%.100q takes the place of a directory that it has; rebuild the image without it: %w", h.Name, fault.Invalid)
+		if h.Typeflag == tar.TypeDir {
+			return true, nil
 		}
-		return true, nil
+		return false, l.removeDirectory(h, base)
 	}
 	l.parents.forget() // it may have been a link
 	if err := unix.Unlink(base); err != nil {
 		return false, failed(h.Name, "unlink", err)
 	}
 	return false, nil
+}
+
+// removeDirectory removes a directory of the layer, with all that is in it, for an entry that makes
+// something else of it.
+func (l *layer) removeDirectory(h *tar.Header, base string) error {
+	l.parents.forget()
+	if err := os.RemoveAll(base); err != nil {
+		return failed(h.Name, "remove", err)
+	}
+	l.removed[filepath.Join(l.in, base)] = len(l.dirs)
+	return nil
+}
+
+// isRemoved reports whether the directory dirs[i] was removed after its entry.
+func (l *layer) isRemoved(i int) bool {
+	if len(l.removed) == 0 {
+		return false
+	}
+	for path := l.dirs[i].path; path != "/"; path = filepath.Dir(path) {
+		if before, is := l.removed[path]; is && i < before {
+			return true
+		}
+	}
+	return false
 }
 
 // whiteout marks what overlayfs shall not show of the layers below. A file that the layer has
@@ -223,9 +248,14 @@ func (l *layer) link(h *tar.Header, base string) error {
 		return err
 	}
 	l.parents.forget()
-	err = unix.Linkat(unix.AT_FDCWD, filepath.Join(resolved, target), unix.AT_FDCWD, base, 0)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+	path := filepath.Join(resolved, target)
+	err = unix.Linkat(unix.AT_FDCWD, path, unix.AT_FDCWD, base, 0)
+	var st unix.Stat_t
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
 		return refuse(h.Name, "a hard link to %.200q, which it does not have", h.Linkname)
+	case errors.Is(err, unix.EPERM) && unix.Lstat(path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR:
+		return refuse(h.Name, "a hard link to the directory %.200q", h.Linkname)
 	}
 	if err != nil {
 		return failed(h.Name, "link", err)
@@ -289,11 +319,23 @@ func setXattrs(h *tar.Header, base string) error {
 		if !is || Unwanted(h.Typeflag, name) {
 			continue
 		}
-		if err := unix.Lsetxattr(base, name, []byte(value), 0); err != nil && !errors.Is(err, unix.ENOTSUP) {
+		err := unix.Lsetxattr(base, name, []byte(value), 0)
+		if errors.Is(err, unix.ENOSPC) && hasRoom(len(value)) {
+			return fmt.Errorf("file %.200q of the layer has the extended attribute %.100q of %d bytes, for which the file system of the image store has no place, "+
+				"though its disk is not full (ext4 holds about 4 KiB for each file); rebuild the image without it, or have the image store on XFS: %w", h.Name, name, len(value), fault.Invalid)
+		}
+		if err != nil && !errors.Is(err, unix.ENOTSUP) {
 			return failed(h.Name, fmt.Sprintf("setxattr %.100q", name), err)
 		}
 	}
 	return nil
+}
+
+// hasRoom reports whether the disk has room for an attribute of so many bytes, and some more.
+func hasRoom(size int) bool {
+	const more = 1 << 20
+	var disk unix.Statfs_t
+	return unix.Statfs(".", &disk) == nil && disk.Bfree*uint64(disk.Bsize) > uint64(size+more)
 }
 
 // mode returns the permissions of an entry, with the bits for setuid, setgid and sticky.
