@@ -91,7 +91,7 @@ func TestLayerThatExpandsIsRefused(t *testing.T) {
 	n.empty()
 }
 
-// zstd:chunked layers have several zstd frames.
+// zstd:chunked layers have several zstd frames, and those of pzstd begin with one to skip.
 func TestZstdLayers(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -104,7 +104,7 @@ func TestZstdLayers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	framed := bytes.Join([][]byte{zstdOf(t, tar[:700]), skippable("toc"), zstdOf(t, tar[700:]), frame(17, 0)}, nil)
+	framed := bytes.Join([][]byte{skippable("size"), skippable(""), zstdOf(t, tar[:700]), skippable("toc"), zstdOf(t, tar[700:]), frame(17, 0)}, nil)
 	a := build(t, image.Image{Layers: []image.Layer{{Blob: framed, Digest: digest.FromBytes(framed), DiffID: zipped.DiffID}}})
 	img := n.pull(serve(t, "app", "1", a).Addr() + "/app:1")
 	if len(n.puller.LargeWindows) != 0 {

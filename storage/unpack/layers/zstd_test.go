@@ -71,3 +71,14 @@ func TestZstdFrames(t *testing.T) {
 		})
 	}
 }
+
+// A decoder that gets room after the blob was closed does not keep it.
+func TestRoomAfterCloseIsGivenUp(t *testing.T) {
+	t.Parallel()
+	given := 0
+	w := &windowed{admit: func() (func(), error) { return func() { given++ }, nil }}
+	w.close()
+	if err := w.window(smallWindow + 1); !errors.Is(err, errClosed) || given != 1 {
+		t.Errorf("%v, given up %d times", err, given)
+	}
+}
