@@ -60,6 +60,7 @@ var elsewhere = []struct{ part, why string }{
 	{"skopeo copy docker-archive:", "test/integration shares the store with skopeo"},
 	{"skopeo copy --encryption-key", "there is no registry to push to; the tests of storage pull what ocicrypt has encrypted"},
 	{"/mnt/models", "there is no shared disk; the tests of storage/artifact use such a directory"},
+	{"crius checkpoint ", "there may be no criu; TestCheckpointCommand of test/integration"},
 	{"ssh -L", "there is no other machine"},
 	{"$ curl", "a session with its output; TestHealth of server/metrics"},
 	{"RuntimeReady is false", "the output of that session"},
