@@ -223,9 +223,9 @@ func (e *Entry) End(exitCode *int32, err error) {
 			err = e.failed
 		}
 		r := &e.record
-		r.ExitCode, r.Received, r.Sent, r.Ports = exitCode, e.received.Load(), e.sent.Load(), e.ports
-		if r.Verb == PortForward {
-			r.Connections = &e.connections
+		r.ExitCode, r.Received, r.Sent, r.Ports = exitCode, e.received.Load(), e.sent.Load(), slices.Clone(e.ports)
+		if connections := e.connections; r.Verb == PortForward { // some may still be made
+			r.Connections = &connections
 		}
 		if err != nil && !errors.Is(err, context.Canceled) { // the client has left
 			r.Error = cut(err.Error())

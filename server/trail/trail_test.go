@@ -229,6 +229,22 @@ func (s stuck) Handle(context.Context, slog.Record) error {
 	return nil
 }
 
+// A connection that is being made when its session ends does not change what is recorded.
+func TestRecordIsOfTheEnd(t *testing.T) {
+	was := slog.Default()
+	defer slog.SetDefault(was)
+	s := stuck{slog.DiscardHandler, make(chan struct{}, 1), make(chan struct{})}
+	slog.SetDefault(slog.New(s))
+	file := filepath.Join(t.TempDir(), "audit.log")
+	e := start(t, Options{Level: People, File: file}).Begin(t.Context(), Request{Verb: PortForward, ID: "p1"})
+	e.Connect(80)
+	e.End(nil, nil)
+	<-s.entered // before it is written to the file
+	e.Connect(81)
+	close(s.release)
+	want(t, lines(t, file, 1)[0], map[string]any{"ports": []int{80}, "connections": 1})
+}
+
 // Nobody waits for a log that hangs: probes would fail, and with them their pods. A file that
 // nothing can be written to, such as a FIFO without reader, is no reason to wait either.
 func TestNothingWaitsForTheTrail(t *testing.T) {
