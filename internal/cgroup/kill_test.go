@@ -197,6 +197,10 @@ func TestKillBelowAFrozenCgroup(t *testing.T) {
 	t.Cleanup(func() { _ = write(state, thawed) })
 	if filepath.Base(state) == "freezer.state" {
 		wait.For(t, "a frozen cgroup", func() bool { file, _ := Frozen(cgroup + "/c"); return file == state })
+		wait.For(t, "all of it to be frozen", func() bool {
+			text, _ := os.ReadFile(state)
+			return strings.TrimSpace(string(text)) == frozen
+		})
 	}
 	kill(t, cgroup+"/c")
 	if text, err := os.ReadFile(state); err != nil || strings.TrimSpace(string(text)) != frozen {

@@ -97,11 +97,22 @@ func Open(path string) (*os.File, error) {
 	return open(fd, path, math.MaxInt64)
 }
 
+// lookups is how often a path is looked up: the kernel gives up on one with ".."
+// when anything on the node is renamed or mounted meanwhile (openat2(2), EAGAIN).
+const lookups = 128
+
 // OpenBelow opens a file for reading like a process whose root is the directory
 // dir, a descriptor: links cannot lead out of it. Anything not regular is
 // fault.Invalid.
 func OpenBelow(dir int, name string) (*os.File, error) {
-	fd, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT}
+	var fd int
+	var err error
+	for range lookups {
+		if fd, err = unix.Openat2(dir, name, &how); err != unix.EAGAIN {
+			break
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
