@@ -11,6 +11,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/node"
 )
 
 func withMounts(mounts ...*cri.Mount) containerChange {
@@ -244,5 +245,21 @@ func TestImageLinksDoNotLeadOutside_CVE_2024_5154(t *testing.T) {
 		for _, e := range entries {
 			t.Errorf("%s was made outside the container", filepath.Join(outside, e.Name()))
 		}
+	})
+}
+
+// A node that makes all root file systems read-only leaves programs room in memory, with what the image
+// has there.
+func TestReadOnlyNodeLeavesRoom(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{Config: "[pod]\nread_only = true\n"})
+	ref := w.image(t, nil, image.Text("run/of-the-image", "kept"))
+	each(t, func(t *testing.T, handler string) {
+		c := w.run(t, handler).start(t, "sleep", ofImage(ref))
+		c.cannotWrite(t, "/file", "/etc/file")
+		for _, file := range []string{"/run/file", "/tmp/file", "/var/tmp/file"} {
+			c.exec(t, "write "+file+" x")
+		}
+		equal(t, "file of the image", c.exec(t, "cat /run/of-the-image"), "kept")
 	})
 }
