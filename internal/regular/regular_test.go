@@ -7,7 +7,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -99,6 +102,40 @@ func TestOpen(t *testing.T) {
 		if f, err := Open(path(name)); !errors.Is(err, want) {
 			t.Errorf("%s: %v, %v, want %v", name, f, err, want)
 		}
+	}
+}
+
+// The kernel gives up on ".." while anything is renamed, which somebody does all the time.
+func TestOpenBelowWhileFilesAreRenamed(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "etc"), 0o755), os.WriteFile(filepath.Join(dir, "etc/file"), nil, 0o644), os.WriteFile(a, nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	root, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(root)
+	var over atomic.Bool
+	var renaming sync.WaitGroup
+	defer renaming.Wait()
+	defer over.Store(true)
+	renaming.Go(func() {
+		for !over.Load() {
+			_ = os.Rename(a, b)
+			a, b = b, a
+			for pause := time.Now(); time.Since(pause) < 20*time.Microsecond; { // many lookups fit in between
+			}
+		}
+	})
+	for range 20_000 {
+		f, err := OpenBelow(root, "etc/../etc/file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/unixsocket"
 	"github.com/crius-run/crius/storage/foreign"
 )
@@ -151,7 +152,7 @@ func answer[T any](mux *http.ServeMux, pattern string, work func(*http.Request) 
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		case err != nil:
-			http.Error(w, err.Error(), http.StatusInternalServerError)
+			http.Error(w, fault.Plain(err), http.StatusInternalServerError)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")

@@ -15,8 +15,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/regular"
 )
@@ -138,7 +136,7 @@ func (t *Target) Digests(ctx context.Context) ([]File, error) {
 		if err != nil {
 			return err
 		}
-		f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+		f, err := regular.Open(path)
 		if err != nil {
 			return err
 		}
@@ -146,9 +144,6 @@ func (t *Target) Digests(ctx context.Context) ([]File, error) {
 		info, err := f.Stat()
 		if err != nil {
 			return err
-		}
-		if !info.Mode().IsRegular() {
-			return fmt.Errorf("%s is not a regular file: %w", name, fault.Precondition)
 		}
 		sum := sha256.New()
 		if err := copyFile(ctx, sum, f, info.Size()); err != nil {
