@@ -112,10 +112,11 @@ func newNode(t testing.TB, change ...func(*Options)) *node {
 
 func (n *node) open() {
 	n.t.Helper()
-	var err error
-	if n.Store, err = openStore(context.Background(), n.cfg); err != nil {
-		n.t.Fatal(err)
+	store, err := openStore(context.Background(), n.cfg)
+	if err != nil {
+		n.t.Fatal(err) // the store of before stays, for Close
 	}
+	n.Store = store
 }
 
 // openStore calls Open, and then reads the layers.

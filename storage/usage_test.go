@@ -266,9 +266,18 @@ func (d *disk) fill() {
 	}
 }
 
+// empty removes what fill has made. The file system has that room when it has written its journal:
+// overlayfs, which asks for it once, would mount read-only before.
 func (d *disk) empty() {
 	d.t.Helper()
 	if err := os.Remove(filepath.Join(d.path, "ballast")); err != nil {
+		d.t.Fatal(err)
+	}
+	f, err := os.Open(d.path)
+	if err == nil {
+		err = errors.Join(unix.Syncfs(int(f.Fd())), f.Close())
+	}
+	if err != nil {
 		d.t.Fatal(err)
 	}
 }
