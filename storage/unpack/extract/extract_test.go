@@ -245,6 +245,21 @@ func TestLastEntryReplacesDirectory(t *testing.T) {
 	}
 }
 
+// Each directory that is replaced is remembered to the end of the layer.
+func TestTooManyReplacedDirectories(t *testing.T) {
+	t.Parallel()
+	var all []tar.Header
+	for i := range maxReplaced + 1 {
+		name := fmt.Sprint(i)
+		all = append(all, dir(name, 0o755), plain(name, 0))
+	}
+	for entries, want := range map[int]error{2 * maxReplaced: nil, len(all): fault.Invalid} {
+		if _, err := extractTo(t, t.TempDir(), bytes.NewReader(packed(t, tar.FormatPAX, all[:entries]...)), lenient{}); !errors.Is(err, want) {
+			t.Errorf("%d entries: %v", entries, err)
+		}
+	}
+}
+
 // Entries that make something else of the root are left out: it is a directory.
 func TestRootStaysDirectory(t *testing.T) {
 	t.Parallel()

@@ -161,16 +161,20 @@ func (l *layer) removeDirectory(h *tar.Header, base string) error {
 	if err := os.RemoveAll(base); err != nil {
 		return failed(h.Name, "remove", err)
 	}
+	if len(l.removed) == maxReplaced {
+		return fmt.Errorf("with %.100q it replaces more than %d of its directories; rebuild the image without them: %w", h.Name, maxReplaced, fault.Invalid)
+	}
 	l.removed[filepath.Join(l.in, base)] = len(l.dirs)
 	return nil
 }
 
-// isRemoved reports whether the directory dirs[i] was removed after its entry.
+// isRemoved reports whether the directory dirs[i] was removed after its entry. A layer can have a million
+// directories, each as deep as a path may be.
 func (l *layer) isRemoved(i int) bool {
 	if len(l.removed) == 0 {
 		return false
 	}
-	for path := l.dirs[i].path; path != "/"; path = filepath.Dir(path) {
+	for path := l.dirs[i].path; len(path) > len("/"); path = path[:strings.LastIndexByte(path, '/')] {
 		if before, is := l.removed[path]; is && i < before {
 			return true
 		}
