@@ -5,7 +5,9 @@ import (
 	"bytes"
 	"context"
 	"crypto/ed25519"
+	"crypto/x509"
 	"encoding/base64"
+	"encoding/pem"
 	"errors"
 	"io"
 	"math"
@@ -269,5 +271,40 @@ func TestManifestIsSigned(t *testing.T) {
 	public, _ := key.Public().(ed25519.PublicKey)
 	if !ed25519.Verify(public, append([]byte("crius pod checkpoint\x00"), manifest...), signature) {
 		t.Error("the signature does not fit the manifest")
+	}
+}
+
+// checkpoint.pub belongs to the key, also after a crash between the two files and after the key was removed, and
+// a key that others can read is not used.
+func TestPublicKeyBelongsToTheKey(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	private, public := filepath.Join(dir, "checkpoint.key"), filepath.Join(dir, "checkpoint.pub")
+	for what, change := range map[string]func() error{
+		"first":   func() error { return nil },
+		"crash":   func() error { return os.Remove(public) },
+		"removed": func() error { return os.Remove(private) },
+	} {
+		if _, err := NodeKey(dir); err != nil {
+			t.Fatal(err)
+		}
+		must(t, change())
+		key, err := NodeKey(dir)
+		must(t, err)
+		text, err := os.ReadFile(public)
+		must(t, err)
+		block, _ := pem.Decode(text)
+		shown, err := x509.ParsePKIXPublicKey(block.Bytes)
+		must(t, err)
+		if !key.Public().(ed25519.PublicKey).Equal(shown) {
+			t.Errorf("%s: checkpoint.pub is that of another key", what)
+		}
+	}
+	if names, err := os.ReadDir(dir); err != nil || len(names) != 2 {
+		t.Errorf("left: %v, %v", names, err)
+	}
+	must(t, os.Chmod(private, 0o640))
+	if _, err := NodeKey(dir); !errors.Is(err, fault.Precondition) {
+		t.Error(err)
 	}
 }

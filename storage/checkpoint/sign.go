@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"bytes"
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
@@ -11,6 +12,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -35,40 +37,55 @@ const (
 )
 
 // NodeKey returns the key with which this node signs its checkpoints. It is made when it is first needed:
-// checkpoint.key in dir, which only root can read, and checkpoint.pub, which other nodes may trust. Both are PEM.
+// checkpoint.key in dir, which only root can read, and checkpoint.pub, which other nodes may trust and which
+// always belongs to it. Both are PEM.
 func NodeKey(dir string) (ed25519.PrivateKey, error) {
 	path := filepath.Join(dir, keyFile)
 	key, err := readPrivate(path)
-	if !errors.Is(err, fs.ErrNotExist) {
-		return key, err
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := makeKey(path); err != nil && !errors.Is(err, fs.ErrExist) { // another call has made it meanwhile
+			return nil, fmt.Errorf("make the key of this node: %w", err)
+		}
+		key, err = readPrivate(path)
 	}
-	_, made, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		return nil, err
 	}
-	text, err := x509.MarshalPKCS8PrivateKey(made)
-	if err == nil {
-		err = publish(path, pem.EncodeToMemory(&pem.Block{Type: pemPrivate, Bytes: text}), 0o600)
-	}
-	if err != nil && !errors.Is(err, fs.ErrExist) { // another call has made it meanwhile
-		return nil, fmt.Errorf("make the key of this node: %w", err)
-	}
-	if key, err = readPrivate(path); err != nil {
-		return nil, err
-	}
-	text, err = x509.MarshalPKIXPublicKey(key.Public())
-	if err == nil {
-		err = publish(filepath.Join(dir, publicFile), pem.EncodeToMemory(&pem.Block{Type: pemPublic, Bytes: text}), 0o644)
-	}
-	if err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := showPublic(filepath.Join(dir, publicFile), key); err != nil {
 		return nil, fmt.Errorf("write the public key of this node: %w", err)
 	}
 	return key, nil
 }
 
-// publish writes a file that has its name only when it is whole and on the disk. The error is fs.ErrExist if
-// the name is taken.
-func publish(path string, text []byte, mode os.FileMode) error {
+func makeKey(path string) error {
+	_, made, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return err
+	}
+	text, err := x509.MarshalPKCS8PrivateKey(made)
+	if err != nil {
+		return err
+	}
+	return publish(path, pem.EncodeToMemory(&pem.Block{Type: pemPrivate, Bytes: text}), 0o600, os.Link)
+}
+
+// showPublic writes the public key to a file, unless it is there: a crash, or a full disk, may have left none,
+// and the key may have been replaced.
+func showPublic(path string, key ed25519.PrivateKey) error {
+	text, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		return err
+	}
+	text = pem.EncodeToMemory(&pem.Block{Type: pemPublic, Bytes: text})
+	if there, err := regular.Read(path, maxKey); err == nil && bytes.Equal(there, text) {
+		return nil
+	}
+	return publish(path, text, 0o644, os.Rename)
+}
+
+// publish writes a file that name, which is os.Link or os.Rename, gives its name only when it is whole and on
+// the disk. It returns when the name is there, too.
+func publish(path string, text []byte, mode os.FileMode, name func(from, to string) error) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
 		return err
@@ -84,11 +101,30 @@ func publish(path string, text []byte, mode os.FileMode) error {
 	if err := errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	return os.Link(f.Name(), path)
+	if err := name(f.Name(), path); err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
 }
 
 func readPrivate(path string) (ed25519.PrivateKey, error) {
-	text, err := regular.ReadIn(filepath.Dir(path), filepath.Base(path), maxKey)
+	f, err := regular.OpenIn(filepath.Dir(path), filepath.Base(path), maxKey)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("%s can be read or written by others (mode %v): if they may know it, remove it, else give it the mode 0600: %w", path, info.Mode(), fault.Precondition)
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxKey))
 	if err != nil {
 		return nil, err
 	}
