@@ -3,6 +3,7 @@ package pod
 import (
 	"cmp"
 	"context"
+	"crypto/ed25519"
 	"crypto/rand"
 	"fmt"
 	"path/filepath"
@@ -146,6 +147,10 @@ func (s *Sandbox) checkpointTo(ctx context.Context, dir string, containers []*Co
 	} else if !empty {
 		return fmt.Errorf("%s is not empty, choose an empty directory: %w", dir, fault.Precondition)
 	}
+	key, err := checkpoint.NodeKey(s.engine.cfg.StateDir) // before anything is frozen
+	if err != nil {
+		return err
+	}
 	temporary := temporaryName()
 	shot := &snapshot{target: target, dir: dir, shm: s.files.Shm()}
 	for _, c := range containers {
@@ -159,16 +164,12 @@ func (s *Sandbox) checkpointTo(ctx context.Context, dir string, containers []*Co
 				return causedBy(ctx, err)
 			}
 		}
-		return s.putManifest(ctx, shot, temporary)
+		return s.putManifest(ctx, shot, key, temporary)
 	})
 }
 
 // putManifest writes what makes the directory a checkpoint: a signed list of its files.
-func (s *Sandbox) putManifest(ctx context.Context, shot *snapshot, temporary string) error {
-	key, err := checkpoint.NodeKey(s.engine.cfg.StateDir)
-	if err != nil {
-		return err
-	}
+func (s *Sandbox) putManifest(ctx context.Context, shot *snapshot, key ed25519.PrivateKey, temporary string) (err error) {
 	m := s.manifest(shot)
 	if m.Files, err = shot.target.Digests(ctx); err != nil {
 		return causedBy(ctx, err)
