@@ -84,7 +84,7 @@ func checkCriuOptions(ref Ref, spec *specs.Spec) error {
 }
 
 // Criu returns the criu of this configuration.
-func (t *Table) Criu(ctx context.Context) (criu.Found, error) { return t.now.Load().criu.Ready(ctx) }
+func (t *Table) Criu(ctx context.Context) (criu.Found, error) { return t.node.Load().criu.Ready(ctx) }
 
 // AnnotatedSpec returns the spec of a bundle with additional annotations.
 func AnnotatedSpec(bundle string, annotations map[string]string) (*specs.Spec, error) {
@@ -144,7 +144,7 @@ func (r *cli) checkpoints(ctx context.Context) (*Abilities, criu.Found, error) {
 	if _, err := output(ctx, a.Path, "checkpoint", "--help"); err != nil {
 		return nil, criu.Found{}, criu.Refuse(fmt.Sprintf("handler %s has %s, which does not know the verb checkpoint", r.name, a.Version))
 	}
-	found, err := r.criu.Ready(ctx)
+	found, err := r.node.Load().criu.Ready(ctx)
 	return a, found, err
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -41,10 +42,8 @@ type entry struct {
 	systemd       bool
 	monitor       string
 	monitorCgroup string
-	log           logs
-	attachWait    time.Duration
 	output        *capture.Budget
-	criu          *criu.Program
+	node          *atomic.Pointer[node] // of the table
 	prober        prober
 	refused       error // why no pod can be made with it, until the table is reloaded; nil: pods can
 
@@ -52,6 +51,13 @@ type entry struct {
 	origin    *Origin       // nil: it is one of the configuration
 	successor func() driver // the handler of the same name in the configuration; nil: there is none
 	stead     prober        // of its program
+}
+
+// node is what concerns new containers of all handlers, also in pods from before a reload.
+type node struct {
+	log        logs
+	attachWait time.Duration
+	criu       *criu.Program
 }
 
 // logs holds the log settings of conmon.Spec.
@@ -67,8 +73,7 @@ func (h *entry) configured() *entry { return h }
 // sameAs reports whether two handlers have the same configuration.
 func (h *entry) sameAs(other *entry) bool {
 	return reflect.DeepEqual(h.handler, other.handler) && reflect.DeepEqual(h.features, other.features) &&
-		h.systemd == other.systemd && h.monitorCgroup == other.monitorCgroup && h.log == other.log &&
-		h.attachWait == other.attachWait && h.criu == other.criu
+		h.systemd == other.systemd && h.monitorCgroup == other.monitorCgroup
 }
 
 // lastProbe returns what Probe found last; nil if it has found nothing yet.
@@ -110,8 +115,9 @@ func (h *entry) create(ctx context.Context, who string, a *Abilities, ref Ref, s
 	}
 	s.ID, s.Dir, s.ExitFile, s.PidFile = ref.ID, ref.Dir, ref.ExitFile, pidFile(ref)
 	s.Monitor, s.Cgroup = h.monitor, h.monitorCgroup
-	s.LogRate, s.LogBurst, s.LogMost, s.Journal = h.log.rate, h.log.burst, h.log.most, h.log.journal
-	s.AttachWait = h.attachWait
+	now := h.node.Load()
+	s.LogRate, s.LogBurst, s.LogMost, s.Journal = now.log.rate, now.log.burst, now.log.most, now.log.journal
+	s.AttachWait = now.attachWait
 	ctx, cancel := context.WithTimeoutCause(ctx, h.handler.CreateTimeout,
 		fmt.Errorf("%s did not create the container within %s: %w", who, h.handler.CreateTimeout, fault.Timeout))
 	defer cancel()

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/crius-run/crius/internal/fault"
 	testprogram "github.com/crius-run/crius/test/kit/program"
@@ -116,6 +117,29 @@ func TestBindAfterReload(t *testing.T) {
 	}
 	if !slices.Contains(roots, origin.Handler.Root) || !slices.Contains(roots, "/other") {
 		t.Errorf("roots %v", roots)
+	}
+}
+
+// What concerns new containers of all handlers holds at once for those of earlier pods, too.
+func TestPodsFromBeforeAReloadFollowTheNode(t *testing.T) {
+	k := keep(t, "runc version 1.2.3")
+	cfg := k.cfg
+	cfg.LogRate, cfg.LogBurst, cfg.LogMaxSize, cfg.LogJournal, cfg.AttachWait = 1, 2, 3, "/journal", time.Minute
+	cfg.Handlers = map[string]Handler{"other": k.cfg.Handlers["h"]}
+	cfg.DefaultHandler = "other"
+	for _, criu := range []string{"/missing/criu", ""} {
+		cfg.Criu = criu
+		if err := k.table.Reload(cfg); err != nil {
+			t.Fatal(err)
+		}
+		now := k.runtime.(*cli).node.Load()
+		if want := (logs{1, 2, 3, "/journal"}); now.log != want || now.attachWait != time.Minute {
+			t.Errorf("%+v", now)
+		}
+		_, got := now.criu.Ready(t.Context())
+		if _, want := k.table.Criu(t.Context()); got == nil || got.Error() != want.Error() {
+			t.Errorf("criu %q: %v, of the table: %v", criu, got, want)
+		}
 	}
 }
 

@@ -32,6 +32,7 @@ type Table struct {
 	runDir  string
 	output  *capture.Budget // of the Execs of all handlers
 	now     atomic.Pointer[handlers]
+	node    atomic.Pointer[node]
 	version atomic.Uint64
 
 	changing sync.Mutex // held by Reload and Bind: what pods keep must not get lost in between
@@ -43,7 +44,6 @@ type handlers struct {
 	byName      map[string]driver
 	backported  []string // CVEs
 	cfg         Config
-	criu        *criu.Program
 
 	mu    sync.Mutex
 	bound map[binding]driver // what pods keep
@@ -70,7 +70,8 @@ func NewTable(cfg Config, runDir string) (*Table, error) {
 		return nil, err
 	}
 	t := &Table{monitor: monitor, runDir: runDir, output: capture.NewBudget(maxOutputInSum)}
-	t.now.Store(&handlers{criu: criu.New(cfg.Criu)})
+	t.now.Store(&handlers{})
+	t.node.Store(&node{criu: criu.New(cfg.Criu)})
 	return t, t.reload(cfg, func(name string) bool { return name != cfg.DefaultHandler })
 }
 
@@ -87,10 +88,7 @@ func (t *Table) reload(cfg Config, mayRefuse func(name string) bool) error {
 	before := t.now.Load()
 	next := &handlers{
 		defaultName: cfg.DefaultHandler, byName: make(map[string]driver), backported: cfg.BackportedCVEs,
-		cfg: cfg, bound: make(map[binding]driver), criu: before.criu,
-	}
-	if cfg.Criu != before.cfg.Criu {
-		next.criu = criu.New(cfg.Criu)
+		cfg: cfg, bound: make(map[binding]driver),
 	}
 	for name, handler := range cfg.Handlers {
 		runtime, err := t.runtime(next, name, handler)
@@ -117,8 +115,17 @@ func (t *Table) reload(cfg Config, mayRefuse func(name string) bool) error {
 		next.bound[one] = runtime
 	}
 	t.now.Store(next)
+	t.node.Store(t.nodeOf(cfg, before.cfg))
 	t.version.Add(1)
 	return nil
+}
+
+func (t *Table) nodeOf(cfg, before Config) *node {
+	next := &node{logs{cfg.LogRate, cfg.LogBurst, cfg.LogMaxSize, cfg.LogJournal}, max(cfg.AttachWait, conmon.NoAttachWait), t.node.Load().criu}
+	if cfg.Criu != before.Criu {
+		next.criu = criu.New(cfg.Criu)
+	}
+	return next
 }
 
 // DefaultRoot returns where the runtime of a handler keeps its state unless the configuration says
@@ -170,8 +177,7 @@ func (t *Table) driver(of *handlers, name string, handler Handler, known *featur
 	}
 	h := &entry{
 		name: name, handler: handler, features: known, systemd: cfg.CgroupDriver == "systemd",
-		monitor: t.monitor, monitorCgroup: monitorCgroup, output: t.output, criu: of.criu,
-		log: logs{cfg.LogRate, cfg.LogBurst, cfg.LogMaxSize, cfg.LogJournal}, attachWait: max(cfg.AttachWait, conmon.NoAttachWait),
+		monitor: t.monitor, monitorCgroup: monitorCgroup, output: t.output, node: &t.node,
 	}
 	if handler.Type == "oci" {
 		return &cli{h}, nil
