@@ -17,6 +17,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/flight"
+	"github.com/crius-run/crius/internal/regular"
 	"github.com/crius-run/crius/oci/version"
 )
 
@@ -182,13 +183,16 @@ func parseFeatures(text []byte) (*features.Features, error) {
 	return f, nil
 }
 
+// maxFeatures bounds the bytes of a features file.
+const maxFeatures = 1 << 20
+
 // readFeatures reads a file that stands in for the answer to `features`. An
 // empty path means no file.
 func readFeatures(path string) (*features.Features, error) {
 	if path == "" {
 		return nil, nil
 	}
-	text, err := os.ReadFile(path)
+	text, err := regular.Read(path, maxFeatures)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", err, fault.Invalid)
 	}

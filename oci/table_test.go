@@ -18,7 +18,7 @@ func TestHandlerWithMissingFileIsRefusedAlone(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "none")
 	runc := script(t, "echo runc version 1.2.3")
 	for says, broken := range map[string]Handler{
-		"runtime.handlers.b.features: open " + none:                   {Type: "oci", Path: runc, Features: none},
+		"runtime.handlers.b.features: " + none:                        {Type: "oci", Path: runc, Features: none},
 		"runtime.handlers.b.seccomp_profile: seccomp profile " + none: {Type: "oci", Path: runc, SeccompProfile: none},
 		"runtime.handlers.b.base_runtime_spec: " + none:               {Type: "oci", Path: runc, BaseRuntimeSpec: none},
 		"crius-conmon-shim not found":                                 {Type: "shim", Path: script(t, "echo containerd-shim-kata-v2:")},

@@ -11,6 +11,7 @@ import (
 
 	"github.com/crius-run/crius/cmd/crius/config/foreign"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/regular"
 )
 
 // Sources says where a configuration comes from. The zero value means only the defaults.
@@ -111,12 +112,16 @@ type file struct {
 	data       string
 }
 
+// maxFile bounds the bytes of a configuration file.
+const maxFile = 4 << 20
+
 // files reads the configuration file and its drop-ins, in the order in which
-// they apply.
+// they apply. A running server reads them again at a reload, which must not wait
+// for the other end of a pipe.
 func (s Sources) files() ([]file, error) {
 	var all []file
 	if s.File != "" {
-		data, err := os.ReadFile(s.File)
+		data, err := regular.Read(s.File, maxFile)
 		switch {
 		case err == nil:
 			all = append(all, file{"file", s.File, string(data)})
@@ -137,7 +142,7 @@ func (s Sources) files() ([]file, error) {
 			continue
 		}
 		path := filepath.Join(s.Dir, name)
-		data, err := os.ReadFile(path)
+		data, err := regular.Read(path, maxFile)
 		if err != nil {
 			return nil, fmt.Errorf("read drop-in: %w", err)
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci"
@@ -342,4 +343,23 @@ func normal(c Config) string {
 		b.WriteString(k.Path + "=" + k.TOML() + "\n")
 	}
 	return b.String()
+}
+
+// A server that reloads must not wait for the other end of a pipe, nor read a device to its end.
+func TestOnlyRegularFilesAreRead(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, "pipe.toml")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	large := filepath.Join(t.TempDir(), "large.toml")
+	if err := errors.Join(os.WriteFile(large, nil, 0o600), os.Truncate(large, maxFile+1)); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []Sources{{File: pipe}, {Dir: dir}, {File: "/dev/zero"}, {File: large}} {
+		if _, err := Load(s); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%+v: %v", s, err)
+		}
+	}
 }
