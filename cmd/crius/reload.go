@@ -29,11 +29,11 @@ type settings struct {
 	load  func() (*config.Loaded, error)
 	level *slog.LevelVar
 
-	reloads sync.Mutex // held from reading the files until they are in force
+	reloads  sync.Mutex // held from reading the files until they are in force
+	consumer *consumers // nil: the server has not come so far; guarded by reloads
 
-	mu       sync.Mutex
-	inForce  *config.Loaded
-	consumer *consumers // nil: the server has not come so far
+	mu      sync.Mutex     // nobody waits or reads files with it
+	inForce *config.Loaded // changes with reloads held
 }
 
 // consumers use live options. Those of Table are apart, since it is there first.
@@ -78,10 +78,10 @@ func (c *consumers) prepare(ctx context.Context, cfg config.Config) (apply func(
 // follow gives the consumers the configuration in force, which an early reload may have changed, and
 // what later reloads make of it.
 func (s *settings) follow(ctx context.Context, c *consumers) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.reloads.Lock()
+	defer s.reloads.Unlock()
 	s.consumer = c
-	apply, err := c.prepare(ctx, s.inForce.Config)
+	apply, err := c.prepare(ctx, s.loaded().Config)
 	if err != nil {
 		slog.ErrorContext(ctx, "configuration of an early reload not applied: correct it and reload again", "err", err)
 		return
@@ -156,10 +156,10 @@ func reportRuntimes(ctx context.Context, loaded *config.Loaded, runtimes *oci.Ta
 // reloader is the part of oci.Table that a reload changes.
 type reloader interface{ Reload(oci.Config) error }
 
+// apply wants reloads held.
 func (s *settings) apply(ctx context.Context, wanted *config.Loaded, runtimes reloader) (result control.Reloaded, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	next := s.inForce.Reloaded(wanted)
+	before := s.loaded()
+	next := before.Reloaded(wanted)
 	level, err := logx.Level(next.Config.LogLevel)
 	if err != nil {
 		return result, err
@@ -173,8 +173,10 @@ func (s *settings) apply(ctx context.Context, wanted *config.Loaded, runtimes re
 	}
 	s.level.Set(level)
 	takeEffect()
-	result = control.Reloaded{Changed: config.Differences(s.inForce, next), Later: config.Differences(next, wanted)}
+	result = control.Reloaded{Changed: config.Differences(before, next), Later: config.Differences(next, wanted)}
+	s.mu.Lock()
 	s.inForce = next
+	s.mu.Unlock()
 	switch {
 	case len(result.Changed) > 0:
 		slog.Info("configuration reloaded", "changed", result.Changed)

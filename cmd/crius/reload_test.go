@@ -337,3 +337,22 @@ func TestReloadKeepsTheOrderOfSources_crio_7586_crio_4694(t *testing.T) {
 		t.Errorf("with a broken file: %v, handlers %q", err, r.table.Names())
 	}
 }
+
+// readingEngine reads the settings while a reload prepares.
+type readingEngine struct{ *settings }
+
+func (e readingEngine) Prepare(context.Context, pod.Options) (func(), error) {
+	e.loaded()
+	return func() {}, nil
+}
+
+// Calls read the settings while a reload reads files and looks at the node; they do not wait for that.
+func TestSettingsAreReadDuringReload(t *testing.T) {
+	t.Parallel()
+	r := newReloading(t)
+	r.follow(t.Context(), &consumers{records: &r.live, images: notingImages{&r.live}, engine: readingEngine{r.settings}, network: &r.live, sessions: &r.live})
+	r.configure("log_level = 'debug'")
+	if _, err := r.reload(t.Context(), r.table); err != nil || r.loaded().Config.LogLevel != "debug" {
+		t.Errorf("log level %q, %v", r.loaded().Config.LogLevel, err)
+	}
+}
