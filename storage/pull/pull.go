@@ -115,13 +115,14 @@ func (p *Puller) Pull(ctx context.Context, req Request, take func(context.Contex
 		return fmt.Errorf("pull: %w", err)
 	}
 	sysregistriesv2.InvalidateCache()
-	names, err := registry.PullNames(p.Settings.Load().Registries.Context(), short)
+	settings := p.Settings.Load()
+	names, err := registry.PullNames(settings.Registries.Context(), short)
 	if err != nil {
 		return fmt.Errorf("pull %s: %w", short, err)
 	}
-	if p.Settings.Load().PullTimeout > 0 {
+	if settings.PullTimeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, p.Settings.Load().PullTimeout, progress.ErrTooLong)
+		ctx, cancel = context.WithTimeoutCause(ctx, settings.PullTimeout, progress.ErrTooLong)
 		defer cancel()
 	}
 	var failures []error
@@ -388,7 +389,7 @@ func (p *Puller) openSource(ctx context.Context, sys *types.SystemContext, polic
 func (p *Puller) boundReach(ctx context.Context, sources int) (context.Context, context.CancelFunc) {
 	limit, cause := p.Settings.Load().ProgressTimeout/time.Duration(sources), progress.ErrStalled
 	switch {
-	case p.Settings.Load().ProgressTimeout == 0:
+	case limit == 0:
 		return ctx, func() {}
 	case sources > 1:
 		cause = fmt.Errorf("%w (%s of it for a mirror)", cause, limit)
