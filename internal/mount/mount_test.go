@@ -258,9 +258,12 @@ func TestShmRejects(t *testing.T) {
 func TestParse(t *testing.T) {
 	t.Parallel()
 	const cgroup = `41 31 0:38 /a\040b /sys/fs/cgroup/x\134y rw,relatime shared:7 master:3 - cgroup none rw,cpu,cpuacct`
-	want := Info{Root: "/a b", Point: `/sys/fs/cgroup/x\y`, Type: "cgroup", Source: "none", Options: "rw,cpu,cpuacct", Shared: true, Slave: true}
+	want := Info{Device: "0:38", Root: "/a b", Point: `/sys/fs/cgroup/x\y`, Type: "cgroup", Source: "none", Options: "rw,cpu,cpuacct", Shared: true, Slave: true}
 	if got, ok := parse(cgroup); !ok || got != want {
 		t.Errorf("parse = %+v, %v", got, ok)
+	}
+	if got, ok := parse(strings.Replace(cgroup, "rw,relatime", "ro,relatime", 1)); !ok || !got.ReadOnly {
+		t.Errorf("read-only: %+v, %v", got, ok)
 	}
 	for _, bad := range []string{"", " - ", "a b c d e f", "1 2 3 - x", "1 2 0:1 / /p rw - tmpfs"} {
 		if got, ok := parse(bad); ok {
@@ -290,6 +293,40 @@ func TestOf(t *testing.T) {
 	}
 	if m, err := Of(dir); err != nil || !m.Shared {
 		t.Errorf("shared: %+v, %v", m, err)
+	}
+}
+
+// A directory is the same one whichever mount leads to it.
+func TestPlaces(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := Shm(dir, 1<<20, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { Unmount(dir) })
+	at := func(path string) Place {
+		place, err := PlaceOf(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return place
+	}
+	for _, name := range []string{"a", "a/b", "ab", "alias"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	alias := filepath.Join(dir, "alias")
+	if err := unix.Mount(filepath.Join(dir, "a"), alias, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { Unmount(alias) })
+	a, b := at(filepath.Join(dir, "a")), at(filepath.Join(alias, "b"))
+	if b != at(filepath.Join(dir, "a/b")) || !a.Holds(b) || !a.Holds(a) || !at(dir).Holds(b) {
+		t.Errorf("%v does not hold %v", a, b)
+	}
+	if b.Holds(a) || a.Holds(at(filepath.Join(dir, "ab"))) || at(filepath.Dir(dir)).Holds(a) {
+		t.Errorf("%v is held by what it is not in", a)
 	}
 }
 

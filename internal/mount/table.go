@@ -13,14 +13,16 @@ import (
 
 // Info is one line of the kernel's mount table.
 type Info struct {
+	Device  string // of the file system, as MAJOR:MINOR
 	Root    string // directory of the file system that is visible at Point
 	Point   string // where it is mounted
 	Type    string // file system type, such as "cgroup2"
 	Source  string // what is mounted, such as /dev/sda1; a file system may choose any text
 	Options string // options of the file system (not of the mount), comma-separated
 
-	Shared bool // mounts below it propagate to its peers, and theirs to it
-	Slave  bool // mounts below its master propagate to it
+	ReadOnly bool // nothing can be written through this mount
+	Shared   bool // mounts below it propagate to its peers, and theirs to it
+	Slave    bool // mounts below its master propagate to it
 }
 
 const self = "/proc/thread-self/mountinfo"
@@ -89,6 +91,30 @@ func Of(path string) (Info, error) {
 	return found, err
 }
 
+// A Place is a directory as its file system knows it, whichever mounts lead to it.
+type Place struct {
+	Device string // as MAJOR:MINOR
+	Path   string // below the root of the file system
+}
+
+// PlaceOf returns the place of a path, by the name as Of does.
+func PlaceOf(path string) (Place, error) {
+	m, err := Of(path)
+	if err != nil {
+		return Place{}, err
+	}
+	below, err := filepath.Rel(m.Point, path)
+	return Place{m.Device, filepath.Join(m.Root, below)}, err
+}
+
+// Holds reports whether other is this place or below it.
+func (p Place) Holds(other Place) bool {
+	return p.Device == other.Device && (p.Path == other.Path || strings.HasPrefix(other.Path, strings.TrimSuffix(p.Path, "/")+"/"))
+}
+
+// Place returns the place that is visible at Point.
+func (m Info) Place() Place { return Place{m.Device, m.Root} }
+
 // resolve returns path in the form that the mount table uses. A missing path is
 // returned unchanged.
 func resolve(path string) (string, error) {
@@ -128,7 +154,10 @@ func parse(line string) (Info, bool) {
 	if len(m) < 6 || len(f) < 3 {
 		return Info{}, false
 	}
-	info := Info{Root: unescape(m[3]), Point: unescape(m[4]), Type: f[0], Source: unescape(f[1]), Options: f[2]}
+	info := Info{
+		Device: m[2], Root: unescape(m[3]), Point: unescape(m[4]), Type: f[0], Source: unescape(f[1]), Options: f[2],
+		ReadOnly: slices.Contains(strings.Split(m[5], ","), "ro"),
+	}
 	for _, tag := range m[6:] {
 		info.Shared = info.Shared || strings.HasPrefix(tag, "shared:")
 		info.Slave = info.Slave || strings.HasPrefix(tag, "master:")
