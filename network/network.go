@@ -63,9 +63,17 @@ func New(cfg Options) *Network {
 	return n
 }
 
-// Configure replaces the configuration for what begins from now on.
+// Configure replaces the configuration for what begins from now on. The kubelet announces its ranges once, so
+// another template, or another directory for what it gives, is rendered at once.
 func (n *Network) Configure(cfg Config) {
-	n.use(Options{Config: cfg, PodCIDRFile: n.config().PodCIDRFile})
+	before := n.config()
+	n.use(Options{Config: cfg, PodCIDRFile: before.PodCIDRFile})
+	if cfg.ConfTemplate == before.ConfTemplate && cfg.ConfDir == before.ConfDir {
+		return
+	}
+	if err := n.SetPodCIDR(strings.Join(n.announced(), ",")); err != nil {
+		slog.Error("network.conf_template not rendered: correct it, and then restart the kubelet", "err", err)
+	}
 }
 
 func (n *Network) use(cfg Options) {

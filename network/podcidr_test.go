@@ -73,6 +73,29 @@ func TestSetPodCIDR(t *testing.T) {
 	}
 }
 
+// The kubelet does not announce its ranges again after a reload.
+func TestTemplateAfterReload(t *testing.T) {
+	t.Parallel()
+	n, dir := at(t, "", nil)
+	if err := n.SetPodCIDR("10.1.0.0/16"); err != nil {
+		t.Fatal(err)
+	}
+	cfg := n.config().Config
+	cfg.ConfTemplate = filepath.Join(t.TempDir(), "template")
+	if err := os.WriteFile(cfg.ConfTemplate, []byte(confTemplate), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.Configure(cfg)
+	other := t.TempDir()
+	cfg.ConfDir = other
+	n.Configure(cfg)
+	for _, dir := range []string{dir, other} {
+		if text, err := os.ReadFile(filepath.Join(dir, rendered)); err != nil || !strings.Contains(string(text), "10.1.0.0/16") {
+			t.Errorf("in %s: %s, %v", dir, text, err)
+		}
+	}
+}
+
 func TestSetPodCIDRWithoutTemplate(t *testing.T) {
 	t.Parallel()
 	n, dir := at(t, "", nil)
