@@ -147,16 +147,22 @@ func (s *Sandbox) checkpointTo(ctx context.Context, dir string, containers []*Co
 	} else if !empty {
 		return fmt.Errorf("%s is not empty, choose an empty directory: %w", dir, fault.Precondition)
 	}
+	if err := s.engine.checkUnreachable(target); err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
 	key, err := checkpoint.NodeKey(s.engine.cfg.StateDir) // before anything is frozen
 	if err != nil {
 		return err
 	}
 	temporary := temporaryName()
+	// Of all containers: a crash may leave one of them whose checkpoint counts as unfinished.
+	unfinished := []string{checkpoint.Manifest, checkpoint.Signature, checkpoint.Shm, temporary}
+	for _, c := range containers {
+		unfinished = append(unfinished, c.ID)
+	}
 	shot := &snapshot{target: target, dir: dir, shm: s.files.Shm()}
 	for _, c := range containers {
-		shot.members = append(shot.members, &member{
-			Container: c, part: target.PartIn(c.ID), unfinished: []string{c.ID, checkpoint.Manifest, checkpoint.Signature, checkpoint.Shm, temporary},
-		})
+		shot.members = append(shot.members, &member{Container: c, part: target.PartIn(c.ID), unfinished: unfinished})
 	}
 	return shot.take(ctx, func(ctx context.Context) error {
 		for _, m := range shot.members {
@@ -173,6 +179,9 @@ func (s *Sandbox) putManifest(ctx context.Context, shot *snapshot, key ed25519.P
 	m := s.manifest(shot)
 	if m.Files, err = shot.target.Digests(ctx); err != nil {
 		return causedBy(ctx, err)
+	}
+	if err := s.engine.checkUnreachable(shot.target); err != nil { // a container may have started meanwhile
+		return err
 	}
 	return shot.target.PutManifest(m, key, temporary)
 }

@@ -2,11 +2,14 @@ package pod
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/storage/checkpoint"
 )
@@ -132,4 +135,47 @@ func (c *Container) leastSize() (uint64, error) {
 	}
 	layer, err := checkpoint.LayerSize(c.roots.own.Upper(), hidden)
 	return layer + c.meter.Anonymous(), err
+}
+
+// checkUnreachable refuses a directory in which a container can write: the node would sign for what that has put
+// there. Containers that can write in root as well could take the key, and are trusted.
+func (e *Engine) checkUnreachable(target *checkpoint.Target) error {
+	place, err := target.Place()
+	if err != nil {
+		return err
+	}
+	root, err := mount.PlaceOf(e.cfg.StateDir)
+	if err != nil {
+		return err
+	}
+	for _, c := range e.containers.All() {
+		for at := range c.writablePlaces() {
+			if at.Holds(place) && !at.Holds(root) {
+				return fmt.Errorf("container %s (%s) can write in it by one of its mounts, and could change files before they are signed; choose a directory that no container can write: %w",
+					c.ID, e.names.of(c.ID), fault.Precondition)
+			}
+		}
+	}
+	return nil
+}
+
+// writablePlaces yields what the container can write outside of its own root file system: the volumes of its
+// request, and what its first process sees, which volumes with links or propagated mounts lead to.
+func (c *Container) writablePlaces() iter.Seq[mount.Place] {
+	return func(yield func(mount.Place) bool) {
+		for _, m := range c.plan.Config.M.GetMounts() {
+			if m.GetReadonly() || m.GetHostPath() == "" {
+				continue
+			}
+			if at, err := mount.PlaceOf(m.GetHostPath()); err == nil && !yield(at) {
+				return
+			}
+		}
+		task := c.Now().task
+		if task == nil || task.PID() == 0 {
+			return
+		}
+		// A process that has ended has no mounts.
+		_ = mount.EachOf(task.PID(), func(m mount.Info) bool { return m.ReadOnly || yield(m.Place()) })
+	}
 }

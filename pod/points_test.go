@@ -114,7 +114,7 @@ func (b *bench) life(e *Engine) {
 // out is a directory for checkpoints.
 func (b *bench) out() string {
 	b.Helper()
-	dir := filepath.Join(b.cfg.RunDir, "out")
+	dir := filepath.Join(filepath.Dir(b.cfg.StateDir), "out") // where who can write could write in StateDir as well
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		b.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/flock"
+	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/tree"
 )
 
@@ -50,6 +51,23 @@ func (t *Target) Identity() (device, inode uint64, err error) {
 	var st unix.Stat_t
 	err = unix.Fstat(int(t.dir.Fd()), &st)
 	return st.Dev, st.Ino, err
+}
+
+// Place returns the place of the directory. The error is fault.Precondition if it belongs to another user than
+// this process, or others may write in it.
+func (t *Target) Place() (mount.Place, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(t.dir.Fd()), &st); err != nil {
+		return mount.Place{}, err
+	}
+	if int(st.Uid) != os.Getuid() || st.Mode&0o022 != 0 {
+		return mount.Place{}, fmt.Errorf("other users can write in it (owner %d, mode %#o), and could change files before they are signed; give it to root with the mode 0700: %w", st.Uid, st.Mode&0o7777, fault.Precondition)
+	}
+	path, err := os.Readlink(t.path())
+	if err != nil {
+		return mount.Place{}, err
+	}
+	return mount.PlaceOf(path)
 }
 
 // Claim keeps others that call Claim out of the directory until the target is closed. The error is

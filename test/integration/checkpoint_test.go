@@ -187,7 +187,14 @@ func TestCheckpointPod(t *testing.T) {
 		c.says(t, "line 1")
 		ids, all = append(ids, c.id), append(all, c)
 	}
-	other := w.run(t, "runc").start(t, "sleep")
+	volume, open := w.dir(t), w.dir(t)
+	below := filepath.Join(volume, "below")
+	must(t, os.Mkdir(below, 0o700))
+	must(t, os.Chmod(open, 0o1777))
+	must(t, os.Symlink(volume, volume+"-link"))
+	other := w.run(t, "runc").start(t, "sleep", withMounts(
+		&cri.Mount{ContainerPath: "/volume", HostPath: volume + "-link"},
+		&cri.Mount{ContainerPath: "/out", HostPath: out, Readonly: true}))
 	call := func(ctx context.Context, dir string, change func(*cri.CheckpointPodRequest)) error {
 		req := &cri.CheckpointPodRequest{PodSandboxId: p.id, OutputPath: dir, ContainerIds: ids}
 		if change != nil {
@@ -217,10 +224,14 @@ func TestCheckpointPod(t *testing.T) {
 		{codes.NotFound, "directory", filepath.Join(out, "missing"), nil},
 		{codes.FailedPrecondition, "empty", full, nil},
 		{codes.FailedPrecondition, "", filepath.Join(full, "file"), nil},
+		{codes.FailedPrecondition, "container " + other.id, below, nil}, // it could change what is signed
+		{codes.FailedPrecondition, "other users", open, nil},
 	} {
 		wantCode(t, call(ctx, c.dir, c.change), c.code, c.words)
 	}
-	empty(t, out)
+	for _, dir := range []string{out, below, open} {
+		empty(t, dir)
+	}
 
 	must(t, call(ctx, out, nil))
 	for _, c := range all {
