@@ -2,6 +2,7 @@ package oci
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"path"
@@ -36,22 +37,37 @@ var helperPrograms = []string{
 
 const shimPrograms = "containerd-shim-*"
 
-// idText matches an id among other text.
-var idText = regexp.MustCompile(`[0-9a-f]{64,}`)
+// shortDigits is how many digits of a pod's id Kata gives to Firecracker, whose
+// socket would have too long a name otherwise.
+const shortDigits = 32
+
+// idText matches an id, or its first digits, among other text.
+var idText = regexp.MustCompile(fmt.Sprintf("[0-9a-f]{%d,}", shortDigits))
 
 // maxHelperLine is far above the length of a hypervisor's command line.
 const maxHelperLine = 256 << 10
 
-// Helpers returns the helpers on this node by the ids of pods or containers
-// that their command lines name. They run on behalf of the node's root, outside
-// of containers, by the kernel's account and not by their own. programs are
-// names of further programs, such as those of the handlers.
-func Helpers(programs ...string) (map[string][]Helper, error) {
+// HelpersByID are helpers by what their command lines name: ids of pods or
+// containers, or the first shortDigits of one.
+type HelpersByID map[string][]Helper
+
+// Short returns the helpers that name only the first digits of an id.
+func (h HelpersByID) Short(id string) []Helper {
+	if len(id) <= shortDigits {
+		return nil
+	}
+	return h[id[:shortDigits]]
+}
+
+// Helpers returns the helpers on this node. They run on behalf of the node's
+// root, outside of containers, by the kernel's account and not by their own.
+// programs are names of further programs, such as those of the handlers.
+func Helpers(programs ...string) (HelpersByID, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err
 	}
-	all := map[string][]Helper{}
+	all := HelpersByID{}
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
 		if err != nil || !isHelper(rootprocess.Program(pid), programs) {
@@ -68,7 +84,8 @@ func Helpers(programs ...string) (map[string][]Helper, error) {
 	return all, nil
 }
 
-// helperOf returns the process that has the pid now, and the ids that it names.
+// helperOf returns the process that has the pid now, and the ids, whole or
+// shortened, that it names. A longer or otherwise shorter number is not an id.
 func helperOf(pid int) (h Helper, named []string, ok bool) {
 	process, err := wire.Find(pid)
 	if err != nil {
@@ -79,7 +96,7 @@ func helperOf(pid int) (h Helper, named []string, ok bool) {
 		return h, nil, false
 	}
 	for _, id := range idText.FindAllString(string(line), -1) {
-		if ids.Valid(id) && !slices.Contains(named, id) {
+		if (ids.Valid(id) || len(id) == shortDigits) && !slices.Contains(named, id) {
 			named = append(named, id)
 		}
 	}
@@ -112,7 +129,7 @@ func endHelpers(ctx context.Context, id string) error {
 		if failed = err; err != nil {
 			return true
 		}
-		left := slices.DeleteFunc(all[id], func(h Helper) bool { return strings.HasPrefix(h.Program, strings.TrimSuffix(shimPrograms, "*")) })
+		left := slices.DeleteFunc(slices.Concat(all[id], all.Short(id)), func(h Helper) bool { return strings.HasPrefix(h.Program, strings.TrimSuffix(shimPrograms, "*")) })
 		if len(left) > 0 && time.Since(began) < grace {
 			return false
 		}

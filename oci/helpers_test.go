@@ -76,8 +76,28 @@ func TestHelpers(t *testing.T) {
 	if got := found(); !slices.Equal(got, []int{machine.Process.Pid}) {
 		t.Errorf("found %v, want the machine %d and not the program %d", got, machine.Process.Pid, editor.Process.Pid)
 	}
+	short := run(copied(t, "sh", "firecracker"), id[:32]) // as Kata calls it
+	var others []*exec.Cmd
+	for _, odd := range []string{id[:31], id[:33], id[:63], id + "0", strings.ToUpper(id), other[:32]} {
+		others = append(others, run(qemu, odd))
+	}
+	wait.For(t, "the programs to run", func() bool {
+		all, err := Helpers()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all.Short(id)) == 1 && len(all.Short(other)) == 1
+	})
 	if err := endHelpers(t.Context(), id); err != nil {
 		t.Fatal(err)
+	}
+	if alive(short.Process.Pid) {
+		t.Error("a machine that has only the first digits of the id is alive")
+	}
+	for _, odd := range others {
+		if !alive(odd.Process.Pid) {
+			t.Errorf("%q was killed", odd.Args)
+		}
 	}
 	if alive(machine.Process.Pid) || !alive(neighbour.Process.Pid) || !alive(editor.Process.Pid) {
 		t.Errorf("alive: the machine %v, another pod's %v, an editor %v", alive(machine.Process.Pid), alive(neighbour.Process.Pid), alive(editor.Process.Pid))

@@ -39,12 +39,12 @@ func (v *visit) helpers() error {
 	for _, runtime := range v.Runtimes.All() {
 		programs = append(programs, filepath.Base(runtime.Handler().Path))
 	}
-	all, err := oci.Helpers(programs...)
-	if err != nil {
+	var err error
+	if v.running, err = oci.Helpers(programs...); err != nil {
 		return err
 	}
 	var used map[conmon.Process]bool
-	for id, helpers := range all {
+	for id, helpers := range v.running {
 		if !v.isOurs(id) || v.knows(id) {
 			continue
 		}
@@ -60,6 +60,20 @@ func (v *visit) helpers() error {
 		}
 	}
 	return nil
+}
+
+// shortened adds to orphans the helpers that name only the first digits of their ids, which do
+// not say whose they are: only together with something that has the whole id do they count.
+func (v *visit) shortened() {
+	for id, o := range v.found {
+		if !v.isOurs(id) {
+			continue
+		}
+		for _, h := range v.running.Short(id) {
+			v.add(id, "%s, process %d,", h.Program, h.PID)
+			o.helpers = append(o.helpers, h.Process)
+		}
+	}
 }
 
 func (v *visit) isOurs(id string) bool { return ids.Valid(id) && ids.HasMark(id, v.Mark) }
@@ -86,6 +100,7 @@ func (a *Auditor) LeftByRuntimes(ctx context.Context) (map[string]func(context.C
 		return nil, err
 	}
 	maps.DeleteFunc(v.found, func(id string, _ *orphan) bool { return a.knows(id) })
+	v.shortened()
 	left := map[string]func(context.Context) error{}
 	for id, o := range v.found {
 		left[id] = func(ctx context.Context) error { return a.remove(ctx, o) }

@@ -26,8 +26,9 @@ import (
 // visit is one look at all places where the server keeps things.
 type visit struct {
 	*Auditor
-	found  map[string]*orphan
-	others []conmon.Monitor // of other servers on this node
+	found   map[string]*orphan
+	others  []conmon.Monitor // of other servers on this node
+	running oci.HelpersByID
 }
 
 // strays visits all places, and returns by id what is there without a record.
@@ -44,6 +45,7 @@ func (a *Auditor) strays(ctx context.Context) (map[string]*orphan, error) {
 	}
 	maps.DeleteFunc(v.found, func(id string, _ *orphan) bool { return a.knows(id) })
 	v.leavePods()
+	v.shortened()
 	return v.found, nil
 }
 
