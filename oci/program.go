@@ -52,7 +52,7 @@ func createFailed(ctx context.Context, name string, p *specs.Process, err error)
 // startFailed does the same for a start.
 func startFailed(bundle string, err error) error {
 	p, unread := readProcess[specs.Process](bundle)
-	if unread == nil && blamesProgram(err.Error(), p) {
+	if unread == nil && len(p.Args) > 0 && blamesProgram(err.Error(), p) {
 		return &ProgramError{err.Error()}
 	}
 	return err

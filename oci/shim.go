@@ -8,7 +8,9 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -42,7 +44,8 @@ func (r *shimmed) Probe(ctx context.Context) (*Abilities, error) {
 	return r.probe(ctx, r.ask)
 }
 
-// ask: for runc's shim, what runc can do matters. As far as crius can know, any
+// ask: for runc's shim, what runc can do matters. gVisor's has a kernel in a
+// process, whose limits are those of its cgroup. As far as crius can know, any
 // other shim makes virtual machines or something like them. A program that runs
 // and refuses -v, which Kata 1's does not have, is one of those.
 func (r *shimmed) ask(ctx context.Context, path string) (*Abilities, error) {
@@ -53,7 +56,7 @@ func (r *shimmed) ask(ctx context.Context, path string) (*Abilities, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s -v: %w: %w", path, err, fault.Unavailable)
 	}
-	a := &Abilities{Sandboxed: true, VirtualMachine: true}
+	a := &Abilities{Sandboxed: true, VirtualMachine: !ofRunsc(version.Line(text))}
 	switch {
 	case ofRunc(version.Line(text)):
 		if a, err = r.askRunc(ctx); err != nil {
@@ -104,6 +107,11 @@ func ofRunc(line string) bool {
 	return strings.HasPrefix(filepath.Base(line), "containerd-shim-runc-v")
 }
 
+// ofRunsc recognizes gVisor's shim in the same way.
+func ofRunsc(line string) bool {
+	return strings.HasPrefix(filepath.Base(line), "containerd-shim-runsc-v")
+}
+
 // shimVersion returns the name of a shim and what it prints after "Version:".
 func shimVersion(text string) string {
 	name := strings.TrimSuffix(filepath.Base(version.Line([]byte(text))), ":")
@@ -121,7 +129,7 @@ func shimVersion(text string) string {
 func beforeBootstrap(shim string) bool {
 	name, number, _ := strings.Cut(shim, " ")
 	_, v := version.Parse(name + " version " + number)
-	return ofRunc(name) && v != version.Number{} && !v.Has(2, 3) || strings.HasPrefix(name, "containerd-shim-runsc-v")
+	return ofRunc(name) && v != version.Number{} && !v.Has(2, 3) || ofRunsc(name)
 }
 
 // option returns the value of one of the handler's options; empty if it is not
@@ -154,6 +162,9 @@ func (r *shimmed) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) 
 	if err != nil {
 		return nil, err
 	}
+	if ofRunsc(a.Version) && ref.Holder == "" {
+		keepInCgroup(spec)
+	}
 	uid, gid := ref.owner(spec.Process)
 	options := r.options(a, uid, gid)
 	client, err := r.create(ctx, "the shim of "+r.name, a, ref, spec, conmon.Spec{
@@ -171,6 +182,18 @@ func (r *shimmed) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) 
 		return nil, err
 	}
 	return r.task(ref, client)
+}
+
+// keepInCgroup keeps gVisor's shim from making the runtime sandbox in the pod's
+// cgroup, where its limits would not hold, its usage would be that of nobody and
+// nobody would look for its processes: the shim takes for the pod's cgroup what
+// begins with "pod", from the end of the path.
+func keepInCgroup(spec *specs.Spec) {
+	const own = "pod"
+	inPod := func(part string) bool { return strings.HasPrefix(part, own) }
+	if at := spec.Linux.CgroupsPath; strings.HasPrefix(at, "/") && slices.ContainsFunc(strings.Split(at, "/"), inPod) {
+		spec.Linux.CgroupsPath = path.Join(at, own)
+	}
 }
 
 // argv returns the command line of crius-conmon-shim without the container's

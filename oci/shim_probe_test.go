@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/crius-run/crius/internal/fault"
 	testprogram "github.com/crius-run/crius/test/kit/program"
 )
@@ -16,16 +18,18 @@ func TestShimWithoutVersion(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
 		"crius-conmon": "", "crius-conmon-shim": "",
-		"containerd-shim-kata-v2": "echo 'flag provided but not defined: -v' >&2; echo 'Usage of shim:' >&2; exit 2",
-		"dies":                    "kill -9 $$",
+		"containerd-shim-runsc-v1": "echo $0:; echo '  Version:  <none>'",
+		"containerd-shim-kata-v2":  "echo 'flag provided but not defined: -v' >&2; echo 'Usage of shim:' >&2; exit 2",
+		"dies":                     "kill -9 $$",
 	} {
 		if err := testprogram.Write(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text+"\n")); err != nil {
 			t.Fatal(err)
 		}
 	}
 	table, err := NewTable(Config{DefaultHandler: "old", Monitor: filepath.Join(dir, "crius-conmon"), MonitorCgroup: "/m", Handlers: map[string]Handler{
-		"old":  {Type: "shim", Path: filepath.Join(dir, "containerd-shim-kata-v2")},
-		"dies": {Type: "shim", Path: filepath.Join(dir, "dies")},
+		"old":    {Type: "shim", Path: filepath.Join(dir, "containerd-shim-kata-v2")},
+		"dies":   {Type: "shim", Path: filepath.Join(dir, "dies")},
+		"gvisor": {Type: "shim", Path: filepath.Join(dir, "containerd-shim-runsc-v1")},
 	}}, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -34,8 +38,17 @@ func TestShimWithoutVersion(t *testing.T) {
 	if !errors.Is(errs[0], fault.Unavailable) {
 		t.Errorf("a program that is killed is a shim: %+v, %v", reports[0], errs[0])
 	}
-	if r := reports[1]; errs[1] != nil || r.Version != "containerd-shim-kata-v2 of unknown version" || !r.Sandboxed || !r.Ready {
-		t.Errorf("%+v, %v", r, errs[1])
+	for name, machine := range map[string]bool{"old": true, "gvisor": false} {
+		r, err := table.Get(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a, err := r.Probe(t.Context()); err != nil || !a.Sandboxed || a.VirtualMachine != machine {
+			t.Errorf("%s: %+v, %v", name, a, err)
+		}
+	}
+	if r := reports[2]; errs[2] != nil || r.Version != "containerd-shim-kata-v2 of unknown version" || !r.Sandboxed || !r.Ready {
+		t.Errorf("%+v, %v", r, errs[2])
 	}
 }
 
@@ -51,6 +64,24 @@ func TestShimsBeforeBootstrap(t *testing.T) {
 	} {
 		if got := beforeBootstrap(shim); got != older {
 			t.Errorf("%q: %v", shim, got)
+		}
+	}
+}
+
+// gVisor's shim is told of a cgroup in which it finds no other that it would
+// take for the pod's.
+func TestKeepInCgroup(t *testing.T) {
+	t.Parallel()
+	for asked, want := range map[string]string{
+		"/kubepods/burstable/pod1-2/crius-a": "/kubepods/burstable/pod1-2/crius-a/pod",
+		"/pods/crius-a":                      "/pods/crius-a/pod",
+		"/crius/crius-a":                     "/crius/crius-a",
+		"kubepods-pod1.slice:crius:a":        "kubepods-pod1.slice:crius:a", // of systemd
+		"":                                   "",
+	} {
+		spec := &specs.Spec{Linux: &specs.Linux{CgroupsPath: asked}}
+		if keepInCgroup(spec); spec.Linux.CgroupsPath != want {
+			t.Errorf("%q became %q", asked, spec.Linux.CgroupsPath)
 		}
 	}
 }

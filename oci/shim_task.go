@@ -63,10 +63,14 @@ func (t *shimTask) dial(ctx context.Context) (*shim.Client, error) {
 func (t *shimTask) process() shim.Process { return shim.Process{ID: t.ref.ID} }
 
 func (t *shimTask) Start(ctx context.Context) error {
-	return t.ask(ctx, func(ctx context.Context, c *shim.Client) error {
+	err := t.ask(ctx, func(ctx context.Context, c *shim.Client) error {
 		_, err := c.Start(ctx, t.process())
 		return err
 	})
+	if err != nil {
+		return startFailed(t.ref.Dir, err) // gVisor looks for the program only now
+	}
+	return nil
 }
 
 // Started: the shim answers when a start that an earlier server has requested
@@ -200,6 +204,9 @@ func (t *sandboxedShimTask) Usage(ctx context.Context) (u cgroup.Usage, err erro
 // Update: the shim applies the limits in the guest; those on this machine are
 // the runtime sandbox's. A memory limit that is too low is left to the guest's kernel.
 func (t *sandboxedShimTask) Update(ctx context.Context, u limits.Update) error {
+	if m := u.Resources.Memory; ofRunsc(t.record.Program) && m != nil && m.Swap != nil {
+		_ = t.runtimeUpdate(ctx, &specs.LinuxResources{Memory: &specs.LinuxMemory{Swap: m.Swap}}) // as in cliTask.runtimeUpdate
+	}
 	err := t.runtimeUpdate(ctx, u.Resources)
 	if err == nil || u.Old == nil {
 		return err

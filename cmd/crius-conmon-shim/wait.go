@@ -23,6 +23,9 @@ import (
 // killed is the exit status of a container that ended without reporting one.
 const killed = 128 + int(unix.SIGKILL)
 
+// unknown is what gVisor's shim reports of a container that it has lost.
+const unknown = 128
+
 // cleanUpTime bounds the clean-up by a shim's program after the shim has died.
 const cleanUpTime = 20 * time.Second
 
@@ -76,7 +79,7 @@ func waitFor(ctx context.Context, r shim.Record, p shim.Program) (int, error) {
 		status, err := client.Wait(ctx, shim.Process{ID: p.ID})
 		client.Close()
 		switch {
-		case err == nil && status == 0 && r.Sandboxed && diedWithSandbox(ctx, p.Dir):
+		case err == nil && (status == 0 || status == unknown) && r.Sandboxed && diedWithSandbox(ctx, p.Dir):
 			return killed, nil
 		case err == nil:
 			return status, nil
@@ -92,7 +95,8 @@ func waitFor(ctx context.Context, r shim.Record, p shim.Program) (int, error) {
 const deadTime = 10 * time.Second
 
 // diedWithSandbox reports whether the sandbox of a container is dead. Of a
-// container that ended with its virtual machine Kata 1 says that it succeeded.
+// container that ended with its virtual machine Kata 1 says that it succeeded,
+// and gVisor's shim that its status is unknown.
 // Two things must show that it did not: the sandbox does not answer, and the
 // shim says soon that the sandbox has ended. A shim may have no statistics.
 func diedWithSandbox(ctx context.Context, dir string) bool {

@@ -17,7 +17,7 @@ import (
 )
 
 // Kata 1 says of a container that ended with its virtual machine that it
-// succeeded. Success is believed as long as the sandbox answers or lives.
+// succeeded, gVisor's shim that its status is unknown. That is believed as long as the sandbox answers or lives.
 func TestSuccessInDeadSandbox(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -28,6 +28,8 @@ func TestSuccessInDeadSandbox(t *testing.T) {
 	}{
 		"lives":                {true, tasktypes.Status_RUNNING, 0, 0},
 		"dead":                 {false, tasktypes.Status_STOPPED, 0, killed},
+		"gVisor's is dead":     {false, tasktypes.Status_STOPPED, 128, killed},
+		"gVisor's lives":       {true, tasktypes.Status_RUNNING, 128, 128},
 		"dead after a failure": {false, tasktypes.Status_STOPPED, 3, 3},
 		"has no statistics":    {false, tasktypes.Status_RUNNING, 0, 0},
 	} {
