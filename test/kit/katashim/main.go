@@ -15,6 +15,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -101,10 +102,19 @@ func (b *bundle) sandbox() (id string, itself bool, err error) {
 // What a pod may request, by annotations that the handler must allow.
 const (
 	bootAnnotation   = "io.katacontainers.config.hypervisor.boot_time" // a duration
-	deathAnnotation  = "io.katacontainers.config.hypervisor.dies_at"   // a method of the task service, of a container that is not the sandbox
-	answerAnnotation = "io.katacontainers.config.hypervisor.answer"    // json: version 3 of the service
-	hangsAnnotation  = "io.katacontainers.config.hypervisor.hangs"     // kill: acknowledges SIGKILL for a container that is not the sandbox, and does nothing; end: it stops listening, and lives on
+	deathAnnotation  = "io.katacontainers.config.hypervisor.dies_at"   // a method of the task service, of a container that is not the sandbox; "METHOD of sandbox": of that
+	answerAnnotation = "io.katacontainers.config.hypervisor.answer"    // see the constants of start.go
+	hangsAnnotation  = "io.katacontainers.config.hypervisor.hangs"     // kill: acknowledges SIGKILL for a container that is not the sandbox, and does nothing; end: it stops listening, and lives on; deaf: it stops listening once such a container runs
 )
+
+// die ends the shim if the pod requests that at this point.
+func (b *bundle) die(at string) {
+	method, of, _ := strings.Cut(b.spec.Annotations[deathAnnotation], " of ")
+	if method == at && cmp.Or(of, "container") == b.spec.Annotations["io.kubernetes.cri.container-type"] {
+		fmt.Fprintln(os.Stderr, "dies at", at)
+		os.Exit(3)
+	}
+}
 
 func (b *bundle) bootTime() time.Duration {
 	d, _ := time.ParseDuration(b.spec.Annotations[bootAnnotation])

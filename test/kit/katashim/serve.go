@@ -32,7 +32,8 @@ import (
 // machine takes the place of a virtual machine.
 type machine struct {
 	settings
-	dir string // the sandbox's bundle
+	dir      string // the sandbox's bundle
+	listener net.Listener
 
 	mu      sync.Mutex
 	inner   *ttrpc.Client
@@ -69,7 +70,7 @@ func serve(s settings) error {
 	if err != nil {
 		return err
 	}
-	m := &machine{settings: s, dir: dir, members: map[string]*member{}, execs: map[string]*task.ExecProcessRequest{}, ended: make(chan struct{})}
+	m := &machine{settings: s, dir: dir, listener: listener, members: map[string]*member{}, execs: map[string]*task.ExecProcessRequest{}, ended: make(chan struct{})}
 	server, err := ttrpc.NewServer()
 	if err != nil {
 		return err
@@ -133,9 +134,10 @@ func (m *machine) handle(ctx context.Context, name string, req, resp message) er
 	if own == nil && name != "Create" && name != "Shutdown" {
 		return status.Errorf(codes.NotFound, "container %s does not exist", id)
 	}
-	if own != nil && own.bundle.spec.Annotations[deathAnnotation] == name && own.bundle.spec.Annotations["io.kubernetes.cri.container-type"] == "container" {
-		fmt.Fprintln(os.Stderr, "dies at", name)
-		os.Exit(3)
+	if own != nil {
+		own.bundle.die(name)
+	} else if b, err := readBundle(m.dir); err == nil && id == m.id && name == "Shutdown" { // it has been deleted
+		b.die(name)
 	}
 	if m.hypervisor != nil {
 		if done, err := m.handleOld(ctx, req); done || err != nil {
@@ -176,6 +178,9 @@ func (m *machine) handle(ctx context.Context, name string, req, resp message) er
 		m.afterOld(req, resp)
 	}
 	m.after(own, resp)
+	if name == "Start" && own.hangs("deaf") {
+		_ = m.listener.Close()
+	}
 	return nil
 }
 
@@ -249,9 +254,7 @@ func (m *machine) create(ctx context.Context, req *task.CreateTaskRequest, resp 
 	} else if err := m.moveIn(req.Bundle, b); err != nil {
 		return err
 	}
-	if b.spec.Annotations[deathAnnotation] == "Create" && !itself {
-		os.Exit(3)
-	}
+	b.die("Create")
 	program := inner(req.ID, req.Bundle, m.dir)
 	endpoint, err := program.Begin(ctx)
 	if err != nil {

@@ -3,12 +3,14 @@ package main
 import (
 	"crypto/sha256"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"syscall"
 
+	"github.com/containerd/containerd/api/runtime/bootstrap/v1"
 	task "github.com/containerd/containerd/api/runtime/task/v2"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
@@ -33,6 +35,51 @@ func bound(name string) string {
 	return "@" + name
 }
 
+// Forms in which a shim is started and answers, which a pod may request.
+const (
+	inJSON      = "json"      // version 3 of the service
+	inBootstrap = "bootstrap" // that of containerd 2.3: parameters on standard input, and no other; version 3
+	asOlder     = "older"     // refuses parameters
+	inGarbage   = "garbage"   // an answer that names no address, of a shim that lives
+)
+
+// read checks the standard input of start.
+func (s settings) read(form string) error {
+	input, err := io.ReadAll(os.Stdin)
+	if err != nil {
+		return err
+	}
+	var params bootstrap.BootstrapParams
+	err = proto.Unmarshal(input, &params)
+	switch {
+	case form == inBootstrap && (err != nil || params.InstanceID != s.id || params.Namespace != shim.Namespace):
+		return fmt.Errorf("standard input has no parameters for %s: %q, %w", s.id, input, err)
+	case form == asOlder && len(input) > 0:
+		return fmt.Errorf("standard input has options of an unknown type: %q", input)
+	}
+	return nil
+}
+
+// answer prints where the shim listens.
+func answer(form, address string) error {
+	switch form {
+	case inJSON:
+		fmt.Printf(`{"version":3,"address":%q,"protocol":"ttrpc"}`, address)
+	case inBootstrap:
+		text, err := proto.Marshal(&bootstrap.BootstrapResult{Version: 3, Address: address, Protocol: "ttrpc"})
+		if err != nil {
+			return err
+		}
+		_, err = os.Stdout.Write(text)
+		return err
+	case inGarbage:
+		fmt.Print("starting\nready\n")
+	default:
+		fmt.Print(address)
+	}
+	return nil
+}
+
 // start makes a shim for the pod's own container, and finds it for the others.
 func start(s settings) error {
 	b, err := readBundle(".")
@@ -41,6 +88,10 @@ func start(s settings) error {
 	}
 	sandbox, itself, err := b.sandbox()
 	if err != nil {
+		return err
+	}
+	form := b.spec.Annotations[answerAnnotation]
+	if err := s.read(form); err != nil {
 		return err
 	}
 	name := s.socket(sandbox)
@@ -54,12 +105,7 @@ func start(s settings) error {
 	if err != nil {
 		return err
 	}
-	if b.spec.Annotations[answerAnnotation] == "json" {
-		fmt.Printf(`{"version":3,"address":%q,"protocol":"ttrpc"}`, name)
-	} else {
-		fmt.Print(name)
-	}
-	return nil
+	return answer(form, name)
 }
 
 // launch starts a daemon that listens.
