@@ -49,8 +49,8 @@ crash-random: setup ## Run COUNT (20000) containers of up to 50 ms while the ser
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/crash -random $(or $(COUNT),20000) $(if $(SEED),-seed $(SEED))
 
 .PHONY: soak
-soak: setup ## Let two nodes live for HOURS (1) and print the slope of everything that could grow. SEED=
-	CGO_ENABLED=0 go run -tags $(TAGS) ./test/soak -hours $(or $(HOURS),1) $(if $(SEED),-seed $(SEED))
+soak: setup ## Let two nodes live for HOURS (1) and print the slope of everything that could grow. SEED= HANDLERS=shim-kata1,kata-runtime: with those.
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/soak -hours $(or $(HOURS),1) $(if $(SEED),-seed $(SEED)) $(if $(HANDLERS),-handlers $(HANDLERS))
 
 .PHONY: demo
 demo: ## Show a real pod, a killed server and a clean node. HANDLER=crun: with that runtime.

@@ -27,7 +27,7 @@ func TestCritest(t *testing.T) {
 		t.Run(handler, func(t *testing.T) {
 			t.Parallel()
 			suite := *suite
-			if handler == currentRunc {
+			if handler == tools.CurrentRunc {
 				suite.Focus = "UserNamespaces"
 			}
 			r, err := run(t.Context(), &suite, handler)

@@ -4,8 +4,8 @@
 //	go run ./test/conformance [-focus REGEXP] [HANDLER...]
 //
 // Each runtime handler, by default Debian's runc and crun and a current runc
-// (runc-current), and on request gVisor (runsc), its shim (shim-runsc) and containerd's shim of runc
-// (shim-runc), gets its own node. The images that the suite names are built
+// (runc-current), and on request another one of test/kit/tools, such as gVisor
+// (runsc) or its shim (shim-runsc), gets its own node. The images that the suite names are built
 // here and served by the node's registry under their public names. At the end
 // of a run it prints one plain line, the specs that were skipped and those that
 // failed, and anything that the pods have left behind:
@@ -24,6 +24,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"github.com/crius-run/crius/test/kit/claim"
@@ -96,43 +97,16 @@ func logged(ctx context.Context, path string, suite *critest.Suite, handler stri
 	return run(ctx, suite, handler)
 }
 
-func allHandlers() []string { return []string{"runc", "crun", currentRunc} }
+// everywhere are the handlers that every node has.
+var everywhere = []string{"runc", "crun"}
 
-// Handlers that are not in every node.
-const (
-	currentRunc = "runc-current" // in addition to Debian's
-	gvisor      = "runsc"
-	shimOfRunc  = "shim-runc"
-	shimOfRunsc = "shim-runsc"
-)
+func allHandlers() []string { return append(slices.Clone(everywhere), tools.CurrentRunc) }
 
 // options returns the options of a node for a handler.
 func options(ctx context.Context, handler string) (o node.Options, err error) {
-	kind := "oci"
-	var path, further string
-	switch handler {
-	case currentRunc:
-		path, err = tools.Runc(ctx)
-	case gvisor:
-		path, err = tools.Runsc(ctx)
-	case shimOfRunc:
-		kind, path = "shim", "containerd-shim-runc-v2"
-	case shimOfRunsc:
-		kind = "shim"
-		if path, err = tools.RunscShim(ctx); err != nil {
-			return o, err
-		}
-		var config string
-		config, err = tools.RunscShimConfig(ctx)
-		further = fmt.Sprintf("options = [\"--TypeUrl=io.containerd.runsc.v1.options\", %q]\n", "--ConfigPath="+config)
-	default:
-		return o, nil
+	if !slices.Contains(everywhere, handler) {
+		o.Config, err = tools.Handler(ctx, handler)
 	}
-	o.Config = fmt.Sprintf("[runtime.handlers.%s]\ntype = %q\npath = %q\n", handler, kind, path)
-	if handler == gvisor { // which by default allows neither a pod's profile nor set-user-id
-		further = `options = ["--oci-seccomp", "--allow-suid"]` + "\n"
-	}
-	o.Config += further
 	return o, err
 }
 

@@ -26,13 +26,8 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// Handlers that are tested only on request, by -handler. Those of Kata are
-// stand-ins for Kata 1.
-const (
-	shimHandler = "shim-runc"
-	kataShim    = "shim-kata1"
-	kataCLI     = "kata-runtime"
-)
+// requested are the handlers that are tested only on request, by -handler.
+var requested = []string{tools.RuncShim, tools.Kata, tools.Kata1, tools.KataCLI}
 
 // config makes crius forward host ports itself, so that these steps are tested
 // too, and puts a stand-in before each runtime.
@@ -44,10 +39,6 @@ mounts_files = ['{{.Path "mounts.conf"}}']
 
 [runtime]
 criu = %q
-
-[runtime.handlers.shim-runc]
-type = "shim"
-path = "containerd-shim-runc-v2"
 
 [runtime.handlers.runc]
 path = "{{.Path "runc" "runtime"}}"
@@ -73,7 +64,7 @@ type programs struct {
 	server   string
 	criu     string
 	failing  []byte
-	handlers string // configuration of those of Kata
+	handlers string // configuration of the requested ones
 }
 
 func build(ctx context.Context) (p programs, err error) {
@@ -89,16 +80,13 @@ func build(ctx context.Context) (p programs, err error) {
 		return p, err
 	}
 	p.failing = failing.Data
-	shim, err := tools.OldKataShim(ctx)
-	if err != nil {
-		return p, err
+	for _, handler := range requested {
+		config, err := tools.Handler(ctx, handler)
+		if err != nil {
+			return p, err
+		}
+		p.handlers += config
 	}
-	runtime, err := tools.KataRuntime(ctx)
-	if err != nil {
-		return p, err
-	}
-	p.handlers = fmt.Sprintf("[runtime.handlers.%s]\ntype = \"shim\"\npath = %q\n[runtime.handlers.%s]\npath = %q\noptions = [\"--kata-config={{.Path \"kata\"}}\"]\n",
-		kataShim, shim, kataCLI, runtime)
 	if p.criu, err = tools.Criu(ctx); err != nil && !errors.Is(err, tools.ErrNoCriu) {
 		return p, err
 	}
@@ -162,7 +150,7 @@ func (w *world) furnish(ctx context.Context, p programs) error {
 		return err
 	}
 	w.Registry.Push("model", "latest", model)
-	if err := w.Settle(ctx, append([]string{shimHandler, kataShim, kataCLI}, scene.Handlers...)...); err != nil {
+	if err := w.Settle(ctx, append(slices.Clone(requested), scene.Handlers...)...); err != nil {
 		return err
 	}
 	for _, handler := range scene.Handlers {

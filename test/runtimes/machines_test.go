@@ -1,6 +1,7 @@
 package runtimes
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/crius-run/crius/internal/ids"
+	"github.com/crius-run/crius/test/kit/tools"
 	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
@@ -56,7 +58,7 @@ func TestMachineEndsWithItsPod(t *testing.T) {
 
 // What ends with its machine has not succeeded, whatever the runtime says.
 func TestMachineDies(t *testing.T) {
-	shims := slices.DeleteFunc(machines(), func(h string) bool { return kind(h) != "shim" })
+	shims := slices.DeleteFunc(machines(), func(h string) bool { return !tools.IsShim(h) })
 	eachOf(t, shims, func(t *testing.T, w *scene.World, handler string) {
 		p := w.Pod(t, handler)
 		c := p.Start(t, "sleep")
@@ -73,7 +75,8 @@ func TestMachineDies(t *testing.T) {
 // and when a server starts.
 func TestOrphanedMachine(t *testing.T) {
 	eachPrivateOf(t, machines(), func(t *testing.T, w *scene.World, handler string) {
-		path, err := program(t.Context(), handler)
+		build := map[string]func(context.Context) (string, error){kata1: tools.OldKataShim, kataCLI: tools.KataRuntime}[handler]
+		path, err := build(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -99,6 +102,12 @@ func TestOrphanedMachine(t *testing.T) {
 				return os.WriteFile(mapping, []byte("/nowhere"), 0o600) == nil
 			})
 		}
+		// What names half of an id is found with something that has the whole.
+		half := of(w.StateRoot())
+		short, alone := launch(half[:32]), launch(of(w.StateRoot())[:32])
+		if err := os.Mkdir(filepath.Join(w.RunRoot(), "containers", half), 0o700); err != nil {
+			t.Fatal(err)
+		}
 		line := fmt.Sprintf("qemu-system-fakekata, process %d,", machine.Process.Pid)
 		is := func(words string) func(finding) bool {
 			return func(f finding) bool {
@@ -109,12 +118,15 @@ func TestOrphanedMachine(t *testing.T) {
 		if !slices.ContainsFunc(found, is(line)) || handler == kataCLI && !slices.ContainsFunc(found, is("container of runtime handler "+handler)) {
 			t.Errorf("not found: %+v", found)
 		}
+		if line := fmt.Sprintf("process %d,", short.Process.Pid); !slices.ContainsFunc(found, func(f finding) bool { return containsAll(f.Text, []string{"orphan " + half, line}) }) {
+			t.Errorf("half of an id is not found: %+v", found)
+		}
 		for _, f := range findings(t, w, "--repair") {
 			if f.Status == "FAIL" {
 				t.Errorf("not repaired: %+v", f)
 			}
 		}
-		vanishes(t, machine.Process.Pid)
+		vanishes(t, machine.Process.Pid, short.Process.Pid)
 		if _, err := os.Lstat(mapping); err == nil {
 			t.Errorf("%s is left", mapping)
 		}
@@ -125,8 +137,10 @@ func TestOrphanedMachine(t *testing.T) {
 			t.Fatal(err)
 		}
 		vanishes(t, next.Process.Pid)
-		if stat := scene.Read(t, fmt.Sprintf("/proc/%d/stat", foreign.Process.Pid)); strings.Contains(stat, ") Z ") {
-			t.Error("the machine of another server was killed")
+		for _, other := range []*exec.Cmd{foreign, alone} {
+			if stat := scene.Read(t, fmt.Sprintf("/proc/%d/stat", other.Process.Pid)); strings.Contains(stat, ") Z ") {
+				t.Errorf("a machine that may be another server's was killed: %q", other.Args)
+			}
 		}
 	})
 }

@@ -22,7 +22,7 @@ import (
 // it, and the record is lost: what the runtime had written by then is found,
 // and removed.
 func TestKilledCreateWithoutRecord(t *testing.T) {
-	handlers := slices.DeleteFunc(wanted(), func(h string) bool { return h == kata || h == kata1 || h == kataCLI }) // which keep no state files here
+	handlers := slices.DeleteFunc(wanted(), func(h string) bool { return sandboxed(h) && h != gvisor }) // which keep no state files here
 	eachPrivateOf(t, handlers, func(t *testing.T, w *scene.World, handler string) {
 		if err := w.Settle(t.Context(), handler); err != nil {
 			t.Fatal(err)

@@ -28,13 +28,14 @@ import (
 
 // Handlers that are not in every node.
 const (
-	gvisor  = "runsc"
-	ofRunc  = "shim-runc"  // containerd's own shim
-	ofRunsc = "shim-runsc" // gVisor's, only if named
-	kata    = "shim-kata"  // one that behaves like Kata's
-	kata1   = "shim-kata1"
-	kataCLI = "kata-runtime" // the command line of Kata 1
-	current = "runc-current"
+	gvisor      = tools.Gvisor
+	ofRunc      = tools.RuncShim
+	currentShim = tools.CurrentShim // only if named, or with all
+	ofRunsc     = tools.GvisorShim  // the same
+	kata        = tools.Kata
+	kata1       = tools.Kata1
+	kataCLI     = tools.KataCLI
+	current     = tools.CurrentRunc
 )
 
 var (
@@ -63,7 +64,7 @@ func TestMain(m *testing.M) {
 
 func wanted() []string {
 	if *every {
-		return append(slices.Clone(scene.Handlers), current, gvisor, ofRunc, kata, kata1, kataCLI)
+		return append(slices.Clone(scene.Handlers), current, gvisor, ofRunsc, ofRunc, currentShim, kata, kata1, kataCLI)
 	}
 	return strings.Split(*chosen, ",")
 }
@@ -72,33 +73,31 @@ func wanted() []string {
 func prepare(ctx context.Context) (node.Options, error) {
 	var o node.Options
 	for _, handler := range slices.Clone(commons.Also) {
-		path, err := program(ctx, handler)
+		config, err := config(ctx, handler)
 		if err != nil {
 			missing[handler] = err
 			commons.Also = slices.DeleteFunc(commons.Also, func(h string) bool { return h == handler })
 			continue
 		}
-		further, err := extra(ctx, handler)
-		if err != nil {
-			return o, err
-		}
-		o.Config += fmt.Sprintf("[runtime.handlers.%s]\ntype = %q\npath = %q\n", handler, kind(handler), path) + further
+		o.Config += config
 	}
 	return o, nil
 }
 
-// extra returns further keys of a handler.
-func extra(ctx context.Context, handler string) (string, error) {
+// config returns the configuration of a handler, whose runtime it builds if
+// necessary.
+func config(ctx context.Context, handler string) (string, error) {
+	config, err := tools.Handler(ctx, handler)
 	switch handler {
 	case kata, kata1:
-		return ofKata, nil
-	case kataCLI:
-		return "options = [\"--kata-config={{.Path \"kata\"}}\"]\n", nil
-	case ofRunsc:
-		config, err := tools.RunscShimConfig(ctx)
-		return fmt.Sprintf("options = [\"--TypeUrl=io.containerd.runsc.v1.options\", %q]\n", "--ConfigPath="+config), err
+		config += ofKata
+	case gvisor:
+		if debian, found := exec.LookPath("runsc"); err != nil && found == nil {
+			fmt.Println("no current gVisor, so that of this machine is tested:", err)
+			return fmt.Sprintf("[runtime.handlers.%s]\npath = %q\n", gvisor, debian), nil
+		}
 	}
-	return "", nil
+	return config, err
 }
 
 var ofKata = fmt.Sprintf("allowed_annotations = [%q, %q, %q, %q]\n", bootTime, diesAt, answers, hangsAt)
@@ -110,42 +109,6 @@ const (
 	answers  = "io.katacontainers.config.hypervisor.answer"
 	hangsAt  = "io.katacontainers.config.hypervisor.hangs"
 )
-
-// kind is the type of a handler.
-func kind(handler string) string {
-	if strings.HasPrefix(handler, "shim-") {
-		return "shim"
-	}
-	return "oci"
-}
-
-// program returns the path of a runtime, which it builds if necessary.
-func program(ctx context.Context, handler string) (string, error) {
-	switch handler {
-	case current:
-		return tools.Runc(ctx)
-	case ofRunc:
-		return exec.LookPath("containerd-shim-runc-v2")
-	case ofRunsc:
-		return tools.RunscShim(ctx)
-	case kata:
-		return tools.KataShim(ctx)
-	case kata1:
-		return tools.OldKataShim(ctx)
-	case kataCLI:
-		return tools.KataRuntime(ctx)
-	case gvisor:
-		path, err := tools.Runsc(ctx)
-		if err != nil {
-			if debian, found := exec.LookPath("runsc"); found == nil {
-				fmt.Println("no current gVisor, so that of this machine is tested:", err)
-				return debian, nil
-			}
-		}
-		return path, err
-	}
-	return "", fmt.Errorf("the matrix has no handler %q", handler)
-}
 
 // each runs a test once per handler, and records the result.
 func each(t *testing.T, test func(t *testing.T, w *scene.World, handler string)) {
@@ -194,7 +157,7 @@ func sandboxed(handler string) bool {
 }
 
 // limited reports whether the sandbox of a pod has the limits of the pod.
-func limited(handler string) bool { return handler == gvisor }
+func limited(handler string) bool { return handler == gvisor || handler == ofRunsc }
 
 // ledger is the results of the matrix.
 type ledger struct {

@@ -3,7 +3,6 @@ package runtimes
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +16,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/tools"
 	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
@@ -139,7 +139,7 @@ const ownNetwork = `{"cniVersion": "1.0.0", "name": "own", "plugins": [{"type": 
 // A handler of the other type that is added runs pods at once as well.
 func TestReloadShim(t *testing.T) {
 	t.Parallel()
-	path, err := program(t.Context(), ofRunc)
+	config, err := tools.Handler(t.Context(), ofRunc)
 	if err != nil {
 		t.Skipf("NOT TESTED, there is no %s: %v", ofRunc, err)
 	}
@@ -147,7 +147,7 @@ func TestReloadShim(t *testing.T) {
 	if _, err := w.TryPod(t, ofRunc); err == nil {
 		t.Fatal("a handler runs pods before it is configured")
 	}
-	reload(t, w, "20-shim", fmt.Sprintf("[runtime.handlers.%s]\ntype = \"shim\"\npath = %q\n", ofRunc, path))
+	reload(t, w, "20-shim", config)
 	wait.For(t, "the new handler", func() bool { return slices.Contains(handlerNames(t, w), ofRunc) })
 	scene.Equal(t, "command", w.Pod(t, ofRunc).Start(t, "sleep").Exec(t, "echo here"), "here\n")
 }

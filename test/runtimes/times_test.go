@@ -3,7 +3,10 @@ package runtimes
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -26,25 +29,36 @@ func TestTimes(t *testing.T) {
 			}
 			const rounds = 5
 			var laps [len(lapNames)][]time.Duration
+			var memory []int
 			for range rounds {
-				for i, lap := range round(t, w, handler) {
+				r := round(t, w, handler)
+				for i, lap := range r.laps {
 					laps[i] = append(laps[i], lap)
 				}
+				memory = append(memory, r.memory)
 			}
 			for i, name := range lapNames {
 				slices.Sort(laps[i])
-				results.time(handler, name, laps[i][rounds/2])
+				results.measured(handler, name, fmt.Sprintf("%d ms", laps[i][rounds/2].Milliseconds()))
 			}
+			slices.Sort(memory)
+			results.measured(handler, "memory", fmt.Sprintf("%d MiB", memory[rounds/2]>>20))
 		})
 	}
 }
 
 var lapNames = [...]string{"pod", "create", "start", "second", "exec", "stop", "remove"}
 
-// round is one pod from its creation to its end.
-func round(t *testing.T, w *scene.World, handler string) (laps [len(lapNames)]time.Duration) {
+// lap is one pod from its creation to its end: the times of its steps, and what a pod of two
+// containers that do nothing takes, without the server.
+type lap struct {
+	laps   [len(lapNames)]time.Duration
+	memory int
+}
+
+func round(t *testing.T, w *scene.World, handler string) (l lap) {
 	t.Helper()
-	var pod, first string
+	var pod, first, second string
 	r := w.Runtime()
 	config := w.PodConfig(t)
 	create := func(name string) (string, error) {
@@ -69,8 +83,8 @@ func round(t *testing.T, w *scene.World, handler string) (laps [len(lapNames)]ti
 		func() (err error) { first, err = create("one"); return err },
 		func() error { return start(first) },
 		func() error {
-			second, err := create("two")
-			if err == nil {
+			var err error
+			if second, err = create("two"); err == nil {
 				err = start(second)
 			}
 			return err
@@ -95,12 +109,37 @@ func round(t *testing.T, w *scene.World, handler string) (laps [len(lapNames)]ti
 		if err := step(); err != nil {
 			t.Fatalf("%s: %v", lapNames[i], err)
 		}
-		laps[i] = time.Since(began)
+		l.laps[i] = time.Since(began)
+		if lapNames[i] == "exec" {
+			l.memory = memoryOf(pod, first, second)
+		}
 	}
-	return laps
+	return l
 }
 
-func (l *ledger) time(handler, step string, took time.Duration) {
+// memoryOf returns the memory of the processes that have one of the ids in their command lines or cgroups; what
+// several of them share counts once.
+func memoryOf(ids ...string) (bytes int) {
+	procs, _ := filepath.Glob("/proc/[0-9]*") // the pattern is well-formed
+	for _, proc := range procs {
+		line, _ := os.ReadFile(proc + "/cmdline")
+		cgroups, _ := os.ReadFile(proc + "/cgroup")
+		of := string(line) + string(cgroups)
+		if !slices.ContainsFunc(ids, func(id string) bool { return strings.Contains(of, id) }) {
+			continue
+		}
+		used, _ := os.ReadFile(proc + "/smaps_rollup") // it may have ended
+		for line := range strings.Lines(string(used)) {
+			kibibytes := 0
+			if n, _ := fmt.Sscanf(line, "Pss: %d kB", &kibibytes); n == 1 {
+				bytes += kibibytes << 10
+			}
+		}
+	}
+	return bytes
+}
+
+func (l *ledger) measured(handler, step, what string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !slices.Contains(l.steps, step) {
@@ -109,5 +148,5 @@ func (l *ledger) time(handler, step string, took time.Duration) {
 	if l.times[handler] == nil {
 		l.times[handler] = map[string]string{}
 	}
-	l.times[handler][step] = fmt.Sprintf("%d ms", took.Milliseconds())
+	l.times[handler][step] = what
 }

@@ -59,7 +59,7 @@ var programs = []struct {
 
 // live runs one life, and records its problems.
 func (h *soakNode) live(ctx context.Context) {
-	l := h.newLife(scene.Handlers[h.n(len(scene.Handlers))])
+	l := h.newLife(h.handlers[h.n(len(h.handlers))])
 	if err := errors.Join(l.live(ctx), l.end(ctx)); err != nil && ctx.Err() == nil {
 		h.problem(fmt.Errorf("pod %s (%s) %.12s: %w", l.config.Metadata.Name, l.handler, l.id, err))
 	}

@@ -24,11 +24,13 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/crius-run/crius/test/kit/claim"
+	"github.com/crius-run/crius/test/scene"
 )
 
 func main() {
@@ -36,7 +38,9 @@ func main() {
 	hours := flag.Float64("hours", 1, "how long")
 	flag.Uint64Var(&s.seed, "seed", uint64(time.Now().UnixNano()), "of what is random")
 	flag.IntVar(&s.workers, "workers", 3, "pods that come and go at the same time, on each node")
+	handlers := flag.String("handlers", strings.Join(scene.Handlers, ","), "runtime handlers of the pods, separated by commas; also those of test/kit/tools, such as shim-kata1")
 	flag.Parse()
+	s.handlers = strings.Split(*handlers, ",")
 	s.length = time.Duration(*hours * float64(time.Hour))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -48,10 +52,11 @@ func main() {
 
 // soak is two nodes.
 type soak struct {
-	length  time.Duration
-	seed    uint64
-	workers int
-	out     io.Writer
+	length   time.Duration
+	seed     uint64
+	workers  int
+	handlers []string
+	out      io.Writer
 
 	mu sync.Mutex // of out
 }
@@ -87,7 +92,7 @@ func (s *soak) run(ctx context.Context) error {
 
 // live runs one node to the end of the soak.
 func (s *soak) live(ctx context.Context, name string, shaken bool) (_ *soakNode, err error) {
-	h, err := newSoakNode(ctx, name, shaken, s.seed)
+	h, err := newSoakNode(ctx, name, shaken, s.seed, s.handlers)
 	if err != nil {
 		return nil, err
 	}

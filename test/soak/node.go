@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/inventory"
 	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/tools"
 	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
@@ -32,11 +34,12 @@ const (
 // soakNode is a node on which pods live.
 type soakNode struct {
 	*scene.World
-	name   string
-	shaken bool
-	trends map[string]*trend
-	stay   []*life
-	empty  *inventory.Snapshot
+	name     string
+	shaken   bool
+	handlers []string
+	trends   map[string]*trend
+	stay     []*life
+	empty    *inventory.Snapshot
 
 	mu       sync.Mutex
 	random   *rand.Rand
@@ -53,9 +56,20 @@ func (t *tally) String() string {
 		t.pods, t.containers, t.requests, t.kills, t.repeats, t.problems)
 }
 
-func newSoakNode(ctx context.Context, name string, shaken bool, seed uint64) (_ *soakNode, err error) {
-	h := &soakNode{name: name, shaken: shaken, trends: map[string]*trend{}, random: rand.New(rand.NewPCG(seed, uint64(len(name))))}
-	if h.World, err = scene.New(ctx, node.Options{Config: "log_level = \"info\"\n"}); err != nil {
+func newSoakNode(ctx context.Context, name string, shaken bool, seed uint64, handlers []string) (_ *soakNode, err error) {
+	h := &soakNode{name: name, shaken: shaken, handlers: handlers, trends: map[string]*trend{}, random: rand.New(rand.NewPCG(seed, uint64(len(name))))}
+	o := node.Options{Config: "log_level = \"info\"\n"}
+	for _, handler := range handlers {
+		if slices.Contains(scene.Handlers, handler) {
+			continue
+		}
+		config, err := tools.Handler(ctx, handler)
+		if err != nil {
+			return nil, err
+		}
+		o.Config += config
+	}
+	if h.World, err = scene.New(ctx, o); err != nil {
 		return nil, err
 	}
 	if err := h.furnish(ctx); err != nil {
@@ -74,11 +88,11 @@ func (h *soakNode) furnish(ctx context.Context) error {
 		}
 		h.Registry.Push(fmt.Sprintf("soak/%d", i), "latest", built)
 	}
-	if err := h.Settle(ctx, scene.Handlers...); err != nil {
+	if err := h.Settle(ctx, h.handlers...); err != nil {
 		return err
 	}
 	h.empty = h.Empty
-	for _, handler := range scene.Handlers {
+	for _, handler := range h.handlers {
 		l := h.newLife(handler)
 		if err := l.begin(ctx); err != nil {
 			return err

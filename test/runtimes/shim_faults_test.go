@@ -1,0 +1,173 @@
+package runtimes
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/test/kit/tools"
+	"github.com/crius-run/crius/test/scene"
+)
+
+// A shim dies while its pod is stopped and removed, or comes up, at whatever step of the container or
+// of the sandbox: verbs that end something succeed, and nothing is left.
+func TestShimDiesAtEachStep(t *testing.T) {
+	steps := []string{"Wait", "Kill", "Create of sandbox", "Start of sandbox", "Delete of sandbox"}
+	if *every {
+		steps = append(steps, "Connect", "State", "Delete", "Connect of sandbox", "Wait of sandbox", "State of sandbox", "Kill of sandbox", "Shutdown of sandbox")
+	}
+	for _, at := range steps {
+		t.Run(at, func(t *testing.T) {
+			eachKata(t, func(t *testing.T, w *scene.World) {
+				p, err := kataPod(t, w, map[string]string{diesAt: at})
+				if err != nil {
+					if !strings.Contains(err.Error(), "shim") || !strings.HasSuffix(at, " of sandbox") {
+						t.Errorf("a shim that dies: %v", err)
+					}
+					return // the world checks that nothing is left
+				}
+				c, err := p.Try(t.Context(), "sleep")
+				if err == nil {
+					err = c.TryStart(t.Context())
+				}
+				if err != nil && !strings.Contains(err.Error(), "shim") && !strings.Contains(err.Error(), "sandbox") {
+					t.Errorf("a shim that dies: %v", err)
+				}
+				p.Stop(t)
+				p.Remove(t)
+			})
+		})
+	}
+}
+
+// A shim whose answer to its start makes no sense lives: it is killed.
+func TestShimThatNamesNoAddress(t *testing.T) {
+	eachPrivateOf(t, katas(), func(t *testing.T, w *scene.World, handler string) {
+		if err := w.Settle(t.Context(), handler); err != nil {
+			t.Fatal(err)
+		}
+		_, err := kataPod(t, w, map[string]string{answers: "garbage"})
+		if err == nil || !strings.Contains(err.Error(), "has no address") {
+			t.Errorf("a shim that names no address: %v", err)
+		}
+		w.Bare(t)
+	})
+}
+
+// A shim lives, and its socket is gone: containers end when they are told to, and nothing is
+// left.
+func TestShimThatCannotBeReached(t *testing.T) {
+	eachShim(t, func(t *testing.T, w *scene.World, handler string) {
+		p := w.Pod(t, handler, func(c *cri.PodSandboxConfig) {
+			if handler == kata || handler == kata1 {
+				c.Annotations[hangsAt] = "deaf"
+			}
+		})
+		c, other := p.Create(t, "sleep"), p.Create(t, "sleep")
+		c.Start(t)
+		shim, address := shimOf(t, runDir(c))
+		if path, isFile := strings.CutPrefix(address, "unix://"); isFile {
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"/probe", "sleep"}})
+		if err == nil || !strings.Contains(err.Error(), "shim") {
+			t.Errorf("a command: %v", err)
+		}
+		c.Stop(t, 0)
+		scene.Equal(t, "exit code", c.Status(t).ExitCode, int32(137))
+		c.Remove(t)
+		other.Remove(t)
+		p.Stop(t)
+		p.Remove(t)
+		vanishes(t, shim)
+	})
+}
+
+// The records of a pod and of its container are lost, and their monitors with them: what their
+// runtime has left is found, by its helpers too, and removed on request or when a server starts.
+func TestLostRecords(t *testing.T) {
+	handlers := wanted()
+	if !*every && len(handlers) > 2 { // those that leave most
+		handlers = slices.DeleteFunc(handlers, func(h string) bool { return h != kata1 && h != kataCLI })
+	}
+	eachPrivateOf(t, handlers, func(t *testing.T, w *scene.World, handler string) {
+		if err := w.Settle(t.Context(), handler); err != nil {
+			t.Fatal(err)
+		}
+		for _, cure := range []string{"repair", "start"} {
+			p := w.Pod(t, handler, func(c *cri.PodSandboxConfig) {
+				// An address would not be reported while any of gVisor's pods has hidden its own.
+				c.Linux.SecurityContext.NamespaceOptions.Network = cri.NamespaceMode_NODE
+			})
+			c := p.Start(t, "sleep", func(c *cri.ContainerConfig) {
+				c.Linux.SecurityContext.NamespaceOptions.Network = cri.NamespaceMode_NODE
+			})
+			helpers := helpersOf(t, p.ID, c.ID)
+			if (tools.IsShim(handler) || handler == kataCLI) && len(helpers) == 0 {
+				t.Error("the runtime has no process that names the pod or the container")
+			}
+			if err := w.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			for _, id := range []string{p.ID, c.ID} {
+				for _, pid := range makers(t, id) {
+					if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+						t.Fatal(err)
+					}
+					vanishes(t, pid)
+				}
+			}
+			err := errors.Join(os.RemoveAll(filepath.Join(w.StateRoot(), "pods", p.ID)), os.RemoveAll(filepath.Join(w.StateRoot(), "containers", c.ID)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if cure == "repair" {
+				found := findings(t, w)
+				for _, helper := range helpers {
+					if !slices.ContainsFunc(found, func(f finding) bool {
+						return f.Status == "FAIL" && containsAll(f.Text, []string{"orphan ", fmt.Sprintf("process %d", helper)})
+					}) {
+						t.Errorf("nothing is said of process %d: %+v", helper, found)
+					}
+				}
+				for _, f := range findings(t, w, "--repair") {
+					if f.Status == "FAIL" {
+						t.Errorf("not repaired: %+v", f)
+					}
+				}
+			}
+			if err := w.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			vanishes(t, helpers...)
+		}
+		if handler != ofRunsc { // with which empty cgroups of the node go as well
+			w.Bare(t)
+		}
+	})
+}
+
+// helpersOf returns the processes of runtimes that name pods or containers.
+func helpersOf(t *testing.T, ids ...string) (pids []int) {
+	t.Helper()
+	all, err := oci.Helpers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range ids {
+		for _, h := range all[id] {
+			pids = append(pids, h.PID)
+		}
+	}
+	return pids
+}
