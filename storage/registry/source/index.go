@@ -111,7 +111,8 @@ func (f *search) in(ctx context.Context, index Document) (digest.Digest, Documen
 }
 
 // candidates returns what an index has for this platform: first what the library chooses, then what has
-// another spelling of the platform, then indexes that may have something.
+// another spelling of the platform, then indexes that may have something. Images that want features of
+// the operating system, such as those that Nydus adds beside ordinary ones, come last.
 func (f *search) candidates(index Document) (found []digest.Digest, err error) {
 	var list struct {
 		Manifests []imagespec.Descriptor `json:"manifests"`
@@ -143,6 +144,20 @@ func (f *search) candidates(index Document) (found []digest.Digest, err error) {
 			found = append(found, d.Digest)
 		}
 	}
+	special := func(one digest.Digest) bool {
+		return slices.ContainsFunc(list.Manifests, func(d imagespec.Descriptor) bool {
+			return d.Digest == one && d.Platform != nil && len(d.Platform.OSFeatures) > 0
+		})
+	}
+	slices.SortStableFunc(found, func(a, b digest.Digest) int {
+		switch {
+		case special(a) == special(b):
+			return 0
+		case special(a):
+			return 1
+		}
+		return -1
+	})
 	return append(found, indexes...), nil
 }
 
