@@ -43,6 +43,7 @@ var builds = []struct {
 	{"runc", "a current runc", tools.Runc},
 	{"runsc", "a current runsc (gVisor)", tools.Runsc},
 	{runscShim, "gVisor's shim", tools.RunscShim},
+	{"distribution", "CNCF Distribution's registry", tools.Distribution},
 	{"criu", "criu, from Debian's unstable distribution", tools.Criu},
 	{kubelet, "kubelets " + strings.Join(tools.KubeletVersions(), " and "), tools.Kubelets},
 	{cluster, "Kubernetes " + tools.ClusterVersion() + " and its end-to-end tests", func(ctx context.Context) (string, error) {

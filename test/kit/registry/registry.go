@@ -34,6 +34,7 @@ type Registry struct {
 	tokens   map[string]bool
 	faults   []*Fault
 	requests []Request
+	behind   http.Handler // gives the answers; nil: this registry
 
 	counting sync.Mutex
 	sent     map[string]int64 // bytes of bodies, by path; Forget replaces it
@@ -77,6 +78,14 @@ func New() *Registry {
 		sent:    map[string]int64{},
 		closing: make(chan struct{}),
 	}
+}
+
+// Before returns a registry that has the answers of another one, such as a real registry, and only
+// records requests and injects faults itself.
+func Before(behind http.Handler) *Registry {
+	r := New()
+	r.behind = behind
+	return r
 }
 
 // Push stores an image or index under repo:tag, and everything below it under
@@ -229,6 +238,9 @@ func (c *counter) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	r.record(req)
 	answer := http.Handler(http.HandlerFunc(r.answer))
+	if r.behind != nil {
+		answer = r.behind
+	}
 	if f := r.fault(req); f != nil {
 		answer = f.Do(answer, r.closing)
 	}

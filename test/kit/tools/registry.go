@@ -1,0 +1,34 @@
+package tools
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+)
+
+// Distribution returns the path of CNCF Distribution's registry with what tests use of it, and builds a
+// missing one. The version is that of the module in test/tools/distribution.
+func Distribution(ctx context.Context) (string, error) {
+	distribution.Lock() // for tests that need it at the same time
+	defer distribution.Unlock()
+	const module = "github.com/distribution/distribution/v3"
+	repo, err := Repository()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(repo, "test", "tools", "distribution")
+	version, err := required(filepath.Join(dir, "go.mod"), module)
+	if err != nil {
+		return "", err
+	}
+	return cached(filepath.Join("distribution-"+version, "registry"), func(_, out string) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(out, "registry"), ".")
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+		return cmd
+	})
+}
+
+var distribution sync.Mutex
