@@ -2,6 +2,10 @@ package storage
 
 import (
 	"bytes"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -45,6 +49,11 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 		r.Inject(registry.Fault{Path: path, Do: do})
 		return pull(r.Addr()+"/app:1", nil)
 	}
+	sentTo := func(do registry.Action) error {
+		elsewhere := serve(t, "app", "1", a)
+		elsewhere.Inject(registry.Fault{Do: do})
+		return faulty("/blobs/", registry.Redirect("http://"+elsewhere.Addr()))
+	}
 	private := serve(t, "app", "1", a)
 	private.Require(registry.Auth{Username: "user", Password: "hunter22"})
 	failed := func(err error) error {
@@ -54,7 +63,7 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 	}
 	cases := map[string]func() error{
 		"check the name and the tag": func() error { return pull(serve(t, "app", "1", a).Addr()+"/app:2", nil) },
-		"it has no image for": func() error {
+		"build the image for the node's processor": func() error {
 			foreign := build(t, image.Image{Platform: imagespec.Platform{OS: "linux", Architecture: "riscv64"}})
 			return pull(serve(t, "app", "1", index(t, foreign)).Addr()+"/app:1", nil)
 		},
@@ -62,8 +71,30 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 		"correct the pull secret": func() error {
 			return pull(private.Addr()+"/app:1", &cri.AuthConfig{Username: "user", Password: "another"})
 		},
-		"the registry limits pulls":  func() error { return faulty("/manifests/", registry.TooManyRequests(0)) },
-		"the registry itself failed": func() error { return faulty("/blobs/", registry.Status(http.StatusInternalServerError)) },
+		"the registry limits pulls":       func() error { return faulty("/manifests/", registry.TooManyRequests(0)) },
+		"the registry itself failed":      func() error { return faulty("/blobs/", registry.Status(http.StatusInternalServerError)) },
+		"push the image again":            func() error { return faulty(layerDigest(a, 1), registry.Page(http.StatusNotFound)) },
+		"sends crius for layers, refused": func() error { return sentTo(registry.Page(http.StatusForbidden)) },
+		"sends crius, failed":             func() error { return sentTo(registry.Page(http.StatusBadGateway)) },
+		"gave no token for": func() error {
+			tokens := serve(t, "app", "1", a)
+			tokens.Inject(registry.Fault{Do: registry.Page(http.StatusOK)})
+			r := serve(t, "app", "1", a)
+			r.Require(registry.Auth{Username: "user", Password: "hunter22", Bearer: true, Realm: "http://" + tokens.Addr() + "/token", Tokens: tokens})
+			return pull(r.Addr()+"/app:1", nil)
+		},
+		"does not answer as a registry": func() error { return faulty("/v2/", registry.Page(http.StatusNotFound)) },
+		"refused the TLS connection": func() error {
+			return failed(&net.OpError{Op: "remote error", Err: errors.New("tls: certificate required")})
+		},
+		"speaks TLS, by which it refused crius": func() error {
+			server := httptest.NewUnstartedServer(http.NotFoundHandler())
+			server.TLS = &tls.Config{ClientAuth: tls.RequireAnyClientCert}
+			server.Config.ErrorLog = log.New(io.Discard, "", 0)
+			server.StartTLS()
+			defer server.Close()
+			return pull(server.Listener.Addr().String()+"/app:1", nil)
+		},
 		"speaks plain HTTP": func() error {
 			n.write("registries.conf", "")
 			defer n.write("registries.conf", insecure("127.0.0.1"))

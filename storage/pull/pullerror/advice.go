@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/url"
 	"slices"
+	"strings"
 
 	"github.com/docker/distribution/registry/api/errcode"
 	"go.podman.io/image/v5/docker"
@@ -20,17 +20,19 @@ import (
 // error says so itself, as those of fault.Invalid, fault.Precondition and ErrWorkerDied do.
 func advice(registry string, err error, kinds []error, login string) string {
 	is := func(kind error) bool { return slices.Contains(kinds, kind) }
-	switch {
+	switch by := pointOf(err).advise(err, is); {
 	case errors.Is(err, ErrWorkerDied):
 		return ""
 	case rateLimited(err):
 		return "the registry limits pulls: log in by image.auth_file, or use a mirror" // the node has reached it
+	case by != "":
+		return by
 	case LoginRefused(err):
 		return login
 	case is(fault.NotFound):
 		return "check the name and the tag"
 	case is(fault.Unavailable):
-		return unavailable(hostOf(err, registry), err)
+		return unavailable(placeOf(err, registry), err)
 	case is(fault.Exhausted):
 		return "free space in the image store"
 	case errors.Is(err, unix.EROFS), errors.Is(err, unix.EIO):
@@ -39,39 +41,39 @@ func advice(registry string, err error, kinds []error, login string) string {
 	return ""
 }
 
-// unavailable says what to do about a registry that cannot be used, by the reason that the error
-// has for it. Only a node without a way to the registry is told to look for one.
-func unavailable(host string, err error) string {
+// unavailable says what to do about a host that cannot be used, by the reason that the error has for
+// it. Only a node without a way to the host is told to look for one.
+func unavailable(at place, err error) string {
 	var authority x509.UnknownAuthorityError
 	var name x509.HostnameError
 	var certificate x509.CertificateInvalidError
 	var dns *net.DNSError
+	var remote *net.OpError
 	switch {
+	case errors.Is(err, http.ErrSchemeMismatch) && at.from != "":
+		return fmt.Sprintf("%s speaks plain HTTP: correct the address in the configuration of %s", at, at.from)
 	case errors.Is(err, http.ErrSchemeMismatch):
-		return fmt.Sprintf("%s speaks plain HTTP: if it is meant to, set insecure = true for it in /etc/containers/registries.conf.d, or begin its URL in hosts.toml with http://", host)
+		return fmt.Sprintf("%s speaks plain HTTP: if it is meant to, set insecure = true for it in /etc/containers/registries.conf.d, or begin its URL in hosts.toml with http://", at.host)
 	case errors.As(err, &authority):
-		return fmt.Sprintf("to trust the authority, write its certificate to /etc/containers/certs.d/%s/ca.crt", host)
+		return fmt.Sprintf("to trust the authority, write its certificate to /etc/containers/certs.d/%s/ca.crt", at.trusts())
 	case errors.As(err, &name):
 		return "use a name of the registry that its certificate is for, or have the certificate extended"
 	case errors.As(err, &certificate):
 		return "correct the registry's certificate; if it should be valid, check the node's clock"
+	case errors.As(err, &remote) && remote.Op == "remote error": // a TLS alert
+		return fmt.Sprintf("%s refused the TLS connection: if it wants a client certificate, check client.cert and client.key in /etc/containers/certs.d/%s", at, at.trusts())
+	case errors.As(err, &dns) && at.from != "":
+		return fmt.Sprintf("check the node's name servers, and the configuration of %s, which sends crius to %s", at.from, at.host)
 	case errors.As(err, &dns):
 		return "check the name of the registry, and the node's name servers"
+	case StatusOf(err) >= http.StatusInternalServerError && at.from != "":
+		return fmt.Sprintf("%s failed: see its log; the kubelet tries again", at)
 	case StatusOf(err) >= http.StatusInternalServerError:
 		return "the registry itself failed: see its log; the kubelet tries again"
+	case at.from != "":
+		return fmt.Sprintf("check that the node reaches %s: its route, proxy and firewall", strings.TrimSuffix(at.String(), ","))
 	}
 	return "check that the node reaches the registry: its route, proxy and firewall"
-}
-
-// hostOf returns the host that a request has failed at, which may be a mirror.
-func hostOf(err error, registry string) string {
-	var request *url.Error
-	if errors.As(err, &request) {
-		if u, err := url.Parse(request.URL); err == nil && u.Host != "" {
-			return u.Host
-		}
-	}
-	return registry
 }
 
 // LoginRefused reports whether a registry has refused a request for its credentials, or for the

@@ -110,6 +110,46 @@ func TestAdvice(t *testing.T) {
 	}
 }
 
+// What a point of the pull knows decides before what the error alone looks like.
+func TestAdviceAtAPoint(t *testing.T) {
+	const login = "user x was refused"
+	status := func(code int) error { return docker.UnexpectedHTTPStatusError{StatusCode: code} }
+	unknown := &url.Error{Op: "Get", URL: "https://blobs.example/x?sig=1", Err: &tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}}
+	part := Point{Step: Part, Host: "blobs.example", From: "registry.example"}
+	for _, test := range []struct {
+		at   Point
+		err  error
+		want string
+	}{
+		{Point{Step: Ping, From: "registry.example"}, status(404), "registry.example does not answer as a registry"},
+		{Point{Step: Ping, From: "registry.example"}, status(403), "registry.example does not answer as a registry"},
+		{Point{Step: Ping, From: "registry.example", Plain: true}, status(400), "registry.example speaks TLS"},
+		{Point{Step: Ping, From: "registry.example"}, status(429), "the registry limits pulls"},
+		{Point{Step: Token, Host: "auth.example", From: "registry.example"}, status(400), "auth.example gave no token for registry.example"},
+		{Point{Step: Token, Host: "auth.example", From: "registry.example"}, status(401), login},
+		{Point{Step: Token, From: "registry.example"}, errors.New("no JSON"), "registry.example gave no token"},
+		{Point{Step: Manifest, From: "registry.example"}, status(404), "check the name and the tag"},
+		{Point{Step: Manifest, From: "registry.example"}, status(403), login},
+		{Point{Step: Choice}, fault.NotFound, "build the image for the node's processor"},
+		{Point{Step: Part, From: "registry.example"}, status(404), "registry.example has the image's manifest"},
+		{Point{Step: Part, From: "registry.example"}, status(403), login},
+		{part, status(403), "blobs.example, to which registry.example sends crius for layers, refused: see its log, and compare the clocks"},
+		{Point{Step: Part, Host: "registry.example:9000", From: "registry.example"}, status(400), "give it another name"},
+		{Point{Step: Part, Host: "s3.registry.example", From: "registry.example"}, status(400), "give it another name"},
+		{part, status(503), "blobs.example, to which registry.example sends crius, failed"},
+		{part, unknown, "/etc/containers/certs.d/registry.example/ca.crt"},
+	} {
+		name, err := reference.ParseNormalizedNamed("registry.example/app:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		said := New(Failed{Name: name, Login: login}, fmt.Errorf("some step: %w", At(test.at, test.err))).Error()
+		if !strings.Contains(said, test.want) {
+			t.Errorf("%+v, %v: %q, want %q", test.at, test.err, said, test.want)
+		}
+	}
+}
+
 func FuzzRedact(f *testing.F) {
 	f.Add("Get \"https://u:p@h/x?y=z\": Basic dXNlcjpwYXNz", "p4ssw0rd")
 	f.Fuzz(func(t *testing.T, text, password string) {

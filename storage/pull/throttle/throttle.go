@@ -15,8 +15,8 @@ import (
 // Source is a repository from which a pull may come.
 type Source struct{ Host, Repository string }
 
-// address returns the host that the library connects to.
-func (s Source) address() string {
+// Address returns the host that the library connects to.
+func (s Source) Address() string {
 	if s.Host == "docker.io" {
 		return "registry-1.docker.io"
 	}
@@ -90,7 +90,7 @@ func (p *pull) asks(address *url.URL) bool {
 	for _, s := range p.sources {
 		rest, ofRepository := strings.CutPrefix(asked, s.Repository+"/")
 		kind, _, _ := strings.Cut(rest, "/")
-		if address.Host == s.address() && (asked == "" || ofRepository && (kind == "manifests" || kind == "blobs")) {
+		if address.Host == s.Address() && (asked == "" || ofRepository && (kind == "manifests" || kind == "blobs")) {
 			return true
 		}
 	}

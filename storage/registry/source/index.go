@@ -17,6 +17,7 @@ import (
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/pull/pullerror"
 )
 
 // Limits of indexes in an index. Real ones have two levels.
@@ -95,7 +96,7 @@ func (f *search) in(ctx context.Context, index Document) (digest.Digest, Documen
 		}
 		raw, mediaType, err := fetch(ctx, image.UnparsedInstance(f.image.ImageSource, &chosen))
 		if err != nil {
-			return "", none, err
+			return "", none, f.image.requests.ofPart(err)
 		}
 		document := Document{raw, mediaType}
 		if !manifest.MIMETypeIsMultiImage(mediaType) {
@@ -107,7 +108,8 @@ func (f *search) in(ctx context.Context, index Document) (digest.Digest, Documen
 		}
 	}
 	f.way = f.way[:len(f.way)-1]
-	return "", none, fmt.Errorf("it has no image for %s/%s: %w", runtime.GOOS, runtime.GOARCH, fault.NotFound)
+	err = fmt.Errorf("it has no image for %s/%s: %w", runtime.GOOS, runtime.GOARCH, fault.NotFound)
+	return "", none, pullerror.At(pullerror.Point{Step: pullerror.Choice}, err)
 }
 
 // candidates returns what an index has for this platform: first what the library chooses, then what has

@@ -22,6 +22,11 @@ const retryPause = time.Second
 
 // blob asks the registry for a blob, and once more if it has failed in a way that may pass.
 func (s *Image) blob(ctx context.Context, info types.BlobInfo, cache types.BlobInfoCache) (io.ReadCloser, int64, error) {
+	stream, size, err := s.askForBlob(ctx, info, cache)
+	return stream, size, s.requests.ofPart(err)
+}
+
+func (s *Image) askForBlob(ctx context.Context, info types.BlobInfo, cache types.BlobInfoCache) (io.ReadCloser, int64, error) {
 	used := s.opened()
 	stream, size, err := used.GetBlob(ctx, info, cache)
 	if err == nil || !s.again(ctx, info, used, err) {
@@ -38,10 +43,10 @@ func (s *Image) blob(ctx context.Context, info types.BlobInfo, cache types.BlobI
 func (s *Image) part(ctx context.Context, info types.BlobInfo, from, length int64) (io.ReadCloser, error) {
 	used := s.opened()
 	stream, err := blobPart(ctx, used, info, uint64(from), uint64(length))
-	if err == nil || !s.again(ctx, info, used, err) {
-		return stream, err
+	if err != nil && s.again(ctx, info, used, err) {
+		stream, err = blobPart(ctx, s.opened(), info, uint64(from), uint64(length))
 	}
-	return blobPart(ctx, s.opened(), info, uint64(from), uint64(length))
+	return stream, s.requests.ofPart(err)
 }
 
 // again reports whether a request for a blob, which the manifest names, is worth another one. It

@@ -56,7 +56,7 @@ func Open(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, n
 		return nil, err
 	}
 	sources, err := pullSources(sys, name)
-	image := &Image{Name: name, Documents: Documents{Manifests: map[digest.Digest]Document{}}, attachments: attached, stored: stored}
+	image := &Image{Name: name, Documents: Documents{Manifests: map[digest.Digest]Document{}}, attachments: attached, stored: stored, requests: follow(sys, name)}
 	image.mirrored = err != nil || len(sources) > 1
 	image.open = func(ctx context.Context) (types.ImageSource, error) { return ref.NewImageSource(ctx, sys) }
 	image.ImageSource, err = image.open(ctx)
@@ -64,8 +64,9 @@ func Open(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, n
 	case err != nil && ctx.Err() != nil:
 		return nil, image.Failed(err) // it has not asked all
 	case err != nil:
-		return nil, err
+		return nil, image.requests.failed(err)
 	}
+	image.requests.reached()
 	if err := image.inspect(ctx, sys, policy); err != nil {
 		_ = image.Close()
 		return nil, image.Failed(err)
@@ -111,6 +112,7 @@ type Image struct {
 	renewed  types.ImageSource   // gives blobs instead of the first one
 	former   []types.ImageSource // that gave them before
 
+	requests    *requests
 	mirrored    bool
 	attachments *attachments // nil: crius reads none
 	stored      func(config digest.Digest) []byte
