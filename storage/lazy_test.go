@@ -2,12 +2,18 @@ package storage
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/program"
+	"github.com/crius-run/crius/test/kit/registry"
 )
 
 // What SOCI and Nydus put beside an ordinary image, for snapshotters that crius does not have, does not
@@ -45,4 +51,31 @@ func TestOrdinaryImageBesideLazyOnes(t *testing.T) {
 		}
 	}
 	n.empty()
+}
+
+// A credential helper that image.auth_file names for a registry is asked at each pull, and blamed if it
+// has nothing, or something wrong.
+func TestCredentialHelper(t *testing.T) {
+	n := newNode(t, func(c *Options) { c.AuthFile = filepath.Join(filepath.Dir(c.Root), "auth.json") })
+	r := serve(t, "app", "1", motd(t, "helper"))
+	r.Require(registry.Auth{Username: "joe", Password: "hunter22"})
+	ref := r.Addr() + "/app:1"
+	n.write("auth.json", `{"credHelpers": {"`+r.Addr()+`": "crius-test"}}`)
+	t.Setenv("PATH", n.dir+":"+os.Getenv("PATH"))
+	helper := func(does string) {
+		t.Helper()
+		ok(t, program.Write(filepath.Join(n.dir, "docker-credential-crius-test"), []byte("#!/bin/sh\n"+does+"\n")))
+	}
+	gives := func(password string) string {
+		return `read -r server; [ "$1" = get ] && [ "$server" = "` + r.Addr() + `" ] && echo '{"ServerURL": "x", "Username": "joe", "Secret": "` + password + `"}'`
+	}
+	helper(gives("hunter22"))
+	n.remove(n.pull(ref).ID)
+	helper(gives("wrong-one"))
+	n.says(ref, nil, fault.Unauthenticated, "refused the credentials in "+n.cfg.AuthFile)
+	helper("echo 'no such vault'; exit 1")
+	_, err := n.Pull(testContext(t), PullRequest{Image: ref})
+	if err == nil || !strings.Contains(err.Error(), "no such vault") {
+		t.Error(err)
+	}
 }
