@@ -9,6 +9,7 @@ package extract
 import (
 	"archive/tar"
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -26,6 +27,8 @@ import (
 type Check interface {
 	// Entry is called for each entry, global PAX headers included, before anything is made of it.
 	Entry(*tar.Header) error
+	// Implied is called when directories were made that have no entries, but are in the name of one.
+	Implied(count int) error
 	// Holes is called before bytes of a sparse file are written that are not in the archive.
 	Holes(bytes int64) error
 }
@@ -41,26 +44,26 @@ type Order struct {
 
 // Result is what a layer has.
 type Result struct {
-	Size int64 // bytes of the archive
-	Root bool  // an entry says the owner and the mode of the root directory
+	Size    int64 // bytes of the archive
+	Implied Implied
 }
 
-// Layer makes the files of a layer. Errors of the archive are fault.Invalid; those of the content,
-// the check, the writer and the disk are returned as they are.
+// Layer makes the files of a layer. Errors of the archive are fault.Invalid; those of the context,
+// the content, the check, the writer and the disk are returned as they are.
 //
 // The directory is the root of the thread that makes the files, so neither a name nor a link of
-// the layer leads out of it.
-func Layer(o Order) (result Result, err error) {
+// the layer leads out of it. Directories without entries get the mode 0755 and belong to root.
+func Layer(ctx context.Context, o Order) (result Result, err error) {
 	err = thread.Run(func() error {
 		if err := enter(o.Dir); err != nil {
 			return err
 		}
 		l := newLayer(o)
 		defer l.free()
-		if err := l.run(); err != nil {
+		if err := l.run(ctx); err != nil {
 			return err
 		}
-		result = Result{Size: l.archive.size, Root: l.root}
+		result = Result{Size: l.archive.size, Implied: l.dirs.left()}
 		return nil
 	})
 	return result, err
@@ -78,7 +81,7 @@ func enter(dir *os.File) error {
 	if err := unix.Chroot("."); err != nil {
 		return os.NewSyscallError("chroot", err)
 	}
-	return nil
+	return os.NewSyscallError("chmod", unix.Chmod(".", impliedMode))
 }
 
 // layer is a layer whose files are being made, in the root directory of this thread.
@@ -91,10 +94,8 @@ type layer struct {
 	parents parents
 	buffers *buffers
 
-	in      string // the thread's directory; empty: not known
-	dirs    []directory
-	removed map[string]int // how long dirs was when this directory was replaced by something else
-	root    bool
+	in   string // the thread's directory; empty: not known
+	dirs *directories
 }
 
 // buffers are what each layer needs, however small it is.
@@ -109,20 +110,13 @@ var pool = sync.Pool{New: func() any {
 	return &buffers{bufio.NewReaderSize(nil, readAtOnce), bufio.NewWriterSize(nil, split), make([]byte, writtenAtOnce)}
 }}
 
-// directory is a directory whose times are set at the end: files that are made in it change them.
-type directory struct {
-	path  string
-	times [2]unix.Timespec
-}
-
 func newLayer(o Order) *layer {
 	b := pool.Get().(*buffers)
 	b.from.Reset(o.Content)
 	b.to.Reset(o.Split)
 	a := &archive{from: b.from}
 	return &layer{
-		Order: o, archive: a, entries: tar.NewReader(a), split: newSplitter(b.to), buffers: b,
-		removed: map[string]int{},
+		Order: o, archive: a, entries: tar.NewReader(a), split: newSplitter(b.to), buffers: b, dirs: newDirectories(),
 	}
 }
 
@@ -133,8 +127,11 @@ func (l *layer) free() {
 	pool.Put(l.buffers)
 }
 
-func (l *layer) run() error {
+func (l *layer) run(ctx context.Context) error {
 	for {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		header, err := l.next()
 		if errors.Is(err, io.EOF) {
 			break
@@ -149,15 +146,7 @@ func (l *layer) run() error {
 	if err := l.rest(); err != nil {
 		return err
 	}
-	for i, d := range l.dirs {
-		if l.isRemoved(i) {
-			continue
-		}
-		if err := setTimes(d.path, d.times); err != nil {
-			return failed(d.path, "set times", err)
-		}
-	}
-	return nil
+	return l.dirs.finish(ctx)
 }
 
 // next returns the next entry, or io.EOF.

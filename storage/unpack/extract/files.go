@@ -55,8 +55,7 @@ func (l *layer) make(h *tar.Header, content *file) error {
 		if !there {
 			err = unix.Mkdir(base, mode(h))
 		}
-		l.dirs = append(l.dirs, directory{filepath.Join(l.in, base), [2]unix.Timespec{within(h.AccessTime), within(h.ModTime)}})
-		l.root = l.root || base == "."
+		l.dirs.describe(filepath.Join(l.in, base), [2]unix.Timespec{within(h.AccessTime), within(h.ModTime)})
 	case tar.TypeFifo:
 		err = unix.Mkfifo(base, mode(h))
 	case tar.TypeChar, tar.TypeBlock:
@@ -81,7 +80,12 @@ func (l *layer) enter(dir string, forWhiteout bool) error {
 	l.in = ""
 	fd, err := openDirectory(dir)
 	if errors.Is(err, unix.ENOENT) {
-		if err = makeAll(dir); err == nil {
+		var made int
+		made, err = l.makeAll(dir)
+		if refused := l.Check.Implied(made); refused != nil {
+			return refused
+		}
+		if err == nil {
 			fd, err = openDirectory(dir)
 		}
 	}
@@ -109,23 +113,32 @@ func openDirectory(dir string) (int, error) {
 	})
 }
 
-// makeAll makes a directory and those above it, as for names of entries that imply them.
-func makeAll(dir string) error {
+// impliedMode is the mode of directories without entries.
+const impliedMode = 0o755
+
+// makeAll makes a directory and those above it, as for names of entries that imply them, and returns
+// how many it has made.
+func (l *layer) makeAll(dir string) (made int, err error) {
 	for at := 1; at < len(dir); at++ {
 		if next := strings.IndexByte(dir[at:], '/'); next >= 0 {
 			at += next
 		} else {
 			at = len(dir)
 		}
-		err := unix.Mkdir(dir[:at], 0o755)
+		err := unix.Mkdir(dir[:at], impliedMode)
+		if errors.Is(err, unix.EEXIST) {
+			continue
+		}
 		if err == nil {
+			l.dirs.at(dir[:at])
+			made++
 			err = unix.Lchown(dir[:at], 0, 0) // in a directory with setgid it has the group of that
 		}
-		if err != nil && !errors.Is(err, unix.EEXIST) {
-			return err
+		if err != nil {
+			return made, err
 		}
 	}
-	return nil
+	return made, nil
 }
 
 // replace removes what is in the place of an entry, except a directory that the entry changes.
@@ -161,25 +174,8 @@ func (l *layer) removeDirectory(h *tar.Header, base string) error {
 	if err := os.RemoveAll(base); err != nil {
 		return failed(h.Name, "remove", err)
 	}
-	if len(l.removed) == maxReplaced {
-		return fmt.Errorf("with %.100q it replaces more than %d of its directories; rebuild the image without them: %w", h.Name, maxReplaced, fault.Invalid)
-	}
-	l.removed[filepath.Join(l.in, base)] = len(l.dirs)
+	l.dirs.remove(filepath.Join(l.in, base))
 	return nil
-}
-
-// isRemoved reports whether the directory dirs[i] was removed after its entry. A layer can have a million
-// directories, each as deep as a path may be.
-func (l *layer) isRemoved(i int) bool {
-	if len(l.removed) == 0 {
-		return false
-	}
-	for path := l.dirs[i].path; len(path) > len("/"); path = path[:strings.LastIndexByte(path, '/')] {
-		if before, is := l.removed[path]; is && i < before {
-			return true
-		}
-	}
-	return false
 }
 
 // whiteout marks what overlayfs shall not show of the layers below. A file that the layer has
@@ -189,6 +185,7 @@ func (l *layer) whiteout(h *tar.Header, base string) error {
 		if err := unix.Setxattr(".", "trusted.overlay.opaque", []byte("y"), 0); err != nil {
 			return failed(h.Name, "setxattr", err)
 		}
+		l.dirs.all[l.dirs.at(l.in)].opaque = true
 		return nil
 	}
 	gone := base[len(whiteout):]

@@ -19,8 +19,6 @@ const (
 	MaxDepth  = 256     // directories of a path: each system call takes longer with more
 	maxSteps  = 100_000 // to resolve names, in addition to MaxDepth for each entry
 	maxBehind = 1_000   // directories that are made behind links
-
-	maxReplaced = 10_000 // directories that are replaced by something else; each is remembered to the end
 )
 
 // parents finds the directories of entries, and follows the links of the layer that are in their

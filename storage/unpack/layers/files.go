@@ -17,7 +17,7 @@ import (
 // files, no path of a hundred directories, and a few thousand owners.
 const (
 	maxFiles       = 4_000_000 // entries of all layers of an image, and directories implied by their names
-	maxDirectories = 1_000_000 // that are entries: the unpacker remembers each until the end of the layer
+	maxDirectories = 1_000_000 // the unpacker remembers each until the end of the layer
 	maxOwners      = 65_536    // uids, and gids, of a layer; a pod's user namespace has as many
 )
 
@@ -41,6 +41,7 @@ type totals struct {
 type image struct {
 	mu sync.Mutex
 	totals
+	lookups int // of implied directories in lower layers, that are left; only Add looks
 }
 
 // add counts what a layer has, less if the numbers are negative, and returns the sums.
@@ -89,8 +90,8 @@ func (c *counted) Entry(h *tar.Header) error {
 		more.directories = 1
 	}
 	c.last = h.Name
-	if sums := c.add(more); sums.files > maxFiles || sums.directories > maxDirectories {
-		return fmt.Errorf("with it the image has more than %d files and directories, or %d directories; split the image: %w", maxFiles, maxDirectories, fault.Invalid)
+	if err := c.bound(c.add(more)); err != nil {
+		return err
 	}
 	for _, path := range []string{h.Name, h.Linkname} {
 		if depth(path) > extract.MaxDepth {
@@ -100,6 +101,17 @@ func (c *counted) Entry(h *tar.Header) error {
 	whiteout := strings.HasPrefix(path.Base(h.Name), ".wh.")
 	if !c.uids.add(h.Uid, whiteout) || !c.gids.add(h.Gid, whiteout) {
 		return fmt.Errorf("its files have more than %d owners or groups; rebuild the image with fewer: %w", maxOwners, fault.Invalid)
+	}
+	return nil
+}
+
+// Implied implements extract.Check. Entry has counted such directories as files.
+func (c *counted) Implied(count int) error { return c.bound(c.add(totals{directories: count})) }
+
+// bound refuses an image with too many files or directories.
+func (c *counted) bound(sums totals) error {
+	if sums.files > maxFiles || sums.directories > maxDirectories {
+		return fmt.Errorf("with it the image has more than %d files and directories, or %d directories; split the image: %w", maxFiles, maxDirectories, fault.Invalid)
 	}
 	return nil
 }

@@ -42,7 +42,7 @@ type Target interface {
 	// Stage unpacks the content of a layer beside the store. The caller must call Drop. blobs
 	// returns the bytes of all blobs of the image that are missing, once they have come. Stage is
 	// safe for concurrent use.
-	Stage(content io.Reader, blobs func() (int64, error)) (Staged, error)
+	Stage(ctx context.Context, content io.Reader, blobs func() (int64, error)) (Staged, error)
 	// CheckRepeat refuses a layer that repeats too much of the layers that have been added.
 	CheckRepeat(content digest.Digest) error
 	// Note completes the records of the layers that have been added.
@@ -51,9 +51,10 @@ type Target interface {
 
 // Staged is a layer that has been unpacked beside the store.
 type Staged interface {
-	// Add adds the layer to the store, above parent. The error is cstorage.ErrDuplicateID if the
+	// Add adds the layer to the store, above parent, of which it inherits the attributes of
+	// directories that have no entries. The error is cstorage.ErrDuplicateID if the
 	// store has it already.
-	Add(id, parent string, as Record) error
+	Add(ctx context.Context, id, parent string, as Record) error
 	// Drop deletes what has been unpacked, unless it was added.
 	Drop() error
 }

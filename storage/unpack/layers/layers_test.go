@@ -62,7 +62,7 @@ func (s *fakeStore) GraphDriver() (drivers.Driver, error) { return nil, errors.N
 func (s *fakeStore) CheckRepeat(digest.Digest) error { return nil }
 func (s *fakeStore) Note() error                     { return nil }
 
-func (s *fakeStore) Stage(content io.Reader, blobs func() (int64, error)) (Staged, error) {
+func (s *fakeStore) Stage(_ context.Context, content io.Reader, blobs func() (int64, error)) (Staged, error) {
 	text, err := io.ReadAll(content)
 	if err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ type fakeStaged struct {
 	gone bool
 }
 
-func (s *fakeStaged) Add(id, _ string, as Record) (err error) {
+func (s *fakeStaged) Add(_ context.Context, id, _ string, as Record) (err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.fails) > 0 {

@@ -2,6 +2,7 @@ package layers
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -17,12 +18,13 @@ import (
 
 // Library returns a store for containers/image, whose PutLayer unpacks the layers of one image, one
 // after the other, as an Intake does.
-func Library(store cstorage.Store, into Target) cstorage.Store {
-	return &library{Store: store, into: into}
+func Library(ctx context.Context, store cstorage.Store, into Target) cstorage.Store {
+	return &library{Store: store, ctx: ctx, into: into}
 }
 
 type library struct {
 	cstorage.Store
+	ctx   context.Context //nolint:containedctx // of the copy: the library's interface has none
 	into  Target
 	blobs int64 // bytes of the compressed layers that have been added
 }
@@ -61,7 +63,7 @@ func (l *library) put(id, parent string, options *cstorage.LayerOptions, diff io
 		return Record{}, fmt.Errorf("it is compressed twice; rebuild the image: %w", fault.Invalid)
 	}
 	content := newDigested(plain, options.UncompressedDigest)
-	staged, err := l.into.Stage(content, func() (int64, error) { return l.blobs + max(sizeOf(diff), blob.size), nil })
+	staged, err := l.into.Stage(l.ctx, content, func() (int64, error) { return l.blobs + max(sizeOf(diff), blob.size), nil })
 	if err != nil {
 		return Record{}, err
 	}
@@ -69,7 +71,7 @@ func (l *library) put(id, parent string, options *cstorage.LayerOptions, diff io
 	if options.OriginalDigest != "" && options.OriginalSize != nil {
 		record.Size = *options.OriginalSize
 	}
-	err = staged.Add(id, parent, record)
+	err = staged.Add(l.ctx, id, parent, record)
 	if err == nil {
 		err = l.into.Note()
 	}

@@ -135,7 +135,7 @@ func (p *put) stage(s *step) (Staged, error) {
 		return nil, err
 	}
 	defer c.Close()
-	staged, err := p.Into.Stage(c, p.blobs)
+	staged, err := p.Into.Stage(p.ctx, c, p.blobs)
 	if err == nil && !c.checked {
 		return nil, errors.Join(errors.New("it was not unpacked to its end"), staged.Drop())
 	}
@@ -213,7 +213,7 @@ func (p *put) add(s *step) error {
 	for attempt := 1; ; attempt++ {
 		err := s.err
 		if err == nil && s.staged != nil {
-			err = s.staged.Add(s.id, s.parent, Record{Blob: s.Blob, Size: p.sizeOf(s), Content: s.DiffID})
+			err = s.staged.Add(p.ctx, s.id, s.parent, Record{Blob: s.Blob, Size: p.sizeOf(s), Content: s.DiffID})
 		}
 		if errors.Is(err, cstorage.ErrDuplicateID) { // another pull was faster
 			err = nil

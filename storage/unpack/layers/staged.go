@@ -2,40 +2,42 @@ package layers
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	cstorage "go.podman.io/storage"
 	drivers "go.podman.io/storage/drivers"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/flock"
+	"github.com/crius-run/crius/storage/unpack/extract"
 )
 
 // Add implements Staged.
 //
 // If somebody has added the layer meanwhile, the library would replace its files, on which
 // containers may run, so only one worker at a time checks and adds.
-func (s *staged) Add(id, parent string, as Record) error {
+func (s *staged) Add(ctx context.Context, id, parent string, as Record) error {
 	store := s.unpacker.store
+	if err := s.inherit(ctx, parent); err != nil {
+		return err
+	}
 	turn, err := os.Open(filepath.Join(cmp.Or(store.ImageStore(), store.GraphRoot()), "overlay-layers"))
 	if err != nil {
 		return err
 	}
-	defer turn.Close()
+	defer func() { _ = flock.Release(turn) }() // a helper that is being started may have a copy
 	if err := flock.Wait(turn); err != nil {
 		return err
 	}
 	if _, err := store.Layer(id); err == nil {
 		return cstorage.ErrDuplicateID
-	}
-	if !s.result.Root {
-		if err := s.takeRoot(parent); err != nil {
-			return err
-		}
 	}
 	if err := s.moveSplit(filepath.Join(store.GraphRoot(), "overlay-layers", id+".tar-split.gz")); err != nil {
 		return err
@@ -48,7 +50,7 @@ func (s *staged) Add(id, parent string, as Record) error {
 	if err != nil {
 		return err
 	}
-	s.added = true
+	s.added, s.result.Implied = true, nil
 	s.unpacker.added(as.Content, s.result.Size+s.counted.mine.holes) // the library does not count holes
 	s.unpacker.unnoted[id] = as.Size
 	return os.RemoveAll(staging) // which the library leaves empty
@@ -66,10 +68,10 @@ func (s *staged) Drop() error {
 	return s.unpacker.store.CleanupStagedLayer(s.out)
 }
 
-// takeRoot gives the root directory of the layer, of which no entry says them, the owner and the
-// permissions of the layer below, without the sticky bit and the like, as the library does.
-func (s *staged) takeRoot(parent string) error {
-	if parent == "" {
+// inherit gives the directories that no entry of the layer describes the attributes that they have in
+// the layers below. Until the layer is added nobody sees it, and the library syncs it with the rest.
+func (s *staged) inherit(ctx context.Context, parent string) error {
+	if parent == "" || len(s.result.Implied) == 0 {
 		return nil
 	}
 	driver, err := s.unpacker.store.GraphDriver()
@@ -77,23 +79,21 @@ func (s *staged) takeRoot(parent string) error {
 		return err
 	}
 	metadata, err := driver.Metadata(parent)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("layer %s: %w", parent, cstorage.ErrParentUnknown)
+	}
 	if err != nil {
 		return err
 	}
-	var st unix.Stat_t
-	below, root := metadata["UpperDir"], s.out.Target
-	if err := unix.Stat(below, &st); errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("layer %s: %w", parent, cstorage.ErrParentUnknown)
-	} else if err != nil {
-		return &os.PathError{Op: "stat", Path: below, Err: err}
+	below := []string{metadata["UpperDir"]}
+	if lower := metadata["LowerDir"]; lower != "" {
+		below = append(below, strings.Split(lower, ":")...) // overlay takes no colon in a directory either
 	}
-	if err := os.Chown(root, int(st.Uid), int(st.Gid)); err != nil {
-		return err
+	err = s.result.Implied.Inherit(ctx, s.out.Target, below, &s.unpacker.image.lookups)
+	if errors.Is(err, extract.ErrBelowMissing) {
+		return fmt.Errorf("layer %s: %w: %w", parent, err, cstorage.ErrParentUnknown)
 	}
-	if err := unix.Chmod(root, st.Mode&0o777); err != nil {
-		return &os.PathError{Op: "chmod", Path: root, Err: err}
-	}
-	return nil
+	return err
 }
 
 // moveSplit moves the tar-split data to where the library has those of a layer. Without a record

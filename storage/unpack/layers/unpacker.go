@@ -1,6 +1,7 @@
 package layers
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -36,12 +37,13 @@ type Unpacker struct {
 // NewUnpacker returns an unpacker for one image. Layers that repeat others may unpack to room bytes
 // in any case.
 func NewUnpacker(store cstorage.Store, room int64) *Unpacker {
-	return &Unpacker{store: store, repeats: newRepeats(room), unnoted: map[string]int64{}}
+	return &Unpacker{store: store, image: image{lookups: extract.MaxLookups}, repeats: newRepeats(room), unnoted: map[string]int64{}}
 }
 
 // Stage implements Target.
-func (u *Unpacker) Stage(content io.Reader, blobs func() (int64, error)) (Staged, error) {
-	s := &staged{unpacker: u, counted: newCounted(&u.image, blobs), content: content}
+func (u *Unpacker) Stage(ctx context.Context, content io.Reader, blobs func() (int64, error)) (Staged, error) {
+	s := &staged{unpacker: u, counted: newCounted(&u.image, blobs)}
+	s.extract = func(dir string, ignoreChown bool) error { return s.extractFrom(ctx, content, dir, ignoreChown) }
 	out, err := u.store.PrepareStagedLayer(nil, s)
 	s.out = out
 	if err != nil {
@@ -55,7 +57,7 @@ func (u *Unpacker) Stage(content io.Reader, blobs func() (int64, error)) (Staged
 type staged struct {
 	unpacker *Unpacker
 	counted  *counted
-	content  io.Reader
+	extract  func(dir string, ignoreChown bool) error
 	result   extract.Result
 	split    string // file with the compressed tar-split data
 	out      *drivers.DriverWithDifferOutput
@@ -72,7 +74,7 @@ func (s *staged) ApplyDiff(dest string, options *archive.TarOptions, staging *dr
 	}
 	s.split = filepath.Join(staging.StagingDirectory, "tar-split")
 	err := s.extract(dest, options.IgnoreChownErrors)
-	s.content = nil
+	s.extract = nil        // and all that it needs
 	mode := os.FileMode(0) // the library must not set it, as Add does
 	out := drivers.DriverWithDifferOutput{Size: s.result.Size, RootDirMode: &mode}
 	out.UIDs, out.GIDs = s.counted.recorded()
@@ -85,8 +87,8 @@ var compressors = sync.Pool{New: func() any {
 	return w
 }}
 
-// extract makes the files of the layer in a directory, and the file with its tar-split data.
-func (s *staged) extract(dir string, ignoreChown bool) error {
+// extractFrom makes the files of the layer in a directory, and the file with its tar-split data.
+func (s *staged) extractFrom(ctx context.Context, content io.Reader, dir string, ignoreChown bool) error {
 	root, err := os.Open(dir)
 	if err != nil {
 		return err
@@ -99,7 +101,7 @@ func (s *staged) extract(dir string, ignoreChown bool) error {
 	compressed := compressors.Get().(*gzip.Writer)
 	defer compressors.Put(compressed)
 	compressed.Reset(split)
-	s.result, err = extract.Layer(extract.Order{Content: s.content, Dir: root, Split: compressed, Check: s.counted, IgnoreChown: ignoreChown})
+	s.result, err = extract.Layer(ctx, extract.Order{Content: content, Dir: root, Split: compressed, Check: s.counted, IgnoreChown: ignoreChown})
 	err = errors.Join(err, compressed.Close())
 	if err == nil {
 		err = split.Sync()
