@@ -19,6 +19,7 @@ import (
 	drivers "go.podman.io/storage/drivers"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // fakeStore unpacks nothing, and fails as often as the test wants. It is a store and its Target.
@@ -283,6 +284,52 @@ func TestBlobsOfAllLayersCount(t *testing.T) {
 			t.Errorf("%d at a time: %v, want %v", parallel, store.blobs, want)
 		}
 	}
+}
+
+// A layer that no retry makes good ends the pull, however long a lower one takes to come.
+func TestInvalidLayerIsReportedAtOnce(t *testing.T) {
+	t.Parallel()
+	var image []Layer
+	for _, text := range []string{"comes", "what it should be"} {
+		image = append(image, Layer{Blob: digest.FromString(text), Size: int64(len(text)), DiffID: digest.FromString(text)})
+	}
+	store := &fakeStore{added: map[string]bool{}}
+	slow := &endless{arrival: arrive(t, "comes", nil), closed: make(chan struct{})}
+	in := Intake{Store: store, Into: store, Dir: t.TempDir(), Parallel: 2, Unpack: 2, Fetch: func(l Layer) (Arrival, error) {
+		if l == image[0] {
+			return slow, nil
+		}
+		return arrive(t, "what it is instead", nil), nil
+	}}
+	ended := make(chan error, 1)
+	go func() { ended <- in.Put(t.Context(), image) }()
+	wait.For(t, "the end of the pull", func() bool { return len(ended) > 0 })
+	if err := <-ended; !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), image[1].Blob.String()) {
+		t.Errorf("%v", err)
+	}
+	if store.staged != 0 || len(store.added) != 0 {
+		t.Errorf("added are %v, and %d are left unpacked", store.added, store.staged)
+	}
+}
+
+// endless is a blob of which no more comes after some bytes.
+type endless struct {
+	*arrival
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (e *endless) Next() (int64, error) {
+	if len(e.left) == 2 {
+		return e.arrival.Next()
+	}
+	<-e.closed
+	return 0, errors.New("closed")
+}
+
+func (e *endless) Close() error {
+	e.once.Do(func() { close(e.closed) })
+	return nil
 }
 
 func TestPutInOrder(t *testing.T) {

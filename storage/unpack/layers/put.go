@@ -8,6 +8,8 @@ import (
 	"sync"
 
 	cstorage "go.podman.io/storage"
+
+	"github.com/crius-run/crius/internal/fault"
 )
 
 // Put adds the missing layers of an image to the store. It downloads several at a time, unpacks
@@ -19,16 +21,16 @@ import (
 // A layer that the store has under its id is not downloaded. Whether the image may use it,
 // containers/image checks by the digest of the blob.
 func (in *Intake) Put(ctx context.Context, image []Layer) error {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	p := &put{
-		Intake: in, ctx: ctx, steps: in.plan(image),
+		Intake: in, ctx: ctx, cancel: cancel, steps: in.plan(image),
 		downloading: make(chan struct{}, in.Parallel), unpacking: make(chan struct{}, in.Unpack), largeWindow: make(chan struct{}, 1),
 	}
 	missing := slices.DeleteFunc(slices.Clone(p.steps), func(s *step) bool { return s.present })
 	p.work.Go(func() { p.download(missing) })
 	p.work.Go(p.unpack)
 	err := p.addAll()
-	cancel()
+	cancel(nil)
 	p.work.Wait()
 	for _, s := range p.steps {
 		s.blob.close()
@@ -42,9 +44,10 @@ func (in *Intake) Put(ctx context.Context, image []Layer) error {
 // put is one call of Put.
 type put struct {
 	*Intake
-	ctx   context.Context //nolint:containedctx // of the call
-	steps []*step
-	work  sync.WaitGroup
+	ctx    context.Context //nolint:containedctx // of the call
+	cancel context.CancelCauseFunc
+	steps  []*step
+	work   sync.WaitGroup
 
 	changing sync.Mutex // of present and blob of a step
 
@@ -113,6 +116,9 @@ func (p *put) unpackOne(s *step, err error) {
 	if s.err == nil {
 		s.staged, s.err = p.stage(s)
 	}
+	if errors.Is(s.err, fault.Invalid) && !errors.Is(s.err, ErrNotRebuilt) {
+		p.cancel(s.wrap(s.err)) // however long the layers below it take, the image stays invalid
+	}
 }
 
 // recallTo makes the content of a stored layer a step's blob.
@@ -174,7 +180,7 @@ func (p *put) addAll() error {
 			err = p.addDownloaded(s)
 		}
 		if err != nil {
-			return fmt.Errorf("layer %s: %w", s.Blob, err)
+			return s.wrap(err)
 		}
 		close(s.added)
 		if i+1 < len(p.steps) && !p.steps[i+1].isReady() {
@@ -185,6 +191,9 @@ func (p *put) addAll() error {
 	}
 	return nil
 }
+
+// wrap says of which layer an error is.
+func (s *step) wrap(err error) error { return fmt.Errorf("layer %s: %w", s.Blob, err) }
 
 func (s *step) isReady() bool {
 	select {
