@@ -16,6 +16,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
+	"golang.org/x/sys/unix"
 )
 
 // Layer is one layer of an image.
@@ -200,7 +201,11 @@ func (in *Intake) fetch(ctx context.Context, s *step) error {
 // meanwhile. Every process that opens the store deletes staging directories whose lock file is not
 // locked. A directory that is just being created looks like that to a second process; after the
 // second has deleted the lock file, the owner's lock does not protect against a third.
-func swept(err error) bool { return errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrNotRebuilt) }
+//
+// If the second process has that lock just then, the owner does not get it.
+func swept(err error) bool {
+	return (errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES)) && !errors.Is(err, ErrNotRebuilt)
+}
 
 // recall writes the content of a stored layer, which is unpacked only after it was found to be
 // whole.

@@ -3,7 +3,9 @@ package layers
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
@@ -74,11 +76,22 @@ func (s *staged) ApplyDiff(dest string, options *archive.TarOptions, staging *dr
 	}
 	s.split = filepath.Join(staging.StagingDirectory, "tar-split")
 	err := s.extract(dest, options.IgnoreChownErrors)
+	err = sweptMeanwhile(staging.StagingDirectory, err)
 	s.extract = nil        // and all that it needs
 	mode := os.FileMode(0) // the library must not set it, as Add does
 	out := drivers.DriverWithDifferOutput{Size: s.result.Size, RootDirMode: &mode}
 	out.UIDs, out.GIDs = s.counted.recorded()
 	return out, err
+}
+
+// sweptMeanwhile returns the error of a layer that was unpacked into a directory. If another program
+// has deleted files of it meanwhile, that is the error, whatever else may be wrong: see swept.
+func sweptMeanwhile(dir string, err error) error {
+	_, gone := os.Lstat(filepath.Join(dir, "staging.lock"))
+	if !errors.Is(gone, fs.ErrNotExist) {
+		return err
+	}
+	return fmt.Errorf("another program that uses the image store has deleted the directory in which a layer was being unpacked (%v); retry the pull: %w", err, gone) //nolint:errorlint // it may only look like one of the image
 }
 
 // compressors compress tar-split data, and have large tables.

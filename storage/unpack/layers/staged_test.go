@@ -1,0 +1,36 @@
+package layers
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// A layer whose directory another program has deleted meanwhile is unpacked again, whatever looked
+// wrong with it, such as a hard link to a file that was there; and so is one that seems whole.
+func TestSweptLayerIsNotToBlame(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	lock := filepath.Join(dir, "staging.lock")
+	if err := os.WriteFile(lock, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	invalid := fmt.Errorf("a hard link to nothing: %w", fault.Invalid)
+	for _, err := range []error{nil, invalid} {
+		if got := sweptMeanwhile(dir, err); !errors.Is(got, err) || swept(got) {
+			t.Errorf("%v became %v", err, got)
+		}
+	}
+	if err := os.Remove(lock); err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range []error{nil, invalid} {
+		if got := sweptMeanwhile(dir, err); !swept(got) || errors.Is(got, fault.Invalid) {
+			t.Errorf("%v became %v", err, got)
+		}
+	}
+}
