@@ -591,6 +591,24 @@ func TestHalfWrittenRecordsGo(t *testing.T) {
 	}
 }
 
+// Notes of an archive (tar-split) whose layer was not added, since the worker was killed just before
+// it, are deleted at the next start, and those of layers stay.
+func TestTarSplitDataWithoutLayerGo(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, motd(t, "x"))
+	gone := digestOf("a layer that never was")
+	ok(t, os.WriteFile(n.tarSplit(gone), []byte("x"), 0o600))
+	n.restart()
+	if _, err := os.Stat(n.tarSplit(gone)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v", err)
+	}
+	for _, id := range n.chain(img) {
+		if _, err := os.Stat(n.tarSplit(id)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // Temporary files that cannot be deleted, since the disk fails for one, are not
 // forgotten: the next pull or start deletes them.
 func TestTemporaryFilesThatStayAreNotForgotten(t *testing.T) {

@@ -235,7 +235,9 @@ func (j *Job) forget(ctx context.Context) error {
 func (d *Leftovers) Recover(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	unwritten := trace.Do(ctx, "delete partial record files", d.sweepWrites)
+	unwritten := errors.Join(
+		trace.Do(ctx, "delete partial record files", d.sweepWrites),
+		trace.Do(ctx, "delete descriptions of archives without layers", d.sweepDescriptions))
 	entries, err := os.ReadDir(d.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return unwritten

@@ -39,7 +39,8 @@ func (s *staged) Add(ctx context.Context, id, parent string, as Record) error {
 	if _, err := store.Layer(id); err == nil {
 		return cstorage.ErrDuplicateID
 	}
-	if err := s.moveSplit(filepath.Join(store.GraphRoot(), "overlay-layers", id+".tar-split.gz")); err != nil {
+	split := filepath.Join(store.GraphRoot(), "overlay-layers", id+".tar-split.gz")
+	if err := s.moveSplit(split); err != nil {
 		return err
 	}
 	s.out.UncompressedDigest, s.out.CompressedDigest = as.Content, as.Blob
@@ -48,6 +49,9 @@ func (s *staged) Add(ctx context.Context, id, parent string, as Record) error {
 		ID: id, ParentLayer: parent, DiffOutput: s.out, DiffOptions: &drivers.ApplyDiffWithDifferOpts{},
 	})
 	if err != nil {
+		if _, unknown := store.Layer(id); errors.Is(unknown, cstorage.ErrLayerUnknown) {
+			_ = os.Remove(split) // if it stays, the next start deletes it
+		}
 		return err
 	}
 	s.added, s.result.Implied = true, nil
