@@ -7,7 +7,7 @@ import "regexp"
 // Verdicts on an image or a layer, other than that both tools do the same.
 const (
 	different      = "different"
-	refusedByUs    = "refused by crius alone"
+	refusedByUs    = "refused by crius alone" // nothing is known that should be
 	refusedByThem  = "refused by the other tool alone"
 	cannotBeReread = "not readable"
 	cannotRebuild  = "cannot be rebuilt"
@@ -24,10 +24,9 @@ var known = []struct {
 	{different, regexp.MustCompile(`trusted attributes$`), "trusted.", "overlayfs would follow trusted attributes"},
 	{refusedByThem, regexp.MustCompile(`attributes of a (link|pipe)$`), "lsetxattr", "the kernel takes no user.* there, and crius leaves them out"},
 	{refusedByThem, regexp.MustCompile(`(names with \.\.|through it|link to the outside)$`), "no such file or directory", "Debian's library reads the files back by name, without the root of the layer"},
-	{refusedByThem, regexp.MustCompile(`(twice|over a file|over a hard link|then directory|then link to it|whiteout of a hard link)$|^generated`), "", "a path twice, of which the last entry counts"},
+	{refusedByThem, regexp.MustCompile(`(twice|over a file|over a hard link|then directory|then file|then link|then link to it|then whiteout|whiteout of a hard link)$|^generated`), "", "a path twice, of which the last entry counts"},
 	{refusedByThem, regexp.MustCompile(`contiguous file$`), "unhandled tar header type", "POSIX has such files read as regular ones"},
-	{refusedByUs, regexp.MustCompile(`^generated`), "takes the place of a directory", "the library looks directories up again at the end, through what has taken their place"},
 	{cannotRebuild, regexp.MustCompile(`^sparse by`), "", "the record of an archive does not have its map of holes"},
-	{cannotRebuild, regexp.MustCompile(`(twice|over a file|over a hard link|then directory|then link to it)$|^generated`), "", "a path twice has the content of the last entry"},
+	{cannotRebuild, regexp.MustCompile(`(twice|over a file|over a hard link|then directory|then file|then link|then link to it)$|^generated`), "", "a path twice has the content of the last entry"},
 	{cannotRebuild, regexp.MustCompile(`(names with \.\.|through it|link to the outside)$`), "", "files are read back by their names in the archive"},
 }

@@ -133,6 +133,22 @@ func differences(ours, theirs map[string]string) (lines []string) {
 	return lines
 }
 
+// dropInherited removes the directories that no entry describes from the walks of
+// a layer, if one that crius has unpacked below has their attributes. It reports
+// whether there were any, and adds the layer to the lower ones.
+func dropInherited(ours, theirs map[string]string, lower map[string][]string) (dropped bool) {
+	for name, line := range ours {
+		attributes, _, _ := strings.Cut(line, " xattrs")
+		if strings.HasPrefix(theirs[name], "mode 40755 owner 0:0 time 0.000000000 ") && line != theirs[name] && slices.Contains(lower[name], attributes) {
+			delete(ours, name)
+			delete(theirs, name)
+			dropped = true
+		}
+		lower[name] = append(lower[name], attributes)
+	}
+	return dropped
+}
+
 func orNone(description string) string {
 	if description == "" {
 		return "does not exist"
