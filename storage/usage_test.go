@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/reserve"
+	"github.com/crius-run/crius/test/kit/image"
 )
 
 func TestRootfsUsage(t *testing.T) {
@@ -462,4 +464,49 @@ func (n *node) addIncompleteLayer(d *disk) {
 func (n *node) othersWrite() {
 	n.t.Helper()
 	ok(n.t, os.WriteFile(filepath.Join(n.cfg.Root, "overlay-layers/layers.lock"), random(64), 0o600))
+}
+
+// What is reported for images agrees with the disk within 1 %: layers that images share count once,
+// those that another image keeps stay, and those of a failed pull are gone. (The library
+// keeps some 20 KiB beside each layer, and small files take more blocks than bytes: neither counts.)
+func TestReportedSizeAgreesWithDisk(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	sized := func(bytes int) image.Layer { return layer(t, image.Regular("noise", 0o644, random(bytes))) }
+	shared, one, two, broken := sized(4<<20), sized(1<<20), sized(1<<20), sized(10)
+	broken.DiffID = one.DiffID
+	r := serve(t, "app", "1", build(t, image.Image{Layers: []image.Layer{shared, one}}))
+	r.Push("app", "2", build(t, image.Image{Layers: []image.Layer{shared, two}}))
+	r.Push("app", "broken", build(t, image.Image{Layers: []image.Layer{shared, one, two, broken}}))
+	agrees := func(when string) {
+		t.Helper()
+		reported, _, err := n.FsInfo(testContext(t))
+		ok(t, err)
+		onDisk := int64(0)
+		layers, err := filepath.Glob(filepath.Join(n.cfg.Root, "overlay/*/diff"))
+		ok(t, err)
+		for _, dir := range layers {
+			ok(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+				var st unix.Stat_t
+				if err == nil {
+					err = unix.Lstat(path, &st)
+				}
+				onDisk += st.Blocks * 512
+				return err
+			}))
+		}
+		if off := int64(reported.UsedBytes) - onDisk; max(off, -off) > onDisk/100 {
+			t.Errorf("%s: reported are %d bytes, and the disk has %d", when, reported.UsedBytes, onDisk)
+		}
+	}
+	first := n.pull(r.Addr() + "/app:1")
+	agrees("one image")
+	n.pull(r.Addr() + "/app:2")
+	agrees("two images")
+	n.remove(first.ID)
+	agrees("one that keeps a layer")
+	if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:broken"}); err == nil {
+		t.Error("a broken image was pulled")
+	}
+	agrees("after a failed pull")
 }

@@ -1,9 +1,12 @@
 package storage
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/opencontainers/go-digest"
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 
@@ -218,5 +222,52 @@ func TestPullWithoutTheUnpacker(t *testing.T) {
 	r := serve(t, "app", "1", motd(t, "x"))
 	if img := n.pull(r.Addr() + "/app:1"); len(img.RepoTags) != 1 {
 		t.Errorf("tags %q", img.RepoTags)
+	}
+}
+
+// A worker that is busy with a layer which has come as a whole, and would be for minutes, ends with
+// its pull, and so does what it has unpacked.
+func TestBusyPullWorkerEndsWithItsPull(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	files := []image.File{image.Text("begun", "x")}
+	for i := range 100 { // names of tar itself, which are short
+		files = append(files, image.Dir(fmt.Sprintf("d%d", i)), image.Text(fmt.Sprintf("d%d/a/b/c/d/e/f", i), ""), image.Text(fmt.Sprintf("d%d", i), ""))
+	}
+	busy := layer(t, files...)
+	archive, err := gzip.NewReader(bytes.NewReader(busy.Blob))
+	ok(t, err)
+	entries, err := io.ReadAll(archive)
+	ok(t, err)
+	busy = image.RawLayer(entries[:len(entries)-1024]) // without its end
+	busy.Blob = bytes.Repeat(busy.Blob, 4000)          // 1.2 million entries, in parts of gzip
+	busy.Digest = digest.FromBytes(busy.Blob)          // that of the content is never compared
+	r := serve(t, "app", "1", build(t, image.Image{Layers: []image.Layer{busy}}))
+	ctx, cancel := context.WithCancel(testContext(t))
+	ended := make(chan error, 1)
+	go func() {
+		_, err := n.Pull(ctx, PullRequest{Image: r.Addr() + "/app:1"})
+		ended <- err
+	}()
+	wait.For(t, "the worker to unpack the layer, of which all has come", func() bool {
+		begun, _ := filepath.Glob(filepath.Join(n.cfg.Root, "overlay/staging/*/dir/begun"))
+		came, _ := filepath.Glob(filepath.Join(n.cfg.Root, "crius-downloads/*"))
+		whole := slices.ContainsFunc(came, func(path string) bool {
+			st, err := os.Stat(path)
+			return err == nil && st.Size() == int64(len(busy.Blob))
+		})
+		return len(begun) > 0 && whole && len(n.workers()) == 1
+	})
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	if left := n.workers(); len(left) > 0 {
+		t.Errorf("workers %d are left", left)
+	}
+	n.empty()
+	n.noDebris()
+	if left, _ := filepath.Glob(filepath.Join(n.cfg.Root, "overlay/staging/*")); len(left) > 0 {
+		t.Errorf("left: %q", left)
 	}
 }
