@@ -27,6 +27,7 @@ type Config struct {
 	DefaultUlimits      []string `toml:"default_ulimits" apply:"reload" help:"resource limits (nofile=1024:4096) of every container"`
 	DefaultEnv          []string `toml:"default_env" apply:"reload" help:"environment (NAME=value) of every container, before the image's"`
 	AllowedDevices      []string `toml:"allowed_devices" apply:"reload" help:"host devices that a pod may request with the annotation devices.crio.io, if its handler allows that annotation"`
+	AllowedUlimits      []string `toml:"allowed_ulimits" apply:"reload" help:"resource limits (nofile=1048576) that a pod may request with the annotation ulimits.crius.run, if its handler allows that annotation, each up to this value"`
 	AdditionalDevices   []string `toml:"additional_devices" apply:"reload" help:"host devices (host:container:rwm) given to every container"`
 	CDISpecDirs         []string `toml:"cdi_spec_dirs" apply:"reload" input:"yes" help:"directories of CDI specs (Container Device Interface); later directories take precedence"`
 	DeviceOwnership     bool     `toml:"device_ownership_from_security_context" apply:"reload" help:"give a container's devices to its run_as_user and run_as_group instead of leaving their owners as on the host"`
@@ -148,7 +149,7 @@ func (o *Options) planner(boot string, host spec.Host, defaults spec.Defaults) *
 		NamespacesDir: o.NamespacesDir,
 		CgroupDriver:  o.CgroupDriver, CgroupParent: o.CgroupParent, CgroupPrefix: o.CgroupPrefix,
 		InfraCPUs:      o.InfraCPUs,
-		AllowedDevices: o.AllowedDevices, Workloads: o.Workloads,
+		AllowedDevices: o.AllowedDevices, AllowedUlimits: o.AllowedUlimits, Workloads: o.Workloads,
 	}
 }
 

@@ -67,7 +67,7 @@ func (e *Engine) newContainer(id string, s *Sandbox, rec records.Container) *Con
 			images: e.deps.Images, volumes: rec.Volumes, bundle: ref.Dir,
 			own: storage.Rootfs{
 				ID: id, ImageID: rec.ImageID, Dir: e.records.Containers.Path(id), Target: ref.Rootfs(),
-				MountLabel: rec.MountLabel, UserNS: s.plan.Namespaces.Paths().User,
+				MountLabel: rec.MountLabel, UserNS: s.plan.Namespaces.Paths().User, WritableSize: rec.WritableSize,
 			},
 		},
 		cpus:   cpus{tuner: e.tuner, plan: rec.Tuning, id: id, cgroup: rec.Cgroup, parent: s.plan.Config.M.GetLinux().GetCgroupParent()},

@@ -64,6 +64,11 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 		return in, err
 	}
 	in.Asked.Resources = asked.Resources(cfg.GetMetadata().GetName(), c.Now().Resources.M)
+	if in.Asked.Ulimits = asked.Ulimits(cfg.GetMetadata().GetName()); len(in.Asked.Ulimits) > 0 {
+		if err := spec.CheckOpenFiles(in.Asked.Ulimits, spec.MaxOpenFiles()); err != nil {
+			return in, err
+		}
+	}
 	in.Request.Container, in.Request.Image = cfg, image.Config
 	in.Facts.Rootfs, in.Facts.CgroupsPath = c.ref.Rootfs(), c.plan.CgroupsPath
 	in.Facts.OpenFiles = spec.OpenFiles() // an operator may change it while the server runs

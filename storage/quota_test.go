@@ -58,6 +58,13 @@ func TestWritableLayerQuota(t *testing.T) {
 	if !ok {
 		t.Fatal("cannot mount an ext4 file system at all")
 	}
+	n := newNode(t, func(o *Options) { o.StateDir = filepath.Join(dir, "unlimited") })
+	asking := n.rootfs("asking", n.pull(serve(t, "app", "1", motd(t, "x")).Addr()+"/app:1").ID)
+	asking.WritableSize = limit
+	if err := n.MountRootfs(t.Context(), asking); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "has no project quotas") {
+		t.Errorf("a container that asks for a limit: %v", err)
+	}
+	n.removeRootfs(asking)
 	options := newNode(t).cfg
 	limited(dir)(&options)
 	s, err := openStore(t.Context(), options)
@@ -113,6 +120,30 @@ func testQuota(t *testing.T, n *node, limit int) {
 		t.Errorf("the space of removed containers: %v", err)
 	}
 	n.removeRootfs(again)
+	testQuotaOfContainer(t, n, img.ID, limit)
+}
+
+// testQuotaOfContainer has containers ask for less and for more than the others have.
+func testQuotaOfContainer(t *testing.T, n *node, image string, limit int) {
+	for id, size := range map[string]int{"less": limit / 2, "more": 2 * limit} {
+		r := n.rootfs(id, image)
+		r.WritableSize = int64(size)
+		n.mount(r)
+		if err := os.WriteFile(filepath.Join(r.Target, "fits"), make([]byte, size/2), 0o600); err != nil {
+			t.Errorf("%s: half of the size: %v", id, err)
+		}
+		n.restart()
+		if err := os.WriteFile(filepath.Join(r.Target, "large"), make([]byte, size), 0o600); !fault.DiskFull(err) {
+			t.Errorf("%s: more than the size, after a restart: %v", id, err)
+		}
+		if usage, err := n.RootfsUsage(r); err != nil || usage.UsedBytes < uint64(size/2) || usage.UsedBytes > uint64(size) {
+			t.Errorf("%s: usage %+v, %v", id, usage, err)
+		}
+		if fs, err := n.WritableSize(); err != nil || fs.Bytes < 32<<20 {
+			t.Errorf("%s: the file system of all layers counts as %+v, %v", id, fs, err)
+		}
+		n.removeRootfs(r)
+	}
 }
 
 // storage.conf's overlay.size is the same limit, whose refusal by containers/storage on

@@ -33,6 +33,8 @@ type Rootfs struct {
 	// UserNS is the path of the user namespace whose ids own the files: root in the namespace owns
 	// the image's files of root. Empty: the node's.
 	UserNS string
+	// WritableSize is how many bytes the writable layer may have; 0: what the configuration says.
+	WritableSize int64
 }
 
 // Names of a writable layer within Rootfs.Dir.
@@ -53,7 +55,8 @@ func IsWritableLayer(name string) bool { return name == upperName || name == wor
 // whose writable layer exists with that layer. From the call on, even if it fails, the image has a
 // reference until RemoveRootfs.
 //
-// The error is fault.NotFound if the image does not exist, and fault.Exhausted if the disk is full.
+// The error is fault.NotFound if the image does not exist, fault.Exhausted if the disk is full, and
+// fault.Precondition if the file system cannot limit the writable layer to WritableSize.
 func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -63,7 +66,7 @@ func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 	}
 	lower, err := s.artifacts.use(ctx, r)
 	if err == nil {
-		err = trace.Call(ctx, "mount layers", func() error { return r.mount(lower, s.mountOptions, s.projects.With(s.cfg.limits(s.now()))) })
+		err = trace.Call(ctx, "mount layers", func() error { return r.mount(lower, s.mountOptions, s.projectsOf(r)) })
 		if err != nil && slices.ContainsFunc(lower, isGone) { // after use has checked them
 			err = fmt.Errorf("%w: %w", durable.ErrLayersLost, err)
 		}
@@ -84,6 +87,15 @@ func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 	return nil
 }
 
+// projectsOf returns the projects with the limits of the root file system's writable layer.
+func (s *Store) projectsOf(r Rootfs) *quota.Projects {
+	limits := s.cfg.limits(s.now())
+	if r.WritableSize > 0 {
+		limits.Bytes = uint64(r.WritableSize)
+	}
+	return s.projects.With(limits)
+}
+
 func isGone(path string) bool {
 	_, err := os.Lstat(path)
 	return errors.Is(err, fs.ErrNotExist)
@@ -102,6 +114,12 @@ func (r Rootfs) mount(lower, options []string, projects *quota.Projects) error {
 		least = 1
 		m.Upper, m.Work = filepath.Join(r.Dir, upperName), filepath.Join(r.Dir, workName)
 		m.Made = func() error { return projects.Bound(m.Upper, m.Work, r.UserNS != "") }
+		// The limits of the configuration were checked when it was read.
+		if r.WritableSize > 0 {
+			if err := projects.Check(); err != nil {
+				return err
+			}
+		}
 	}
 	for len(m.Lower) < least {
 		empty := filepath.Join(r.Dir, emptyName, strconv.Itoa(len(m.Lower)))

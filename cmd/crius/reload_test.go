@@ -248,6 +248,7 @@ func (r *reloading) another(key config.Key) string {
 		"pod.additional_devices":                     `["/dev/fuse"]`,
 		"pod.default_capabilities":                   `["KILL"]`,
 		"pod.default_sysctls":                        `["net.ipv4.ip_forward=1"]`,
+		"pod.allowed_ulimits":                        `["nofile=4096"]`,
 		"pod.default_ulimits":                        `["nofile=1024:4096"]`,
 		"pod.infra_cpuset":                           `"0-1"`,
 		"runtime.backported_cves":                    `["CVE-2024-21626"]`,

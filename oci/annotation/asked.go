@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -24,9 +25,9 @@ import (
 	"github.com/crius-run/crius/oci/tuning"
 )
 
-// Asked is what a pod requests. The annotations are CRI-O's, in both of their
-// spellings (its pkg/annotations/v2), and take effect if the pod's handler or
-// workload allows them.
+// Asked is what a pod requests. Most annotations are CRI-O's, in both of their
+// spellings (its pkg/annotations/v2), some are containerd's or crius's own. They
+// take effect if the pod's handler or workload allows them.
 type Asked struct {
 	ShmSize         int64         // of the pod's /dev/shm in bytes; 0: not requested
 	Devices         []*cri.Device // for each container
@@ -38,9 +39,11 @@ type Asked struct {
 	// Tuning is for containers with exclusive CPUs; TuningOf says what one of them asks for.
 	Tuning tuning.Wishes
 
-	tuning   map[string]map[string]string // values of containers' own requests for CPUs, by container and name
-	unified  map[string]map[string]string // files of cgroup v2, by container
-	profiles map[string]string            // OCI artifacts with seccomp profiles, by container
+	tuning   map[string]map[string]string   // values of containers' own requests for CPUs, by container and name
+	unified  map[string]map[string]string   // files of cgroup v2, by container
+	profiles map[string]string              // OCI artifacts with seccomp profiles, by container
+	layers   map[string]int64               // sizes of writable layers, by container; "": of all others
+	ulimits  map[string][]specs.POSIXRlimit // the same of ulimits
 
 	workload  *Workload      // of the pod; nil: none
 	overrides map[string]CPU // by container
@@ -84,12 +87,15 @@ var oldSpelling = map[string]string{
 	askLatency:    askLatency + askDomain,
 	askGovernor:   askGovernor + askDomain,
 	askShared:     askShared + askDomain,
+
+	askLayerSize: LayerSizeKey,
+	askUlimits:   askUlimits,
 }
 
 // perContainer are the requests whose key names a container, mayNameContainer those whose key may.
 var (
 	perContainer     = []string{askUnified, askShared, askSeccomp}
-	mayNameContainer = []string{askInterrupts, askBalancing, askQuota}
+	mayNameContainer = []string{askInterrupts, askBalancing, askQuota, askLayerSize, askUlimits}
 )
 
 func wellNamed(name, container string) bool {
@@ -119,6 +125,7 @@ type Rules struct {
 	// patterns, which do not apply to requests to crius.
 	Allowed []string
 	Devices []string // of the host that a pod may request
+	Ulimits []string // that a pod may request, with the largest values, as ParseUlimit of package spec reads them
 	// UserNamespace reports whether the pod has one, by hostUsers: false.
 	UserNamespace bool
 	Workloads     map[string]Workload
@@ -143,7 +150,7 @@ func Read(annotations map[string]string, rules Rules) (Asked, error) {
 		case !wellNamed(name, container), oldSpelling[name] == "", !allowsAsked(a.Allowed, name):
 			a.Ignored = append(a.Ignored, key)
 		default:
-			if err := a.read(name, container, strings.TrimSpace(annotations[key]), rules.Devices); err != nil {
+			if err := a.read(name, container, strings.TrimSpace(annotations[key]), rules); err != nil {
 				return Asked{}, ofKey(key, err)
 			}
 		}
@@ -177,6 +184,9 @@ func ofKey(key string, err error) error { return fmt.Errorf("annotation %s: %w",
 // nameAsked returns what a key requests, and for which container if it names
 // one; empty if it requests nothing.
 func nameAsked(key string) (name, container string) {
+	if key == LayerSizeKey {
+		return askLayerSize, ""
+	}
 	base, container, _ := strings.Cut(key, "/")
 	for name, old := range oldSpelling {
 		if base == old {
@@ -191,7 +201,10 @@ func nameAsked(key string) (name, container string) {
 	if _, is := NotDone[base]; is {
 		return base, container
 	}
-	if name, is := strings.CutSuffix(base, askDomain); is {
+	if strings.HasSuffix(base, ownDomain) {
+		return base, container
+	}
+	if name, is := strings.CutSuffix(base, askDomain); is && !strings.HasSuffix(name, ownDomain) {
 		return name, container
 	}
 	return "", ""
@@ -201,7 +214,11 @@ func nameAsked(key string) (name, container string) {
 // allow it: operators write or import patterns to pass on what a runtime may
 // read; letting crius itself act takes an explicit name.
 func allowsAsked(allowed []string, name string) bool {
-	return slices.Contains(allowed, oldSpelling[name]) || slices.Contains(allowed, name+askDomain)
+	other := name + askDomain
+	if strings.HasSuffix(name, ownDomain) {
+		other = name
+	}
+	return slices.Contains(allowed, oldSpelling[name]) || slices.Contains(allowed, other)
 }
 
 var (
@@ -209,12 +226,12 @@ var (
 	label = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`) // RFC 1123
 )
 
-func (a *Asked) read(name, container, value string, devices []string) (err error) {
+func (a *Asked) read(name, container, value string, rules Rules) (err error) {
 	switch name {
 	case askShmSize:
 		a.ShmSize, err = parseQuantity(value)
 	case askDevices:
-		a.Devices, err = askedDevices(value, devices)
+		a.Devices, err = askedDevices(value, rules.Devices)
 	case askUmask:
 		if !umask.MatchString(value) {
 			return invalid("umask %.20q is not an octal number of up to four digits", value)
@@ -240,6 +257,10 @@ func (a *Asked) read(name, container, value string, devices []string) (err error
 			a.profiles = map[string]string{}
 		}
 		a.profiles[container] = value
+	case askLayerSize:
+		err = a.readLayerSize(container, value)
+	case askUlimits:
+		err = a.readUlimits(container, value, rules.Ulimits)
 	default:
 		err = a.readTuning(name, container, value)
 	}

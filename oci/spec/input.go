@@ -35,6 +35,7 @@ type Asked struct {
 	Resources       *cri.LinuxContainerResources // replaces the request's; nil: the request's apply
 	InfraCPUs       string                       // CPUs of the infra container; empty: all
 	LogVolume       string                       // emptyDir volume that is replaced by a mount of the pod's logs; empty: none
+	Ulimits         []specs.POSIXRlimit          // come before the node's
 	Seccomp         *Profile                     // for a container that the request leaves unconfined; nil: none
 }
 

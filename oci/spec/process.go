@@ -181,7 +181,8 @@ func magicLink(clean string) bool {
 func limits(in *Input, s *specs.Spec) error {
 	s.Process.Terminal = in.Request.Container.GetTty()
 	s.Process.NoNewPrivileges = in.security().GetNoNewPrivs()
-	s.Process.Rlimits = in.limitOpenFiles(append(in.baseLimits(in.Defaults.Ulimits), in.Defaults.Ulimits...))
+	limits := MergeUlimits(in.Defaults.Ulimits, in.Asked.Ulimits)
+	s.Process.Rlimits = in.limitOpenFiles(append(in.baseLimits(limits), limits...))
 
 	score := in.Request.Container.GetLinux().GetResources().GetOomScoreAdj()
 	if score < -1000 || score > 1000 {
@@ -203,6 +204,25 @@ func (in *Input) limitOpenFiles(limits []specs.POSIXRlimit) []specs.POSIXRlimit 
 		return limits
 	}
 	return append(limits, specs.POSIXRlimit{Type: name, Soft: min(soft, hard), Hard: hard})
+}
+
+// MergeUlimits returns the limits in first that over does not have, followed by those in over.
+func MergeUlimits(first, over []specs.POSIXRlimit) []specs.POSIXRlimit {
+	kept := slices.DeleteFunc(slices.Clone(first), func(limit specs.POSIXRlimit) bool {
+		return slices.ContainsFunc(over, func(o specs.POSIXRlimit) bool { return o.Type == limit.Type })
+	})
+	return append(kept, over...)
+}
+
+// CheckOpenFiles refuses ulimits with more open files than the kernel allows any process; most is
+// from MaxOpenFiles.
+func CheckOpenFiles(limits []specs.POSIXRlimit, most uint64) error {
+	for _, limit := range limits {
+		if limit.Type == "RLIMIT_NOFILE" && most != 0 && limit.Hard > most {
+			return invalid("ulimit nofile %d is above fs.nr_open of the node, which is %d", limit.Hard, most)
+		}
+	}
+	return nil
 }
 
 // OOMScoreAdj returns the score for a process of the container: not below the

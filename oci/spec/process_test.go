@@ -165,17 +165,38 @@ func TestLimitOfOpenFiles_crio_7703(t *testing.T) {
 		"server with a high limit": {func(in *Input) { in.Facts.OpenFiles = 1 << 20 }, 1024, 1 << 20},
 		"server with a low limit":  {func(in *Input) { in.Facts.OpenFiles = 512 }, 512, 512},
 		"default_ulimits":          {func(in *Input) { in.Facts.OpenFiles, in.Defaults.Ulimits = 1<<20, asked }, 5, 6},
-		"base spec":                {func(in *Input) { in.Facts.OpenFiles, in.Defaults.Base = 1<<20, base }, 7, 8},
-		"unknown":                  {func(in *Input) { in.Facts.OpenFiles = 0 }, 0, 0},
+		"annotation":               {func(in *Input) { in.Facts.OpenFiles, in.Asked.Ulimits = 1<<20, asked }, 5, 6},
+		"annotation before others": {func(in *Input) {
+			in.Defaults.Base, in.Defaults.Ulimits, in.Asked.Ulimits = base, []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 1, Hard: 2}}, asked
+		}, 5, 6},
+		"base spec": {func(in *Input) { in.Facts.OpenFiles, in.Defaults.Base = 1<<20, base }, 7, 8},
+		"unknown":   {func(in *Input) { in.Facts.OpenFiles = 0 }, 0, 0},
 	} {
 		var got specs.POSIXRlimit
+		found := 0
 		for _, l := range mutate(t, c.change).Process.Rlimits {
 			if l.Type == "RLIMIT_NOFILE" {
 				got = l
+				found++
 			}
+		}
+		if found > 1 {
+			t.Errorf("%s: %d limits, and runtimes take one or the other", name, found)
 		}
 		if got.Soft != c.soft || got.Hard != c.hard {
 			t.Errorf("%s: %+v, want %d and %d", name, got, c.soft, c.hard)
+		}
+	}
+}
+
+func TestOpenFilesAboveTheKernels(t *testing.T) {
+	for hard, refused := range map[uint64]bool{1 << 20: false, 1<<20 + 1: true, ^uint64(0): true} {
+		limits := []specs.POSIXRlimit{{Type: "RLIMIT_CORE", Hard: ^uint64(0)}, {Type: "RLIMIT_NOFILE", Hard: hard}}
+		if err := CheckOpenFiles(limits, 1<<20); errors.Is(err, fault.Invalid) != refused {
+			t.Errorf("%d: %v", hard, err)
+		}
+		if err := CheckOpenFiles(limits, 0); err != nil {
+			t.Errorf("%d, with an unknown maximum: %v", hard, err)
 		}
 	}
 }

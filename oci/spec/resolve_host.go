@@ -65,12 +65,20 @@ func OpenFiles() uint64 {
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
 		return 0
 	}
+	if most := MaxOpenFiles(); most != 0 {
+		return min(limit.Max, most)
+	}
+	return limit.Max
+}
+
+// MaxOpenFiles returns the largest limit of open files that the kernel grants; 0: unknown.
+func MaxOpenFiles() uint64 {
 	text, err := os.ReadFile("/proc/sys/fs/nr_open")
 	most, parseErr := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
 	if err != nil || parseErr != nil {
-		return limit.Max
+		return 0
 	}
-	return min(limit.Max, most)
+	return most
 }
 
 func statusCaps(status, field string) (CapSet, error) {

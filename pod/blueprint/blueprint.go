@@ -35,6 +35,7 @@ type Planner struct {
 	InfraCPUs     string // of infra containers; empty: all
 
 	AllowedDevices []string                       // that annotations may ask for
+	AllowedUlimits []string                       // the same, with the largest values
 	Workloads      map[string]annotation.Workload // that pods may be in, by name
 }
 
@@ -56,6 +57,7 @@ func (p *Planner) Asked(pod *records.PodPlan, handler oci.Handler) (annotation.A
 		UserNamespace: users != nil && users.GetMode() == cri.NamespaceMode_POD,
 		Allowed:       handler.AllowedAnnotations,
 		Devices:       p.AllowedDevices,
+		Ulimits:       p.AllowedUlimits,
 		Workloads:     p.Workloads,
 	})
 }

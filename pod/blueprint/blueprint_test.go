@@ -193,6 +193,35 @@ func TestContainerRefused(t *testing.T) {
 	}
 }
 
+// Pods and device plugins are trusted with a size of writable layers apart from each other.
+func TestSizeOfWritableLayer(t *testing.T) {
+	t.Parallel()
+	const key, own = annotation.LayerSizeKey, "writable-layer-size.crius.run"
+	for name, c := range map[string]struct {
+		pod, container map[string]string
+		forPod, forOwn []string // allowed annotations
+		want           int64
+		err            error
+	}{
+		"none":                {nil, nil, []string{key}, []string{key}, 0, nil},
+		"of the pod":          {map[string]string{key: "2Mi"}, nil, []string{own}, nil, 2 << 20, nil},
+		"by name":             {map[string]string{key: "2Mi", own + "/c": "3Mi", own + "/d": "4Mi"}, nil, []string{own}, nil, 3 << 20, nil},
+		"of the container":    {map[string]string{key: "2Mi", own + "/c": "3Mi"}, map[string]string{key: "5242880"}, []string{own}, []string{key}, 5 << 20, nil},
+		"not of its own":      {map[string]string{key: "2Mi"}, map[string]string{key: "5Mi"}, []string{own}, nil, 2 << 20, nil},
+		"not by a pattern":    {map[string]string{key: "2Mi"}, map[string]string{key: "5Mi"}, []string{"*"}, []string{"containerd.io/*/*"}, 0, nil},
+		"bad, of the pod":     {map[string]string{key: "0"}, nil, []string{key}, nil, 0, fault.Invalid},
+		"bad, its own":        {map[string]string{key: "2Mi"}, map[string]string{key: "1e9"}, []string{key}, []string{key}, 0, fault.Invalid},
+		"bad and not its own": {nil, map[string]string{key: "1e9"}, []string{key}, nil, 0, nil},
+	} {
+		r := containerRequest(&node{})
+		r.Pod.Config.M.Annotations, r.Config.Annotations = c.pod, c.container
+		r.Handler.AllowedAnnotations, r.Handler.AllowedContainerAnnotations = c.forPod, c.forOwn
+		if plan, err := planner().Container(r); plan.WritableSize != c.want || !errors.Is(err, c.err) {
+			t.Errorf("%s: %d, %v, want %d, %v", name, plan.WritableSize, err, c.want, c.err)
+		}
+	}
+}
+
 func TestImageRef(t *testing.T) {
 	t.Parallel()
 	image := &storage.Image{ID: "id", RepoDigests: []string{"a@sha256:1", "b:5000/c@sha256:2"}}

@@ -2,8 +2,10 @@ package blueprint
 
 import (
 	"cmp"
+	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,6 +46,10 @@ func (p *Planner) Container(r ContainerRequest) (records.ContainerPlan, error) {
 	if err != nil {
 		return records.ContainerPlan{}, err
 	}
+	layerSize, err := r.layerSize(asked)
+	if err != nil {
+		return records.ContainerPlan{}, err
+	}
 	imageSignal := ""
 	if r.Image.Config != nil {
 		imageSignal = r.Image.Config.StopSignal
@@ -77,11 +83,32 @@ func (p *Planner) Container(r ContainerRequest) (records.ContainerPlan, error) {
 		StopNumber:  int(number),
 		Origin:      r.Pod.Origin,
 		Foreign:     r.Image.Foreign,
+
+		WritableSize: layerSize,
 	}
 	if err := r.tune(&plan, asked); err != nil {
 		return records.ContainerPlan{}, err
 	}
 	return plan, nil
+}
+
+// layerSize returns the size that the container's annotation asks for, or else the pod's. containerd
+// reads the container's alone, which users of Kubernetes cannot set.
+func (r *ContainerRequest) layerSize(asked annotation.Asked) (int64, error) {
+	const key = annotation.LayerSizeKey
+	text, requested := r.Config.GetAnnotations()[key]
+	if requested && slices.Contains(r.Handler.AllowedContainerAnnotations, key) {
+		size, err := annotation.ParseLayerSize(text)
+		if err != nil {
+			return 0, fmt.Errorf("annotation %s of the container: %w", key, err)
+		}
+		return size, nil
+	}
+	if requested {
+		slog.Warn("annotation of the container has no effect: allowed_container_annotations of the handler does not name it",
+			"pod", r.PodID, "container", r.ID, "handler", r.Pod.Handler, "annotation", key)
+	}
+	return asked.LayerSize(r.Config.GetMetadata().GetName()), nil
 }
 
 // tune plans what is done for the container's CPUs. The CPUs of a runtime sandbox are those of its

@@ -180,6 +180,8 @@ type ContainerPlan struct {
 	Origin *oci.Origin `json:"Origin,omitempty"`
 	// Foreign is the architecture of the image, if this node's processor does not run it.
 	Foreign string `json:"Foreign,omitempty"`
+	// WritableSize is how many bytes its writable layer may have; 0: what the configuration says.
+	WritableSize int64 `json:"WritableSize,omitempty"`
 }
 
 // Explain adds to the message of an end what the plan knows about it. A program of another

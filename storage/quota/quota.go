@@ -95,7 +95,8 @@ func (p *Projects) Check() error {
 	}
 	return fmt.Errorf("size of writable layers in %s cannot be limited: the %s file system mounted at %s has no project quotas; "+
 		"mount XFS with pquota, or ext4 made with -O project,quota with prjquota (Linux 5.14 or later), "+
-		"or remove image.writable_layer_size and image.writable_layer_inodes, and size and inodes from the overlay options of storage.conf: %w",
+		"or remove image.writable_layer_size and image.writable_layer_inodes, size and inodes from the overlay options of storage.conf, "+
+		"and the pod's annotation for the size: %w",
 		p.dir, where.Type, where.Point, fault.Precondition)
 }
 

@@ -25,8 +25,9 @@ func TestAnnotationsThatAct(t *testing.T) {
 	t.Parallel()
 	var config strings.Builder
 	for _, runtime := range []string{"runc", "crun"} {
-		fmt.Fprintf(&config, "[runtime.handlers.asked-%s]\npath = %q\nallowed_annotations = ['devices.crio.io', 'io.kubernetes.cri-o.umask', 'shm-size.crio.io', 'cgroup2-mount-hierarchy-rw.crio.io']\n", runtime, runtime)
+		fmt.Fprintf(&config, "[runtime.handlers.asked-%s]\npath = %q\nallowed_annotations = ['devices.crio.io', 'io.kubernetes.cri-o.umask', 'shm-size.crio.io', 'cgroup2-mount-hierarchy-rw.crio.io', 'ulimits.crius.run', 'containerd.io/snapshot/max-size']\n", runtime, runtime)
 	}
+	config.WriteString("[pod]\nallowed_ulimits = ['nofile=2000', 'core=unlimited']\n")
 	w := private(t, node.Options{Config: config.String()})
 	each(t, func(t *testing.T, runtime string) {
 		p := w.run(t, "asked-"+runtime, annotated(map[string]string{
@@ -34,9 +35,15 @@ func TestAnnotationsThatAct(t *testing.T) {
 			"umask.crio.io":               "0027",
 			"shm-size.crio.io":            "3Mi",
 			"userns-mode.crio.io":         "auto",
+			"ulimits.crius.run":           "core=unlimited,nofile=1500",
+			"ulimits.crius.run/c":         "nofile=1001:1002",
 		}))
-		c := p.start(t, "sleep")
+		c := p.start(t, "sleep", named("c", nil))
 		equal(t, "umask", strings.Contains(c.procfs(t, "status"), "Umask:\t0027\n"), true)
+		for _, limits := range []string{c.procfs(t, "limits"), c.exec(t, "cat /proc/self/limits")} {
+			fields := strings.Join(strings.Fields(limits), " ")
+			equal(t, "ulimits in "+limits, strings.Contains(fields, "Max open files 1001 1002 ") && strings.Contains(fields, "Max core file size unlimited unlimited "), true)
+		}
 		mounts := c.procfs(t, "mountinfo")
 		equal(t, "size of /dev/shm", strings.Contains(mounts[strings.Index(mounts, " /dev/shm "):], "size=3072k"), true)
 		if devices := c.exec(t, "ls /dev"); !strings.Contains(devices, "asked") {
@@ -52,10 +59,23 @@ func TestAnnotationsThatAct(t *testing.T) {
 		}{
 			{"devices.crio.io", "/dev/kmsg", codes.PermissionDenied},
 			{"umask.crio.io", "rwx", codes.InvalidArgument},
+			{"ulimits.crius.run", "nofile=2001", codes.PermissionDenied},
+			{"ulimits.crius.run", "memlock=unlimited", codes.PermissionDenied},
+			{"ulimits.crius.run/c", "nofile=many", codes.InvalidArgument},
+			{"writable-layer-size.crius.run/c", "1e3", codes.InvalidArgument},
+			{"containerd.io/snapshot/max-size", "-1", codes.InvalidArgument},
 		} {
 			config := w.podConfig(t, annotated(map[string]string{c.key: c.value}))
 			_, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: "asked-" + runtime})
 			wantCode(t, err, c.code, c.key)
+		}
+
+		// The node's disk has no project quotas, so the limit would not hold.
+		unlimited := w.run(t, "asked-"+runtime, annotated(map[string]string{"writable-layer-size.crius.run": "10Gi"}))
+		_, err := unlimited.try(t.Context(), steps("sleep"))
+		wantCode(t, err, codes.FailedPrecondition, "writable-layer-size")
+		if err != nil && !strings.Contains(err.Error(), "no project quotas; mount XFS with pquota") {
+			t.Errorf("the error does not say what to do: %v", err)
 		}
 
 		other := w.run(t, runtime, annotated(map[string]string{"umask.crio.io": "0027"}))

@@ -169,6 +169,10 @@ func (v *validator) parsed(c *Config) {
 		_, err = spec.ParseUlimit(text)
 		v.readable(&c.Pod.DefaultUlimits, err)
 	}
+	for _, text := range c.Pod.AllowedUlimits {
+		_, err = spec.ParseUlimit(text)
+		v.readable(&c.Pod.AllowedUlimits, err)
+	}
 	for _, text := range c.Pod.AdditionalDevices {
 		_, err = spec.ParseDevice(text)
 		v.readable(&c.Pod.AdditionalDevices, err)

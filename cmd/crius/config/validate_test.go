@@ -65,6 +65,7 @@ func TestValidate(t *testing.T) {
 		{"pod.default_capabilities = ['NET_RAW', 'FLY']", `pod.default_capabilities: unknown capability "FLY"`},
 		{"pod.default_sysctls = ['net.core.somaxconn']", "pod.default_sysctls: "},
 		{"pod.default_ulimits = ['nofile=many']", "pod.default_ulimits: "},
+		{"pod.allowed_ulimits = ['files=1']", "pod.allowed_ulimits: "},
 		{"pod.additional_devices = ['fuse']", "pod.additional_devices: "},
 		{"pod.default_env = ['A=1', '']", "pod.default_env: an item of the list is empty"},
 		{"pod.infra_cpuset = '0-1,52-53'", ""},
