@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -61,7 +63,26 @@ func (p *program) dumpCommands() []*cobra.Command {
 			},
 		}
 	}
+	cpu := &cobra.Command{
+		Use: "cpu SECONDS", Short: "Write a profile of the server's CPU time to standard output",
+		Long: fmt.Sprintf("Have the running server take a profile of its CPU time for that many seconds, 1 to %d, and write it to standard output, "+
+			"as a compressed pprof file: crius status cpu 30 > cpu.pb.gz; go tool pprof -top cpu.pb.gz. The server works as usual meanwhile. Requires root.",
+			int(control.MaxCPUProfile.Seconds())),
+		Args: cli.Operands,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			seconds, err := strconv.Atoi(args[0])
+			if err != nil || seconds < 1 || seconds > int(control.MaxCPUProfile.Seconds()) {
+				return cli.UsageError{Err: fmt.Errorf("SECONDS must be a number from 1 to %d, got %q", int(control.MaxCPUProfile.Seconds()), args[0]), Command: cmd.CommandPath()}
+			}
+			loaded, err := p.loadForClient(cmd)
+			if err != nil {
+				return err
+			}
+			return control.NewClient(controlSocket(loaded.Config)).CPU(cmd.Context(), seconds, cmd.OutOrStdout())
+		},
+	}
 	return []*cobra.Command{
+		cpu,
 		command("goroutines", "Print the stacks of the server's goroutines",
 			"Print the stacks of all goroutines of the running server, with how long each has been waiting, to show in a bug report where the server hangs. "+
 				"While the server is starting or does not answer, send it SIGUSR1 instead. Requires root.",

@@ -26,6 +26,14 @@ func TestStatusDumps(t *testing.T) {
 			t.Errorf("crius status %s: exit code %d, %q, %.100q", kind, code, errs, out)
 		}
 	}
+	if code, out, errs := crius(t, "--run-root", run, "status", "cpu", "1"); code != 0 || !strings.HasPrefix(out, "\x1f\x8b") {
+		t.Errorf("crius status cpu: exit code %d, %q, %.20q", code, errs, out)
+	}
+	for _, seconds := range []string{"0", "-1", "601", "1.5", "1m", ""} {
+		if code, _, errs := crius(t, "--run-root", run, "status", "cpu", "--", seconds); code == 0 || !strings.Contains(errs, "from 1 to 600") {
+			t.Errorf("crius status cpu %s: exit code %d, %q", seconds, code, errs)
+		}
+	}
 	// The server is found even though the file has become invalid.
 	broken := write(t, "broken.toml", "run_root = '"+run+"'\nlisen = 1\n")
 	code, out, errs := crius(t, "--config", broken, "status", "heap")

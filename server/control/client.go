@@ -77,6 +77,12 @@ func (c *Client) Goroutines(ctx context.Context, w io.Writer) error {
 // pprof.
 func (c *Client) Heap(ctx context.Context, w io.Writer) error { return c.dump(ctx, heapPath, w) }
 
+// CPU has the server take a profile of its CPU time for that many seconds, and writes it to w, in the
+// format of go tool pprof.
+func (c *Client) CPU(ctx context.Context, seconds int, w io.Writer) error {
+	return c.dump(ctx, cpuPath+"?"+url.Values{secondsKey: {strconv.Itoa(seconds)}}.Encode(), w)
+}
+
 func (c *Client) dump(ctx context.Context, path string, w io.Writer) error {
 	return c.send(ctx, http.MethodGet, path, nil, func(r io.Reader) error { return copyDump(w, r) })
 }

@@ -1,13 +1,16 @@
 package control
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
+	"runtime/pprof"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -122,6 +125,57 @@ func TestDumps(t *testing.T) {
 	}
 	if err := c.Heap(t.Context(), &heap); err != nil || !strings.HasPrefix(heap.String(), "\x1f\x8b") {
 		t.Errorf("not a compressed profile: %v: %.20q", err, heap.String())
+	}
+}
+
+// There is one CPU profile at a time. It ends early if its client leaves or the server stops, so that
+// neither waits for it.
+func TestCPUProfile(t *testing.T) {
+	s, err := Listen(t.Context(), filepath.Join(t.TempDir(), "s"), Node{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- s.Serve() }()
+	c := NewClient(s.listener.Addr().String())
+	const long = 600 // seconds
+	for _, seconds := range []int{-1, 0, long + 1, 1 << 20} {
+		if err := c.CPU(t.Context(), seconds, io.Discard); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "from 1 to 600") {
+			t.Errorf("%d seconds: %v", seconds, err)
+		}
+	}
+	idle := func() bool { // in this process, which is the server's
+		if pprof.StartCPUProfile(io.Discard) != nil {
+			return false
+		}
+		pprof.StopCPUProfile()
+		return true
+	}
+	begin := func(ctx context.Context) (result chan error, profile *bytes.Buffer) {
+		result, profile = make(chan error, 1), new(bytes.Buffer)
+		go func() {
+			err := c.CPU(ctx, long, profile)
+			for err != nil && strings.Contains(err.Error(), "another one is being taken") { // by idle
+				err = c.CPU(ctx, long, profile)
+			}
+			result <- err
+		}()
+		wait.For(t, "a profile", func() bool { return !idle() })
+		return result, profile
+	}
+	leaving, leave := context.WithCancel(t.Context())
+	left, _ := begin(leaving)
+	leave()
+	if err := <-left; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	wait.For(t, "the end of the profile whose client has left", idle)
+	result, profile := begin(t.Context())
+	if err := s.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := errors.Join(<-result, <-served); err != nil || !strings.HasPrefix(profile.String(), "\x1f\x8b") {
+		t.Errorf("a server that stops: %v, %.20q", err, profile)
 	}
 }
 

@@ -28,9 +28,11 @@ const (
 	imagesKey    = "keep_images"
 	measureKey   = "measure"
 	idKey        = "id"
+	secondsKey   = "seconds"
 
 	goroutinesPath = "/goroutines"
 	heapPath       = "/heap"
+	cpuPath        = "/cpu"
 )
 
 // Server accepts commands on the control socket.

@@ -35,14 +35,14 @@ func TestAnnotationsThatAct(t *testing.T) {
 			"umask.crio.io":               "0027",
 			"shm-size.crio.io":            "3Mi",
 			"userns-mode.crio.io":         "auto",
-			"ulimits.crius.run":           "core=unlimited,nofile=1500",
-			"ulimits.crius.run/c":         "nofile=1001:1002",
+			"ulimits.crius.run":           "core=4096:unlimited,nofile=1500",
+			"ulimits.crius.run/c":         "nofile=1002",
 		}))
 		c := p.start(t, "sleep", named("c", nil))
 		equal(t, "umask", strings.Contains(c.procfs(t, "status"), "Umask:\t0027\n"), true)
 		for _, limits := range []string{c.procfs(t, "limits"), c.exec(t, "cat /proc/self/limits")} {
 			fields := strings.Join(strings.Fields(limits), " ")
-			equal(t, "ulimits in "+limits, strings.Contains(fields, "Max open files 1001 1002 ") && strings.Contains(fields, "Max core file size unlimited unlimited "), true)
+			equal(t, "ulimits in "+limits, strings.Contains(fields, "Max open files 1002 1002 ") && strings.Contains(fields, "Max core file size 4096 unlimited "), true)
 		}
 		mounts := c.procfs(t, "mountinfo")
 		equal(t, "size of /dev/shm", strings.Contains(mounts[strings.Index(mounts, " /dev/shm "):], "size=3072k"), true)
@@ -73,10 +73,7 @@ func TestAnnotationsThatAct(t *testing.T) {
 		// The node's disk has no project quotas, so the limit would not hold.
 		unlimited := w.run(t, "asked-"+runtime, annotated(map[string]string{"writable-layer-size.crius.run": "10Gi"}))
 		_, err := unlimited.try(t.Context(), steps("sleep"))
-		wantCode(t, err, codes.FailedPrecondition, "writable-layer-size")
-		if err != nil && !strings.Contains(err.Error(), "no project quotas; mount XFS with pquota") {
-			t.Errorf("the error does not say what to do: %v", err)
-		}
+		wantCode(t, err, codes.FailedPrecondition, "no project quotas; mount XFS with pquota")
 
 		other := w.run(t, runtime, annotated(map[string]string{"umask.crio.io": "0027"}))
 		equal(t, "umask that the handler does not allow", strings.Contains(other.start(t, "sleep").procfs(t, "status"), "Umask:\t0022\n"), true)
