@@ -72,7 +72,7 @@ var containerdRules = []rule{
 	{key: "plugins.cri.max_concurrent_downloads", verdict: mapped, to: "image.parallel_layers", as: as[int64]},
 	{key: "plugins.cri.concurrent_layer_fetch_buffer", verdict: builtin, why: "image.pull_connections, if set, has large layers downloaded in parts over several connections, whatever the size of a part"},
 	{key: "plugins.cri.use_local_image_pull", verdict: builtin, why: ownStore},
-	{key: "plugins.cri.disable_proc_mount", verdict: refused, why: "masked paths follow procMount in the container's securityContext"},
+	{key: "plugins.cri.disable_proc_mount", verdict: refused, restricts: true, why: "masked paths follow procMount in the container's securityContext"},
 	{key: "plugins.cri.unset_seccomp_profile", verdict: refused, restricts: true, why: "a container without a seccomp profile is unconfined, as CRI specifies: set seccompDefault in the kubelet's configuration"},
 	{key: "plugins.cri.ignore_image_defined_volumes", verdict: mapped, to: "image.volumes", as: imageVolumes, unset: "bind"},
 	{key: "plugins.cri.netns_mounts_under_state_dir", verdict: builtin, why: "namespaces are pinned below pod.namespaces_dir"},

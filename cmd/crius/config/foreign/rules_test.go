@@ -1,8 +1,10 @@
 package foreign
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -153,6 +155,33 @@ func TestEveryKeyThatIsReadHasARule(t *testing.T) {
 		if general, _ := generalContainerd(path); !covered(containerdRules, general) {
 			t.Errorf("containerd's %s has no rule", key)
 		}
+	}
+}
+
+// A key that may restrict pods or clients, by what its name says, is carried over or its loss must be
+// accepted. The others are here, with what they do.
+func TestEveryKeyThatMayRestrictIsCarriedOverOrRefused(t *testing.T) {
+	t.Parallel()
+	names := regexp.MustCompile("seccomp|apparmor|selinux|capabilit|privileg|tls|auth|signature|verif|validat|reject|allow|mappa|mapping|read_only|pids|" +
+		"short_name|registr|namespace|device|restrict|policy|decrypt|writable|criu|checkpoint|unpriv|disable|proc_mount|sandbox|untrusted|pull_image|uid|gid")
+	harmless := map[string]string{
+		"add_inheritable_capabilities": "grants", "insecure_registries": "grants; without it pulls fail", "container_level_enabled": "grants", "container_level": "grants",
+		"enable_checkpoint_restore": "grants", "enable_experimental_restore_via_create": "grants", "sandboxer": "another protocol", "sandbox_mode": "another protocol",
+		"selinux_category_range": "which of equally strict labels", "disable_cgroup": "grants", "enable_criu_support": "root of the node asks for checkpoints", "enable_criu": "the same",
+		"pause_image_auth_file": "no such image", "tcp_tls_ca": "no such socket", "tcp_tls_cert": "no such socket", "tcp_tls_key": "no such socket", "tcp_tls_common_name": "no such socket",
+		"uid": "of the socket, which is root's", "auths": "without them pulls fail", "registry.configs": "without them pulls fail", "registry.mirrors": "without them pulls fail",
+		"registry.headers": "without them pulls fail", "auto_reload_registries": "always on", "key_model": "without it pulls fail",
+		"disallowed_annotations": "CRI-O computes it", "gid": "of a socket that is not there", "disable_tcp_service": "no such socket", "sandbox_image": "no such image",
+		"disable_hugetlb_controller": "grants", "restrict_oom_score_adj": "always so where it matters", "disable_snapshot_annotations": "how images are stored",
+		"disable_pause_image_pull": "no such image",
+	}
+	for _, r := range slices.Concat(crioRules, containerdRules) {
+		last := r.key[strings.LastIndexByte(r.key, '.')+1:]
+		known := harmless[last] != "" || slices.ContainsFunc(slices.Collect(maps.Keys(harmless)), func(k string) bool { return strings.HasSuffix(r.key, "."+k) })
+		if r.verdict == mapped || r.restricts || known || !names.MatchString(r.key) {
+			continue
+		}
+		t.Errorf("%s is neither carried over nor refused: %v, %s", r.key, r.verdict, r.why)
 	}
 }
 
