@@ -21,20 +21,24 @@ type cgroupDriver struct {
 // runtimes writes a handler for each table. All handlers have one cgroup driver, that of
 // the default runtime.
 func (c containerdConversion) runtimes() {
-	var tables *table
-	var at []string
+	handlers := map[string]containerdRuntime{}
 	for _, id := range []string{"io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"} {
-		at = []string{"plugins", id, "containerd", "runtimes"}
-		if tables = c.top.table(at...); tables != nil {
-			break
+		at := []string{"plugins", id, "containerd", "runtimes"}
+		tables := c.top.table(at...)
+		if tables == nil {
+			continue
+		}
+		for name, own := range tables.tables {
+			if newer, both := handlers[name]; both { // a file of version 2 with a drop-in of version 3
+				newer.own.fill(own)
+			} else {
+				handlers[name] = containerdRuntime{c, name, append(slices.Clone(at), name), own}
+			}
 		}
 	}
 	drivers := map[string]cgroupDriver{}
-	if tables != nil {
-		for _, name := range slices.Sorted(maps.Keys(tables.tables)) {
-			r := containerdRuntime{c, name, append(slices.Clone(at), name), tables.table(name)}
-			r.handler(drivers)
-		}
+	for _, name := range slices.Sorted(maps.Keys(handlers)) {
+		handlers[name].handler(drivers)
 	}
 	c.cgroups(drivers)
 }
@@ -81,6 +85,9 @@ func (r containerdRuntime) put(key string, value any, from, note string) {
 func (r containerdRuntime) handler(drivers map[string]cgroupDriver) {
 	kind := r.text(r.path("runtime_type")...)
 	from := r.from(r.path("runtime_type"))
+	if kind == "" && r.name == "runc" { // containerd 2 reads the table over its default for runc
+		kind, from = "io.containerd.runc.v2", "default of "+containerd
+	}
 	switch {
 	case kind == "":
 		l := r.own.asLeaf()

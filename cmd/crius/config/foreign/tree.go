@@ -80,6 +80,21 @@ type refusal struct{}
 // UnmarshalTOML refuses every value.
 func (*refusal) UnmarshalTOML(any) error { return errors.New("refused") }
 
+// fill takes from other what t lacks.
+func (t *table) fill(other *table) {
+	for name, l := range other.leaves {
+		if _, has := t.leaves[name]; !has {
+			t.leaves[name] = l
+		}
+	}
+	for name, inner := range other.tables {
+		if t.tables[name] == nil {
+			t.tables[name] = newTable()
+		}
+		t.tables[name].fill(inner)
+	}
+}
+
 // leaf finds the value at a path.
 func (t *table) leaf(path ...string) (leaf, bool) {
 	inner := t.table(path[:len(path)-1]...)

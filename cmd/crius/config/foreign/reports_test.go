@@ -1,0 +1,100 @@
+package foreign
+
+import (
+	"path/filepath"
+	"testing"
+)
+
+// Configurations from public reports of CRI-O (test/reports.md).
+func TestCrioReports(t *testing.T) {
+	t.Parallel()
+	for report, c := range map[string]struct {
+		files map[string]string
+		want  map[string]string
+	}{
+		"crio_2952_obsolete_key_of_another_type": {map[string]string{"crio.conf": "[crio.api]\nhost_ip = []\n"}, map[string]string{"runtime.default_handler": `"crun"`}},
+		"crio_8626_default_runtime_of_the_package": {
+			map[string]string{"crio.conf.d/10-crio.conf": "[crio.runtime]\ndefault_runtime = 'runc'\n[crio.runtime.runtimes.crun]\nruntime_path = '/usr/libexec/crio/crun'\nruntime_root = '/run/crun'\n" +
+				"[crio.runtime.runtimes.runc]\nruntime_path = '/usr/libexec/crio/runc'\nmonitor_path = '/usr/libexec/crio/conmon'\n"},
+			map[string]string{"runtime.default_handler": `"runc"`, "runtime.handlers.runc.path": `"/usr/libexec/crio/runc"`, "runtime.handlers.crun.path": `"/usr/libexec/crio/crun"`},
+		},
+		"crio_6188_workload_without_resources": {
+			map[string]string{"crio.conf": "[crio.runtime.workloads.management]\nactivation_annotation = 'target.workload.openshift.io/management'\nannotation_prefix = 'resources.workload.openshift.io'\n"},
+			map[string]string{"runtime.workloads.management.annotation_prefix": `"resources.workload.openshift.io"`},
+		},
+		"crio_3123_order_of_drop_ins": {
+			map[string]string{"crio.conf": "[crio.runtime]\npids_limit = 5\n", "crio.conf.d/00-default": "[crio.runtime]\npids_limit = 6\n", "crio.conf.d/01-my": "[crio.runtime]\npids_limit = 7\n"},
+			map[string]string{"pod.pids_limit": "7"},
+		},
+		"nvidia_container_toolkit_1829_directory_that_crio_does_not_read": {
+			map[string]string{"crio.conf": "[crio.runtime]\npids_limit = 5\n", "conf.d/99-nvidia.conf": "[crio.runtime]\npids_limit = 9\n"}, map[string]string{"pod.pids_limit": "5"},
+		},
+		"crio_3772_handler_of_an_installer_alone": {
+			map[string]string{"crio.conf.d/99-kata": "[crio.runtime.runtimes.kata]\nruntime_path = '/opt/kata/bin/containerd-shim-kata-v2'\nruntime_type = 'vm'\n"},
+			map[string]string{"runtime.default_handler": `"crun"`, "runtime.handlers.kata.type": `"shim"`},
+		},
+		"crio_6862_patterns_of_pinned_images": {
+			map[string]string{"crio.conf": "[crio.image]\npinned_images = ['quay.io/pause:4.4', 'acme.io/k8s/*', '*pause*']\n"},
+			map[string]string{"image.pinned_images": `["quay.io/pause:4.4", "acme.io/k8s/*", "*pause*"]`},
+		},
+	} {
+		t.Run(report, func(t *testing.T) { wantSettings(t, crioOf(t, c.files), c.want) })
+	}
+}
+
+// Configurations from public reports of containerd.
+func TestContainerdReports(t *testing.T) {
+	t.Parallel()
+	const (
+		v2, v3  = "[plugins.'io.containerd.grpc.v1.cri'", "[plugins.'io.containerd.cri.v1.runtime'"
+		imports = "version = 2\nimports = ['conf.d/*.toml']\n"
+	)
+	for report, c := range map[string]struct {
+		files map[string]string
+		want  map[string]string
+	}{
+		"containerd_12891_drop_in_of_a_newer_version": {
+			map[string]string{
+				"config.toml":       imports + v2 + "]\nmax_concurrent_downloads = 7\n" + v2 + ".containerd.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\n" + v2 + ".containerd.runtimes.runc.options]\nSystemdCgroup = true\n",
+				"conf.d/tools.toml": "version = 3\n" + v3 + ".containerd.runtimes.test]\nruntime_type = 'io.containerd.runc.v2'\n" + v3 + ".containerd.runtimes.test.options]\nBinaryName = '/t/runc'\n",
+			},
+			map[string]string{"image.parallel_layers": "7", "runtime.cgroup_driver": `"systemd"`, "runtime.handlers.runc.path": `"runc"`, "runtime.handlers.test.path": `"/t/runc"`},
+		},
+		"containerd_13939_one_runtime_in_files_of_two_versions": {
+			map[string]string{
+				"config.toml":       imports + v2 + ".containerd.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\n" + v2 + ".containerd.runtimes.runc.options]\nSystemdCgroup = true\nBinaryName = '/old'\n",
+				"conf.d/tools.toml": "version = 3\n" + v3 + ".containerd.runtimes.runc.options]\nBinaryName = '/new'\n",
+			},
+			map[string]string{"runtime.cgroup_driver": `"systemd"`, "runtime.handlers.runc.type": `"oci"`, "runtime.handlers.runc.path": `"/new"`},
+		},
+		"containerd_12101_runc_without_its_type": {
+			map[string]string{"config.toml": "version = 3\n" + v3 + ".containerd.runtimes.runc.options]\nSystemdCgroup = true\n"},
+			map[string]string{"runtime.cgroup_driver": `"systemd"`, "runtime.handlers.runc.type": `"oci"`, "runtime.handlers.runc.path": `"runc"`},
+		},
+		"containerd_7982_drop_in_adds_a_runtime": {
+			map[string]string{
+				"config.toml":     imports + v2 + ".containerd.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\n" + v2 + ".containerd.runtimes.runc.options]\nSystemdCgroup = true\n",
+				"conf.d/foo.toml": v2 + ".containerd.runtimes.foo]\nruntime_type = 'io.containerd.runc.v2'\n" + v2 + ".containerd.runtimes.foo.options]\nBinaryName = 'runfoo'\n",
+			},
+			map[string]string{"runtime.cgroup_driver": `"systemd"`, "runtime.handlers.foo.path": `"runfoo"`, "runtime.handlers.runc.path": `"runc"`},
+		},
+		"containerd_4574_cgroups_by_the_old_key": {
+			map[string]string{"config.toml": "version = 2\n" + v2 + "]\nsystemd_cgroup = true\n"}, map[string]string{"runtime.cgroup_driver": `"systemd"`},
+		},
+		"containerd_4203_key_in_the_wrong_spelling": {
+			map[string]string{"config.toml": "version = 2\n" + v2 + ".containerd.runtimes.runc.options]\nsystemd_cgroup = true\n"}, map[string]string{"runtime.cgroup_driver": `"cgroupfs"`},
+		},
+		"containerd_11041_both_ways_of_mirrors": {
+			map[string]string{"config.toml": "version = 3\n[plugins.'io.containerd.cri.v1.images'.registry]\nconfig_path = '/etc/containerd/certs.d'\n[plugins.'io.containerd.cri.v1.images'.registry.mirrors.'docker.io']\nendpoint = ['https://m']\n"},
+			map[string]string{"image.hosts_dirs": `["/etc/containerd/certs.d"]`},
+		},
+	} {
+		t.Run(report, func(t *testing.T) {
+			imp, err := Containerd(filepath.Join(etc(t, c.files), "config.toml"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			wantSettings(t, imp, c.want)
+		})
+	}
+}
