@@ -8,6 +8,7 @@
 package otlp
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -15,6 +16,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/url"
 	"os"
 	"strconv"
 	"strings"
@@ -24,6 +26,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
@@ -35,15 +38,20 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/internal/trace"
 )
 
 // Config configures the export of traces.
 type Config struct {
-	Endpoint     string `toml:"endpoint" apply:"restart: the connection to the collector is set up at the start" form:"collector or empty" help:"URL of an OTLP collector over gRPC: http://127.0.0.1:4317, or https:// for TLS; empty: no tracing"`
+	Endpoint     string `toml:"endpoint" apply:"restart: the connection to the collector is set up at the start" form:"collector or empty" help:"URL of an OTLP collector: http://127.0.0.1:4317, or https:// for TLS; empty: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT of the server's environment, else no tracing"`
+	Protocol     string `toml:"protocol" apply:"restart: the connection to the collector is set up at the start" choices:"auto,grpc,http/protobuf" help:"protocol of the collector: grpc, or http/protobuf, which usually has port 4318, and the path /v1/traces unless endpoint has another; auto: OTEL_EXPORTER_OTLP_TRACES_PROTOCOL or OTEL_EXPORTER_OTLP_PROTOCOL of the server's environment, else http/protobuf for port 4318 and grpc for others"`
 	CAFile       string `toml:"ca_file" apply:"restart: the connection to the collector is set up at the start" form:"path or empty" input:"yes" help:"PEM file of CA certificates used to verify the collector; empty: the system's CA certificates"`
-	SamplingRate int    `toml:"sampling_rate_per_million" apply:"restart: the connection to the collector is set up at the start" help:"number of calls per million that are traced if the caller passes no trace context; otherwise the caller decides"`
+	SamplingRate int    `toml:"sampling_rate_per_million" apply:"restart: the connection to the collector is set up at the start" help:"number of calls per million that are traced if the caller passes no trace context; otherwise the caller decides; 0: as OTEL_TRACES_SAMPLER of the server's environment says, else none"`
 }
+
+// DefaultConfig returns the meaning of an empty configuration file.
+func DefaultConfig() Config { return Config{Protocol: "auto"} }
 
 // PerMillion is the sampling rate at which everything is traced.
 const PerMillion = 1_000_000
@@ -58,62 +66,111 @@ var exportTime = 3 * time.Second
 type Traces struct {
 	tracer oteltrace.Tracer
 	sdk    *sdk.TracerProvider
-	conn   *grpc.ClientConn
+	close  func() error // of the connection to the collector
 }
 
-// New returns Traces; the collector need not be reachable yet. It returns nil
-// if there is no endpoint.
+// New returns Traces; the collector need not be reachable yet. Environment says what cfg leaves empty.
+// It returns nil if there is no endpoint, or OTEL_SDK_DISABLED is true.
 func New(ctx context.Context, cfg Config, version string) (*Traces, error) {
-	if cfg.Endpoint == "" {
+	cfg = cfg.orEnvironment(os.Getenv)
+	if disabled, _ := strconv.ParseBool(os.Getenv("OTEL_SDK_DISABLED")); disabled || cfg.Endpoint == "" {
 		return nil, nil
 	}
-	conn, err := connect(cfg)
+	client, closeClient, err := connect(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("tracing: %w", err)
 	}
-	client, err := otlptracegrpc.New(ctx, otlptracegrpc.WithGRPCConn(conn), otlptracegrpc.WithTimeout(exportTime))
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("tracing: %w", err), conn.Close())
-	}
 	host, _ := os.Hostname() // without a name the collector knows the node by its address
-	provider := sdk.NewTracerProvider(
+	options := []sdk.TracerProviderOption{
 		sdk.WithBatcher(&exporter{SpanExporter: client, endpoint: cfg.Endpoint}),
-		sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(float64(cfg.SamplingRate)/PerMillion))),
 		sdk.WithResource(resource.NewSchemaless(
-			attribute.String("service.name", "crius"),
+			attribute.String("service.name", cmp.Or(os.Getenv("OTEL_SERVICE_NAME"), "crius")),
 			attribute.String("service.version", version),
 			attribute.String("host.name", host),
 		)),
-	)
-	return &Traces{tracer: provider.Tracer("github.com/crius-run/crius"), sdk: provider, conn: conn}, nil
+	}
+	if cfg.SamplingRate > 0 || os.Getenv("OTEL_TRACES_SAMPLER") == "" { // the SDK reads the variable
+		options = append(options, sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(float64(cfg.SamplingRate)/PerMillion))))
+	}
+	provider := sdk.NewTracerProvider(options...)
+	return &Traces{tracer: provider.Tracer("github.com/crius-run/crius"), sdk: provider, close: closeClient}, nil
 }
 
-// SplitEndpoint parses an endpoint.
-func SplitEndpoint(text string) (address string, secure, ok bool) {
-	scheme, address, ok := strings.Cut(text, "://")
-	_, port, err := net.SplitHostPort(address)
+// OverHTTP is the protocol of collectors that get spans by HTTP.
+const OverHTTP = "http/protobuf"
+
+// Collector is where an endpoint leads.
+type Collector struct {
+	Address string // HOST:PORT
+	Path    string // empty, or begins with a slash
+	Secure  bool   // by TLS
+}
+
+// ParseEndpoint parses an endpoint.
+func ParseEndpoint(text string) (c Collector, ok bool) {
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return Collector{}, false
+	}
+	_, port, err := net.SplitHostPort(u.Host)
 	if err == nil {
 		_, err = strconv.ParseUint(port, 10, 16)
 	}
-	return address, scheme == "https", ok && err == nil && (scheme == "http" || scheme == "https")
+	return Collector{u.Host, strings.TrimSuffix(u.Path, "/"), u.Scheme == "https"}, err == nil
 }
 
-func connect(cfg Config) (*grpc.ClientConn, error) {
-	address, encrypted, ok := SplitEndpoint(cfg.Endpoint)
-	if !ok {
-		return nil, fmt.Errorf("endpoint %q is not of the form http://HOST:PORT or https://HOST:PORT: %w", cfg.Endpoint, fault.Invalid)
+// connect returns a client of the collector, and what closes its connection.
+func connect(ctx context.Context, cfg Config) (sdk.SpanExporter, func() error, error) {
+	c, ok := ParseEndpoint(cfg.Endpoint)
+	if !ok || c.Path != "" && cfg.Protocol != OverHTTP {
+		return nil, nil, fmt.Errorf("endpoint %q is not of the form http://HOST:PORT or https://HOST:PORT, with a path only for %s: %w", cfg.Endpoint, OverHTTP, fault.Invalid)
 	}
-	secure := insecure.NewCredentials()
-	if encrypted {
+	var secure *tls.Config
+	if c.Secure {
 		authorities, err := authorities(cfg.CAFile)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		secure = credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS12, RootCAs: authorities})
+		secure = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: authorities}
 	} else if cfg.CAFile != "" {
-		return nil, fmt.Errorf("ca_file has no effect with %s: use https:// or remove tracing.ca_file: %w", cfg.Endpoint, fault.Invalid)
+		return nil, nil, fmt.Errorf("ca_file has no effect with %s: use https:// or remove tracing.ca_file: %w", cfg.Endpoint, fault.Invalid)
 	}
-	return grpc.NewClient(address, grpc.WithTransportCredentials(secure))
+	switch cfg.Protocol {
+	case OverHTTP:
+		return overHTTP(ctx, c, secure)
+	case "", "grpc":
+		return overGRPC(ctx, c, secure)
+	}
+	return nil, nil, fmt.Errorf("protocol %q is not grpc or %s: %w", cfg.Protocol, OverHTTP, fault.Invalid)
+}
+
+func overGRPC(ctx context.Context, c Collector, secure *tls.Config) (sdk.SpanExporter, func() error, error) {
+	identity := insecure.NewCredentials()
+	if secure != nil {
+		identity = credentials.NewTLS(secure)
+	}
+	conn, err := grpc.NewClient(c.Address, grpc.WithTransportCredentials(identity))
+	if err != nil {
+		return nil, nil, err
+	}
+	client, err := otlptracegrpc.New(ctx, otlptracegrpc.WithGRPCConn(conn), otlptracegrpc.WithTimeout(exportTime))
+	if err != nil {
+		return nil, nil, errors.Join(err, conn.Close())
+	}
+	return client, conn.Close, nil
+}
+
+func overHTTP(ctx context.Context, c Collector, secure *tls.Config) (sdk.SpanExporter, func() error, error) {
+	options := []otlptracehttp.Option{
+		otlptracehttp.WithEndpoint(c.Address), otlptracehttp.WithURLPath(cmp.Or(c.Path, "/v1/traces")), otlptracehttp.WithTimeout(exportTime),
+	}
+	if secure != nil {
+		options = append(options, otlptracehttp.WithTLSClientConfig(secure))
+	} else {
+		options = append(options, otlptracehttp.WithInsecure())
+	}
+	client, err := otlptracehttp.New(ctx, options...)
+	return client, func() error { return nil }, err
 }
 
 // authorities returns the certificates in file; nil, which means those of the
@@ -142,10 +199,10 @@ func (t *Traces) Close(ctx context.Context) error {
 		slog.WarnContext(ctx, "trace collector too slow, dropping spans", "waited", exportTime)
 		err = nil
 	}
-	return errors.Join(err, t.conn.Close())
+	return errors.Join(err, t.close())
 }
 
-// Begin starts a span (trace.Observer).
+// Begin starts a span (trace.Observer). What a call that is traced logs has the trace's id.
 func (t *Traces) Begin(ctx context.Context, kind trace.Kind, name, object string) (context.Context, func(error)) {
 	var options []oteltrace.SpanStartOption
 	switch kind {
@@ -156,6 +213,9 @@ func (t *Traces) Begin(ctx context.Context, kind trace.Kind, name, object string
 		options = append(options, oteltrace.WithAttributes(attribute.String("crius.object", object)))
 	}
 	ctx, span := t.tracer.Start(ctx, name, options...)
+	if id := span.SpanContext(); kind == trace.RPC && id.IsSampled() {
+		ctx = logx.With(ctx, "trace_id", id.TraceID().String())
+	}
 	return ctx, func(err error) {
 		if err != nil {
 			span.SetStatus(codes.Error, err.Error())

@@ -10,10 +10,12 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/big"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,6 +24,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/test/kit/collector"
 	"github.com/crius-run/crius/test/kit/refusing"
@@ -181,6 +184,124 @@ func selfSigned(t *testing.T) (tls.Certificate, string) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, file
 }
 
+func TestSpansOverHTTP(t *testing.T) {
+	patient(t)
+	certificate, file := selfSigned(t)
+	for name, c := range map[string]struct {
+		scheme, path, want string
+		config             Config
+	}{
+		"usual path":   {"http://", "", "/v1/traces", Config{}},
+		"another path": {"http://", "/otlp/traces/", "/otlp/traces", Config{}},
+		"TLS":          {"https://", "", "/v1/traces", Config{CAFile: file}},
+	} {
+		l := listen(t)
+		address := l.Addr().String()
+		if c.scheme == "https://" {
+			l = tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12})
+		}
+		from := collector.ServeHTTP(l)
+		c.config.Endpoint, c.config.Protocol, c.config.SamplingRate = c.scheme+address+c.path, OverHTTP, PerMillion
+		traces, tracer := start(t, c.config)
+		answer(t.Context(), tracer)
+		if err := traces.Close(t.Context()); err != nil {
+			t.Error(name, err)
+		}
+		if path, _ := from.LastRequest(); len(from.Spans()) != 3 || path != c.want {
+			t.Errorf("%s: %d spans at %s", name, len(from.Spans()), path)
+		}
+		from.Close()
+	}
+}
+
+// What the environment says serves if the configuration says nothing.
+func TestSpansByEnvironment(t *testing.T) {
+	patient(t)
+	l := listen(t)
+	c := collector.ServeHTTP(l)
+	defer c.Close()
+	for name, value := range map[string]string{
+		"ENDPOINT": "http://" + l.Addr().String() + "/base", "PROTOCOL": OverHTTP, "HEADERS": "api-key=secret",
+	} {
+		t.Setenv("OTEL_EXPORTER_OTLP_"+name, value)
+	}
+	t.Setenv("OTEL_TRACES_SAMPLER", "always_on")
+	t.Setenv("OTEL_SERVICE_NAME", "node-runtime")
+	t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test,service.version=9")
+	traces, tracer := start(t, Config{})
+	answer(t.Context(), tracer)
+	if err := traces.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	path, headers := c.LastRequest()
+	if len(c.Spans()) != 3 || path != "/base/v1/traces" || headers.Get("api-key") != "secret" {
+		t.Fatalf("%d spans at %s with %v", len(c.Spans()), path, headers)
+	}
+	if r := c.Spans()[0].Resource; r["service.name"] != "node-runtime" || r["service.version"] != "1.2.3" || r["deployment.environment"] != "test" {
+		t.Errorf("resource %v", r)
+	}
+	t.Setenv("OTEL_SDK_DISABLED", "true")
+	if off, err := New(t.Context(), Config{}, ""); off != nil || err != nil {
+		t.Errorf("disabled: %v, %v", off, err)
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		config Config
+		env    map[string]string
+		want   Config
+	}{
+		"nothing":             {Config{Protocol: "auto"}, nil, Config{Protocol: "grpc"}},
+		"configuration first": {Config{Endpoint: "http://a:1", Protocol: "grpc"}, map[string]string{"ENDPOINT": "http://b:2", "PROTOCOL": OverHTTP}, Config{Endpoint: "http://a:1", Protocol: "grpc"}},
+		"general, grpc":       {Config{}, map[string]string{"ENDPOINT": "http://b"}, Config{Endpoint: "http://b:4317", Protocol: "grpc"}},
+		"general, HTTP":       {Config{}, map[string]string{"ENDPOINT": "https://b/x/", "PROTOCOL": OverHTTP}, Config{Endpoint: "https://b:4318/x/v1/traces", Protocol: OverHTTP}},
+		"port of HTTP":        {Config{Endpoint: "http://a:4318", Protocol: "auto"}, nil, Config{Endpoint: "http://a:4318", Protocol: OverHTTP}},
+		"port of HTTP, grpc":  {Config{Endpoint: "http://a:4318", Protocol: "grpc"}, nil, Config{Endpoint: "http://a:4318", Protocol: "grpc"}},
+		"of traces": {Config{}, map[string]string{"TRACES_ENDPOINT": "http://b:9/own", "ENDPOINT": "http://c", "TRACES_PROTOCOL": OverHTTP, "PROTOCOL": "grpc"},
+			Config{Endpoint: "http://b:9/own", Protocol: OverHTTP}},
+		"certificate":      {Config{}, map[string]string{"ENDPOINT": "https://[::1]", "CERTIFICATE": "/ca"}, Config{Endpoint: "https://[::1]:4317", Protocol: "grpc", CAFile: "/ca"}},
+		"no TLS":           {Config{}, map[string]string{"ENDPOINT": "http://b:1", "CERTIFICATE": "/ca"}, Config{Endpoint: "http://b:1", Protocol: "grpc"}},
+		"nonsense":         {Config{}, map[string]string{"ENDPOINT": "collector:4317"}, Config{Endpoint: "collector:4317", Protocol: "grpc"}},
+		"unknown protocol": {Config{}, map[string]string{"ENDPOINT": "http://b:1", "PROTOCOL": "http/json"}, Config{Endpoint: "http://b:1", Protocol: "http/json"}},
+	} {
+		got := c.config.orEnvironment(func(name string) string { return c.env[strings.TrimPrefix(name, "OTEL_EXPORTER_OTLP_")] })
+		if got != c.want {
+			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		}
+	}
+}
+
+// The log of a call leads to its trace, if there is one.
+func TestLogOfTracedCall(t *testing.T) {
+	l := listen(t)
+	defer collector.Serve(l).Close()
+	traces, tracer := start(t, Config{Endpoint: "http://" + l.Addr().String()})
+	defer func() {
+		if err := traces.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}()
+	var b strings.Builder
+	log, err := logx.New(&b, "text", slog.LevelInfo)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for flags, want := range map[string]bool{"01": true, "00": false} {
+		b.Reset()
+		_ = tracer.Call(calledBy(t, "00-"+traceID+"-"+spanID+"-"+flags), "RunPodSandbox", func(ctx context.Context) error {
+			return tracer.Do(ctx, "run pod", "a pod", func(ctx context.Context) error {
+				log.InfoContext(ctx, "pod started")
+				return nil
+			})
+		})
+		if has := strings.Contains(b.String(), "trace_id="+traceID); has != want {
+			t.Errorf("flags %s: %s", flags, b.String())
+		}
+	}
+}
+
 func TestConfig(t *testing.T) {
 	if traces, err := New(t.Context(), Config{}, ""); traces != nil || err != nil {
 		t.Errorf("off: %v, %v", traces, err)
@@ -194,6 +315,9 @@ func TestConfig(t *testing.T) {
 		{Endpoint: "grpc://127.0.0.1:4317"},
 		{Endpoint: "http://127.0.0.1"},
 		{Endpoint: "http://127.0.0.1:4317/v1/traces"},
+		{Endpoint: "http://user:password@127.0.0.1:4318", Protocol: OverHTTP},
+		{Endpoint: "http://127.0.0.1:4318?key=1", Protocol: OverHTTP},
+		{Endpoint: "http://127.0.0.1:4318", Protocol: "http/json"},
 		{Endpoint: "http://127.0.0.1:4317", CAFile: empty},
 		{Endpoint: "https://127.0.0.1:4317", CAFile: empty},
 	} {

@@ -70,5 +70,6 @@ func Default() Config {
 		Network:   network.DefaultConfig(),
 		Tuning:    tuning.DefaultConfig(),
 		NRI:       nri.DefaultConfig(),
+		Tracing:   otlp.DefaultConfig(),
 	}
 }

@@ -107,7 +107,7 @@ var forms = map[string]form{
 		return text == "" || text == "criu" || filepath.IsAbs(text) && filepath.Base(text) == "criu"
 	}},
 	"collector or empty": {words: "http://HOST:PORT, https://HOST:PORT or an empty string", ok: func(text string) bool {
-		_, _, ok := otlp.SplitEndpoint(text)
+		_, ok := otlp.ParseEndpoint(text)
 		return ok || text == ""
 	}},
 	"CVE": {words: "a CVE, such as CVE-2024-21626", ok: cveNumber.MatchString},

@@ -5,12 +5,17 @@ package collector
 import (
 	"context"
 	"encoding/hex"
+	"errors"
+	"io"
 	"net"
+	"net/http"
 	"sync"
+	"time"
 
 	service "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	otlp "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 )
 
 // Span is a received span, ids in hexadecimal.
@@ -24,22 +29,55 @@ type Span struct {
 // Collector holds the received spans.
 type Collector struct {
 	service.UnimplementedTraceServiceServer
-	server *grpc.Server
+	end func()
 
-	mu    sync.Mutex
-	spans []Span
+	mu      sync.Mutex
+	spans   []Span
+	headers http.Header // of the last request over HTTP
+	path    string      // the same
 }
 
 // Serve receives traces on l until Close.
 func Serve(l net.Listener, options ...grpc.ServerOption) *Collector {
-	c := &Collector{server: grpc.NewServer(options...)}
-	service.RegisterTraceServiceServer(c.server, c)
-	go func() { _ = c.server.Serve(l) }()
+	server := grpc.NewServer(options...)
+	c := &Collector{end: server.Stop}
+	service.RegisterTraceServiceServer(server, c)
+	go func() { _ = server.Serve(l) }()
 	return c
 }
 
+// ServeHTTP receives traces by HTTP on l, which may be one of TLS, until Close.
+func ServeHTTP(l net.Listener) *Collector {
+	c := &Collector{}
+	server := &http.Server{Handler: http.HandlerFunc(c.receive), ReadHeaderTimeout: time.Minute}
+	c.end = func() { _ = server.Close() }
+	go func() { _ = server.Serve(l) }()
+	return c
+}
+
+func (c *Collector) receive(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	var req service.ExportTraceServiceRequest
+	if err = errors.Join(err, proto.Unmarshal(body, &req)); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	c.mu.Lock()
+	c.headers, c.path = r.Header, r.URL.Path
+	c.mu.Unlock()
+	_, _ = c.Export(r.Context(), &req)
+	w.Header().Set("Content-Type", "application/x-protobuf")
+}
+
+// LastRequest returns path and headers of the last request by HTTP.
+func (c *Collector) LastRequest() (path string, headers http.Header) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.path, c.headers
+}
+
 // Close stops receiving.
-func (c *Collector) Close() { c.server.Stop() }
+func (c *Collector) Close() { c.end() }
 
 // Spans returns all received spans.
 func (c *Collector) Spans() []Span {

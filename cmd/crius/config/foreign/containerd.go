@@ -1,6 +1,7 @@
 package foreign
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -280,6 +281,8 @@ func (c containerdConversion) tracing() {
 		endpoint = scheme + endpoint
 	}
 	c.set("tracing.endpoint", endpoint, c.from(at), "")
+	protocol := []string{"plugins", "io.containerd.tracing.processor.v1.otlp", "protocol"}
+	c.set("tracing.protocol", cmp.Or(c.text(protocol...), "http/protobuf"), c.from(protocol), "")
 }
 
 // disabledPlugins lists the plugins that containerd does not load.

@@ -166,7 +166,7 @@ var containerdRules = []rule{
 	{key: "plugins.serve-grpc.max_send_message_size", verdict: mapped, to: "api.max_message_size", joint: true},
 	{key: "plugins.serve-grpc.gid", verdict: mapped, to: "api.socket_group", joint: true},
 	{key: "plugins.otlp.endpoint", verdict: mapped, to: "tracing.endpoint", joint: true},
-	{key: "plugins.otlp.protocol", verdict: refused, off: []any{"", "grpc"}, why: "traces are sent by OTLP over gRPC"},
+	{key: "plugins.otlp.protocol", verdict: mapped, to: "tracing.protocol", joint: true},
 	{key: "plugins.otlp.insecure", verdict: mapped, to: "tracing.endpoint", joint: true},
 	{key: "plugins.tracing.sampling_ratio", verdict: mapped, to: "tracing.sampling_rate_per_million", as: perMillion},
 	{key: "plugins.tracing.service_name", verdict: refused, off: []any{"", "containerd"}, why: "traces are sent under the name crius"},
