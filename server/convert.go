@@ -16,6 +16,7 @@ import (
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
+	"github.com/crius-run/crius/storage/registry/verifier"
 )
 
 // Data from a request (metadata, labels, annotations, image spec) is valid
@@ -245,12 +246,19 @@ func containerInfo(v *view.Container, spec json.RawMessage) (map[string]string, 
 	}{v.SandboxID, v.PID, v.Config.GetLinux().GetSecurityContext().GetPrivileged(), v.Handler, v.Bundle, v.Config, spec})
 }
 
-func imageInfo(spec *imagespec.Image) (map[string]string, error) {
-	return verbose(map[string]any{"imageSpec": spec})
+func imageInfo(spec *imagespec.Image, verdicts []verifier.Verdict) (map[string]string, error) {
+	return verbose(withVerdicts(map[string]any{"imageSpec": spec}, verdicts))
+}
+
+func withVerdicts(document map[string]any, verdicts []verifier.Verdict) map[string]any {
+	if len(verdicts) > 0 {
+		document["verifiers"] = verdicts
+	}
+	return document
 }
 
 // artifactInfo lists the files of an artifact, which has no config.
-func artifactInfo(image *storage.Image) (map[string]string, error) {
+func artifactInfo(image *storage.Image, verdicts []verifier.Verdict) (map[string]string, error) {
 	type file struct {
 		Path   string `json:"path"`
 		Digest string `json:"digest"`
@@ -260,7 +268,7 @@ func artifactInfo(image *storage.Image) (map[string]string, error) {
 	for _, f := range image.Files {
 		files = append(files, file{f.Path, f.Digest.String(), f.Size})
 	}
-	return verbose(map[string]any{"artifactFiles": files})
+	return verbose(withVerdicts(map[string]any{"artifactFiles": files}, verdicts))
 }
 
 func verbose(document any) (map[string]string, error) {

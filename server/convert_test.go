@@ -15,6 +15,7 @@ import (
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 	"github.com/crius-run/crius/storage/registry/source"
+	"github.com/crius-run/crius/storage/registry/verifier"
 )
 
 func fullSandboxView() *view.Sandbox {
@@ -287,7 +288,7 @@ func TestHostileStringsCanBeEncoded(t *testing.T) {
 	}
 	sandboxDoc, err1 := sandboxInfo(sandbox, json.RawMessage(`{"hostname":"`+"\xff"+`"}`))
 	containerDoc, err2 := containerInfo(container, json.RawMessage(`{"hostname":"`+"\xff"+`"}`))
-	imageDoc, err3 := imageInfo(&imagespec.Image{Author: hostile, Config: imagespec.ImageConfig{Labels: map[string]string{hostile: hostile}}})
+	imageDoc, err3 := imageInfo(&imagespec.Image{Author: hostile, Config: imagespec.ImageConfig{Labels: map[string]string{hostile: hostile}}}, []verifier.Verdict{{Name: hostile, Said: hostile}})
 	if err1 != nil || err2 != nil || err3 != nil {
 		t.Fatal(err1, err2, err3)
 	}
@@ -341,13 +342,19 @@ func TestVerboseInfo(t *testing.T) {
 		sandbox["config"].(map[string]any)["log_directory"] != "/var/log/pods/ns_web_1/" {
 		t.Errorf("pod info %v", sandbox)
 	}
-	artifact := decode(artifactInfo(&storage.Image{Files: []source.File{{Path: "dir/weights", Digest: "sha256:00", Size: 7}}}))
+	artifact := decode(artifactInfo(&storage.Image{Files: []source.File{{Path: "dir/weights", Digest: "sha256:00", Size: 7}}}, nil))
 	if files := artifact["artifactFiles"].([]any); !reflect.DeepEqual(files[0], map[string]any{"path": "dir/weights", "digest": "sha256:00", "size": 7.0}) {
 		t.Errorf("artifact info %v", artifact)
 	}
-	image := decode(imageInfo(&imagespec.Image{Config: *someImage().Config, Author: "me"}))
+	image := decode(imageInfo(&imagespec.Image{Config: *someImage().Config, Author: "me"}, []verifier.Verdict{{Name: "a:1", Accepted: true, Said: "own: signed"}}))
 	if spec := image["imageSpec"].(map[string]any); spec["config"].(map[string]any)["User"] != "1000" || spec["author"] != "me" {
 		t.Errorf("image info %v", image)
+	}
+	if v := image["verifiers"].([]any)[0].(map[string]any); v["name"] != "a:1" || v["accepted"] != true || v["verdict"] != "own: signed" {
+		t.Errorf("image info %v", image)
+	}
+	if _, has := artifact["verifiers"]; has {
+		t.Errorf("artifact info %v", artifact)
 	}
 }
 

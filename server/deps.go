@@ -13,6 +13,7 @@ import (
 	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
+	"github.com/crius-run/crius/storage/registry/verifier"
 )
 
 // Engine runs pods and containers; *pod.Engine is the only implementation.
@@ -119,5 +120,7 @@ type Images interface {
 	LookUp(ctx context.Context, ref string) (*storage.Image, error)
 	// Spec returns the complete config of an image, fault.NotFound if it is gone.
 	Spec(ctx context.Context, image *storage.Image) (*imagespec.Image, error)
+	// Verdicts returns what image verifiers said about an image, fault.NotFound if it is gone.
+	Verdicts(ctx context.Context, image *storage.Image) ([]verifier.Verdict, error)
 	FsInfo(ctx context.Context) (images, containers storage.FsUsage, err error)
 }

@@ -31,6 +31,7 @@ import (
 	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
+	"github.com/crius-run/crius/storage/registry/verifier"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
@@ -287,7 +288,8 @@ func (f *fakeEngine) SetPodCIDR(cidr string) error {
 
 type fakeImages struct {
 	script
-	images []*storage.Image
+	images   []*storage.Image
+	verdicts []verifier.Verdict
 }
 
 func (f *fakeImages) Images(ctx context.Context) ([]*storage.Image, error) {
@@ -308,6 +310,10 @@ func (f *fakeImages) LookUp(ctx context.Context, ref string) (*storage.Image, er
 
 func (f *fakeImages) Spec(ctx context.Context, image *storage.Image) (*imagespec.Image, error) {
 	return &imagespec.Image{Config: *image.Config, Author: "me"}, f.did(ctx, "Spec", image.ID)
+}
+
+func (f *fakeImages) Verdicts(context.Context, *storage.Image) ([]verifier.Verdict, error) {
+	return f.verdicts, nil
 }
 
 func (f *fakeImages) pull(ctx context.Context, req storage.PullRequest) (*storage.Image, error) {

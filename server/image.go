@@ -79,19 +79,29 @@ func (s *imageAPI) ImageStatus(ctx context.Context, req *cri.ImageStatusRequest)
 	if !req.GetVerbose() {
 		return resp, nil
 	}
-	if len(image.Files) > 0 {
-		resp.Info, err = artifactInfo(image)
-		return resp, err
-	}
-	spec, err := s.images.Spec(ctx, image)
+	resp.Info, err = s.info(ctx, image)
 	if errors.Is(err, fault.NotFound) { // removed in the meantime
 		return &cri.ImageStatusResponse{}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	resp.Info, err = imageInfo(spec)
-	return resp, err
+	return resp, nil
+}
+
+func (s *imageAPI) info(ctx context.Context, image *storage.Image) (map[string]string, error) {
+	verdicts, err := s.images.Verdicts(ctx, image)
+	if err != nil {
+		return nil, err
+	}
+	if len(image.Files) > 0 {
+		return artifactInfo(image, verdicts)
+	}
+	spec, err := s.images.Spec(ctx, image)
+	if err != nil {
+		return nil, err
+	}
+	return imageInfo(spec, verdicts)
 }
 
 func (s *imageAPI) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri.PullImageResponse, error) {

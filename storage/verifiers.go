@@ -16,6 +16,7 @@ import (
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/pull/pullerror"
 	"github.com/crius-run/crius/storage/registry/trust"
+	"github.com/crius-run/crius/storage/registry/verifier"
 )
 
 // maxVerified bounds how often verifiers are asked about one use: an image may have many names and
@@ -57,6 +58,18 @@ func (s *Store) verify(ctx context.Context, use Use) error {
 		refused = fmt.Errorf("no manifest of %s is stored, pull it again: %w: %w", names[0], ErrSignature, fault.Denied)
 	}
 	return pullerror.Shown(refused.Error(), refused)
+}
+
+// Verdicts returns what the image verifiers said about an image since the last restart or reload.
+func (s *Store) Verdicts(ctx context.Context, image *Image) ([]verifier.Verdict, error) {
+	if !s.verifiers.On() {
+		return nil, nil
+	}
+	record, err := s.record(ctx, image.ID)
+	if err != nil {
+		return nil, err
+	}
+	return s.verifiers.Verdicts(record.Digests), nil
 }
 
 // descriptors describe the manifests of an image that a name may mean. Indexes come first: a name

@@ -67,6 +67,11 @@ func TestImageVerifiersDecideAtPullAndUse(t *testing.T) {
 			t.Errorf("asked for %s before the verifier had decided", request.Path)
 		}
 	}
+	for image, want := range map[*Image]string{good: name + ":good", indexed: name + ":index"} {
+		if v, err := n.Verdicts(t.Context(), image); err != nil || len(v) != 1 || v[0].Name != want || !v[0].Accepted || v[0].Said != "own: " || v[0].At.IsZero() {
+			t.Errorf("verdicts on %s: %+v, %v", want, v, err)
+		}
+	}
 	n.wantAdmitted(good, name+":good")
 	n.wantAdmitted(indexed, name+":index")
 	if count, _ := times(t, asked); count != 3 {
@@ -81,6 +86,9 @@ func TestImageVerifiersDecideAtPullAndUse(t *testing.T) {
 	}
 	write(t, verifier, asked, "echo revoked; exit 1")
 	n.wantRefused(good, name+":good", "revoked")
+	if v, err := n.Verdicts(t.Context(), good); err != nil || len(v) != 1 || v[0].Accepted || !strings.Contains(v[0].Said, "(exit code 1): revoked") {
+		t.Errorf("verdicts after the refusal: %+v, %v", v, err)
+	}
 	n.wantRefused(good, good.ID, "revoked")
 	n.cfg.VerifiersAtPullOnly = true
 	n.restart()

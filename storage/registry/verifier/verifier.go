@@ -51,6 +51,7 @@ type Verifiers struct {
 	dir     string        // empty: every image is accepted
 	timeout time.Duration // of each program
 	answers map[[sha256.Size]byte]answer
+	last    map[string]Verdict // by name and digest
 	// uses counts calls of Use: an answer that was asked for before one is not given after it.
 	uses int
 }
@@ -66,40 +67,49 @@ type answer struct {
 func (v *Verifiers) Use(dir string, timeout time.Duration) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.dir, v.timeout, v.answers = dir, timeout, nil
+	v.dir, v.timeout, v.answers, v.last = dir, timeout, nil, nil
 	v.uses++
 }
 
-func (v *Verifiers) used() (dir string, timeout time.Duration) {
+func (v *Verifiers) used() (dir string, timeout time.Duration, uses int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.dir, v.timeout
+	return v.dir, v.timeout, v.uses
 }
 
 // On reports whether there is a directory.
 func (v *Verifiers) On() bool {
-	dir, _ := v.used()
+	dir, _, _ := v.used()
 	return dir != ""
 }
 
 // Check asks all programs about an image under a name, and returns what they say. A refusal is
 // trust.ErrSignature, and fault.Denied, or fault.Precondition if a program cannot be asked.
 func (v *Verifiers) Check(ctx context.Context, name string, image imagespec.Descriptor) (verdict string, err error) {
-	dir, timeout := v.used()
+	dir, timeout, uses := v.used()
 	if dir == "" {
 		return "", nil
 	}
+	verdict, asked, err := v.ask(ctx, dir, timeout, name, image)
+	if asked && ctx.Err() == nil {
+		v.note(uses, Verdict{Name: name, Digest: image.Digest, Accepted: err == nil, Said: verdict, At: time.Now()}, err)
+	}
+	return verdict, err
+}
+
+// ask is Check, which also says whether the programs were asked.
+func (v *Verifiers) ask(ctx context.Context, dir string, timeout time.Duration, name string, image imagespec.Descriptor) (verdict string, asked bool, err error) {
 	programs, err := programsIn(dir)
 	if err != nil {
-		return "", fmt.Errorf("image verifiers: %w: %w: %w", err, trust.ErrSignature, fault.Precondition)
+		return "", true, fmt.Errorf("image verifiers: %w: %w: %w", err, trust.ErrSignature, fault.Precondition)
 	}
 	descriptor, err := json.Marshal(image)
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
 	key := v.key(programs, name, descriptor)
 	if verdict, known := v.cached(key); known {
-		return verdict, nil
+		return verdict, false, nil
 	}
 	var verdicts []string
 	for _, p := range programs {
@@ -109,13 +119,13 @@ func (v *Verifiers) Check(ctx context.Context, name string, image imagespec.Desc
 			return err
 		})
 		if err != nil {
-			return "", fmt.Errorf("image verifier %s: %w", filepath.Base(p.path), err)
+			return "", true, fmt.Errorf("image verifier %s: %w", filepath.Base(p.path), err)
 		}
 	}
 	verdict = strings.Join(verdicts, "; ")
 	v.cache(key, verdict)
 	slog.InfoContext(ctx, "image verifiers accept the image", "image", name, "digest", image.Digest, "verdict", verdict)
-	return verdict, nil
+	return verdict, true, nil
 }
 
 // file is a file of the directory as it is now.
