@@ -17,6 +17,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/durable"
+	"github.com/crius-run/crius/storage/pull/progress"
 	"github.com/crius-run/crius/storage/registry/hosts"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
@@ -752,4 +753,19 @@ func TestPullAsksForEachDocumentOnce(t *testing.T) {
 			t.Errorf("%s: asked for %d times", path, times)
 		}
 	}
+}
+
+// Only pulls that brought an image count: how long it takes to see that one is there says nothing of its size.
+func TestDurationsOfPullsBySize(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	repo := testRepo()
+	name := serve(t, repo, "1", motd(t, "x")).Addr() + "/" + repo + ":1"
+	n.pull(name)
+	n.pull(name)
+	n.Pulls().Took.BySize(func(class string, h progress.Histogram) {
+		if want := map[string]uint64{"0-10MB": 1}[class]; h.Count != want || want > 0 && h.Sum <= 0 {
+			t.Errorf("%s: %d pulls in %s, want %d", class, h.Count, h.Sum, want)
+		}
+	})
 }

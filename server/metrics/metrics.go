@@ -126,7 +126,7 @@ func (m *Metrics) Begin(ctx context.Context, kind trace.Kind, name, _ string) (c
 func (m *Metrics) Register(ctx context.Context, s Sources) {
 	ctx = context.WithoutCancel(ctx)
 	m.registry.MustRegister(
-		&nodeCollector{s.Node}, vulnerable(s.Vulnerable), readiness(s.Status), sizes(s.Sizes), sessions(s.Sessions),
+		&nodeCollector{s.Node}, vulnerable(s.Vulnerable), readiness(s.Status), sizes(s.Sizes), pullTimes{&s.Pulls.Took}, sessions(s.Sessions),
 		logs(func() conmon.LogCount { return s.Logged(ctx) }),
 		counter("crius_panics_total", "Recovered panics: defects of crius, with stack traces in its log.", func() float64 { return float64(panics.Count()) }),
 		counter("crius_image_pull_bytes_total", "Bytes of image layers and configurations downloaded from registries.", func() float64 { return float64(s.Pulls.Bytes.Load()) }),

@@ -3,9 +3,13 @@ package metrics
 import (
 	"context"
 	"errors"
+	"maps"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage"
+	"github.com/crius-run/crius/storage/pull/progress"
 )
 
 // pullOperation is the operation whose failures are counted by reason.
@@ -41,4 +45,17 @@ func reasonOf(err error, reasons []reason) string {
 		}
 	}
 	return otherReason
+}
+
+var pullDuration = describe("crius_image_pull_duration_seconds", "Duration of pulls that brought an image, by the size of its layers in the registry.", "size")
+
+// pullTimes collects the durations of pulls.
+type pullTimes struct{ took *progress.Durations }
+
+func (pullTimes) Describe(out chan<- *prometheus.Desc) { out <- pullDuration }
+
+func (p pullTimes) Collect(out chan<- prometheus.Metric) {
+	p.took.BySize(func(class string, h progress.Histogram) {
+		out <- prometheus.MustNewConstHistogram(pullDuration, h.Count, h.Sum.Seconds(), maps.Clone(h.Within), class)
+	})
 }

@@ -268,6 +268,7 @@ func (p *Puller) pullOnce(ctx context.Context, n named) error {
 		return err
 	}
 	warnIfForeign(ctx, n.name, id, src.Config)
+	p.Counts.Took.Note(src.LayerBytes(), time.Since(start))
 	slog.InfoContext(ctx, "image pulled", "image", id, "name", n.name.String(), "took", time.Since(start))
 	return nil
 }

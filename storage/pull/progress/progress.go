@@ -106,6 +106,7 @@ type Counts struct {
 	Resumed atomic.Int64 // bytes from earlier pulls, or from other pulls at the same time
 	Fetched atomic.Int64 // blobs
 	Present atomic.Int64 // blobs that did not have to be fetched
+	Took    Durations    // of pulls that brought an image
 
 	mu          sync.Mutex
 	active      map[*Pull]context.CancelCauseFunc

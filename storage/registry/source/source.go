@@ -213,6 +213,18 @@ func (d *Documents) Blobs() map[digest.Digest]bool {
 	return blobs
 }
 
+// LayerBytes returns the bytes of the layers as the registry has them; 0 if the manifest does not say.
+func (d *Documents) LayerBytes() (total int64) {
+	parsed, err := d.parsed()
+	if err != nil {
+		return 0
+	}
+	for _, blob := range parsed.LayerInfos() {
+		total += max(blob.Size, 0)
+	}
+	return total
+}
+
 // LayerDigests returns the digests by which a copy of the image may find its layers in a store:
 // digests of their blobs and, if the config has them, of their content, whatever their format.
 func (d *Documents) LayerDigests() (digests []digest.Digest) {
