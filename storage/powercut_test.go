@@ -787,3 +787,26 @@ func TestForget(t *testing.T) {
 		}
 	}
 }
+
+// A layer in which an entry replaces a file cannot be put together again: that is no damage, and a check at
+// each boot would find nothing else.
+func TestReplacedFilesAreNoDamage(t *testing.T) {
+	t.Parallel()
+	for what, files := range map[string][]image.File{
+		"file twice":          {image.Text("file", "first"), image.Text("./file", "content")},
+		"file over directory": {image.Dir("a"), image.Text("a/gone", "x"), image.Text("a", "content")},
+		"link over directory": {image.Dir("d"), image.Text("l/gone", "x"), image.Symlink("l", "d")},
+		"empty directory":     {image.Dir("a"), image.Dir("a/b"), image.Text("a", "content")},
+	} {
+		n, img := pulled(t, build(t, image.Image{Layers: []image.Layer{layer(t, files...)}}))
+		for range 2 {
+			n.cutPower(true, func() {})
+			if _, err := n.Image(testContext(t), img.ID); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		if unsure := n.stored().Unsure; len(unsure) > 0 {
+			t.Errorf("%s: checked again at the next boot: %v", what, unsure)
+		}
+	}
+}

@@ -25,9 +25,9 @@ type comparison struct {
 type trait uint8
 
 const (
-	symlink trait = 1 << iota
-	above         // a directory of another name
-	linked        // there are more names for the file, whose entries may set its owner
+	elsewhere trait = 1 << iota // a symbolic link, or no directory any more: names below it lead to other files, or nowhere
+	above                       // a directory of another name
+	linked                      // there are more names for the file, whose entries may set its owner
 )
 
 // difference is how a file differs from its entry.
@@ -62,11 +62,14 @@ func (c *comparison) take(name string, h *tar.Header) error {
 	delete(c.differ, name)
 	id := maphash.String(c.seed, name)
 	is := c.traits[id] & above
-	if h.Typeflag == tar.TypeSymlink {
-		is |= symlink
+	switch {
+	case h.Typeflag == tar.TypeSymlink:
+		is |= elsewhere
 		if is&above != 0 {
 			c.behind = name
 		}
+	case h.Typeflag != tar.TypeDir && is&above != 0:
+		is |= elsewhere
 	}
 	if h.Typeflag == tar.TypeLink {
 		is |= linked
@@ -92,15 +95,15 @@ func (c *comparison) take(name string, h *tar.Header) error {
 	return nil
 }
 
-// behindLink reports whether the layer reaches a file through a symbolic link. It also notes the
-// directories above the file.
+// behindLink reports whether the layer reaches a file through a symbolic link, or has put something else in
+// the place of its directory. It also notes the directories above the file.
 func (c *comparison) behindLink(name string) (behind bool) {
 	var hash maphash.Hash
 	hash.SetSeed(c.seed)
 	for i := range len(name) {
 		if name[i] == '/' && i > 0 {
 			id := hash.Sum64()
-			behind = behind || c.traits[id]&symlink != 0
+			behind = behind || c.traits[id]&elsewhere != 0
 			c.traits[id] |= above
 		}
 		_ = hash.WriteByte(name[i]) // never fails

@@ -42,10 +42,17 @@ func (s *check) content(ctx context.Context, layer *cstorage.Layer, dir string) 
 		slog.Warn("cannot verify layer: it has a file behind a symbolic link", "layer", layer.ID, "file", c.behind, "err", err)
 		return nil
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		err = c.result()
 	}
-	return c.result()
+	if err == nil {
+		return nil
+	}
+	if name, unread := layers.Replaced(s.store, layer); unread == nil && name != "" {
+		slog.Warn("cannot verify layer: one of its files replaces another one", "layer", layer.ID, "file", name, "err", err)
+		return nil
+	}
+	return err
 }
 
 // watched reads from until ctx ends, and calls Progress for each part.

@@ -71,35 +71,53 @@ func Rebuild(store cstorage.Store, layer *cstorage.Layer) io.ReadCloser {
 }
 
 func rebuild(store cstorage.Store, layer *cstorage.Layer, to io.Writer) error {
-	driver, err := store.GraphDriver()
+	path, description, err := describe(store, layer)
 	if err != nil {
 		return err
 	}
-	paths, err := driver.Metadata(layer.ID)
-	if err != nil {
-		return err
-	}
-	path := paths["UpperDir"] // ROOT/overlay/ID/diff
+	defer description.Close()
 	dir, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(dir)
-	file, err := openDescription(layer.ID, filepath.Join(store.GraphRoot(), store.GraphDriverName()), filepath.Dir(filepath.Dir(path)))
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	description, err := decompress(file, func() (func(), error) { return func() {}, nil }) // it is gzip
-	if err != nil {
-		return fmt.Errorf("description of its archive (tar-split): %w", err)
-	}
-	defer description.Close()
 	if layer.UncompressedSize > 0 {
 		to = &bounded{to, layer.UncompressedSize}
 	}
 	return asm.WriteOutputTarStream(layerFiles(dir), entries{json.NewDecoder(description)}, to)
 }
+
+// describe returns the directory with the files of a layer, and the description of its archive.
+func describe(store cstorage.Store, layer *cstorage.Layer) (path string, description io.ReadCloser, err error) {
+	driver, err := store.GraphDriver()
+	if err != nil {
+		return "", nil, err
+	}
+	paths, err := driver.Metadata(layer.ID)
+	if err != nil {
+		return "", nil, err
+	}
+	path = paths["UpperDir"] // ROOT/overlay/ID/diff
+	file, err := openDescription(layer.ID, filepath.Join(store.GraphRoot(), store.GraphDriverName()), filepath.Dir(filepath.Dir(path)))
+	if err != nil {
+		return "", nil, err
+	}
+	unpacked, err := decompress(file, func() (func(), error) { return func() {}, nil }) // it is gzip
+	if err != nil {
+		_ = file.Close()
+		return "", nil, fmt.Errorf("description of its archive (tar-split): %w", err)
+	}
+	return path, closers{unpacked, file}, nil
+}
+
+// closers closes a reader, and then what it reads from.
+type closers struct {
+	io.ReadCloser
+	from io.Closer
+}
+
+// Close implements io.Closer.
+func (c closers) Close() error { return errors.Join(c.ReadCloser.Close(), c.from.Close()) }
 
 // entries unpacks tar-split data. The library's unpacker keeps all names in memory, as many and as
 // long as the image has them, to refuse duplicates, which the packer has refused before.
