@@ -313,11 +313,12 @@ func groupEntries(groups string) iter.Seq[groupEntry] {
 }
 
 // entries yields the lines of a passwd or group file that have a name and at
-// least that many fields.
+// least that many fields. White space around a line, such as the carriage return
+// of a file written on Windows, counts for nothing, as with other runtimes.
 func entries(file string, fields int) iter.Seq[[]string] {
 	return func(yield func([]string) bool) {
 		for line := range strings.Lines(file) {
-			parts := strings.SplitN(strings.TrimRight(line, "\n"), ":", 8)
+			parts := strings.SplitN(strings.TrimSpace(line), ":", 8)
 			if len(parts) < fields || parts[0] == "" || parts[0][0] == '#' {
 				continue
 			}

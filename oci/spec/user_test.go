@@ -12,8 +12,8 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-const (
-	passwdFile = `root:x:0:0:root:/root:/bin/sh
+var (
+	passwdFile = written(`root:x:0:0:root:/root:/bin/sh
 # comment:x:7:7::/:
 +::::::
 daemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin
@@ -27,8 +27,10 @@ huge:x:4294967296:0::/:
 negative:x:-1:0::/:
 octal:x:010:0::/:
 1234:x:1300:1300:a number for a name:/n:/bin/sh
-`
-	groupFile = `root:x:0:
+ indented:x:1400:1400::/i:/bin/sh
+windows:x:1500:1500\r
+`)
+	groupFile = written(`root:x:0:
 daemon:x:1:
 app:x:1000:
 wheel:x:10:root,app
@@ -38,8 +40,13 @@ huge:x:4294967296:app
 second:x:10:app
 lonely:x:77
 apple:x:78:apple,application
-`
+indented:x:1400: windows
+\twindows:x:1500\r
+`)
 )
+
+// written puts the white space into a file that a raw string cannot show.
+func written(file string) string { return strings.NewReplacer(`\t`, "\t", `\r`, "\r").Replace(file) }
 
 func value(n int64) *cri.Int64Value { return &cri.Int64Value{Value: n} }
 
@@ -68,6 +75,8 @@ func TestIdentify(t *testing.T) {
 		{"leading zeros", nil, "001000:0077", Identity{1000, 77, []uint32{10, 29, 77}, "app", "lonely", "/home/app"}},
 		{"leading zeros in passwd", nil, "octal", Identity{10, 0, []uint32{0}, "octal", "root", "/"}},
 		{"short entry", nil, "short", Identity{1001, 1001, []uint32{1001}, "short", "", ""}},
+		{"white space before an entry", nil, "indented:windows", Identity{1400, 1500, []uint32{1500}, "indented", "windows", "/i"}},
+		{"entries written on Windows", nil, "windows", Identity{1500, 1500, []uint32{1400, 1500}, "windows", "windows", ""}},
 		{"a number is not a name", nil, "1234", Identity{1234, 0, []uint32{0}, "", "root", "/"}},
 		{"request over image", &sec{RunAsUser: value(1)}, "app:audio", Identity{1, 1, []uint32{1}, "daemon", "daemon", "/usr/sbin"}},
 		{"request root", &sec{RunAsUser: value(0)}, "app", Identity{0, 0, []uint32{0, 10}, "root", "root", "/root"}},
@@ -95,6 +104,15 @@ func TestIdentify(t *testing.T) {
 			got.Groupname != c.want.Groupname || got.Home != c.want.Home {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
 		}
+	}
+}
+
+// A line of any length is read (runc#3036: more than 64 KiB).
+func TestLongLinesOfGroups_runc_3036(t *testing.T) {
+	long := "many:x:300:" + strings.Repeat("somebody,", 20_000) + "app\n"
+	got, err := identify(nil, "app", passwdFile, long+"after:x:301:app\n")
+	if want := []uint32{300, 301, 1000}; err != nil || !slices.Equal(got.Groups, want) {
+		t.Errorf("groups %v, %v, want %v", got.Groups, err, want)
 	}
 }
 
