@@ -201,6 +201,9 @@ func (c *Container) build(ctx context.Context, src sources) error {
 	if err := trace.Do(ctx, "call NRI plugins", ask); err != nil {
 		return err
 	}
+	if err := spec.FollowLinks(ociSpec); err != nil {
+		return err
+	}
 	if err := c.claimRoom(oci.SpecSize(ociSpec)); err != nil {
 		return err
 	}

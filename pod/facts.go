@@ -78,7 +78,6 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	if err := spec.CheckRootfs(c.ref.Rootfs(), cfg.GetMounts()); err != nil {
 		return in, err
 	}
-	in.Facts.MountTargets, in.Facts.WorkingDir = spec.MountTargets(c.ref.Rootfs(), cfg.GetMounts()), in.WorkingDir()
 	if in.Facts.User, err = c.lookUpUser(ctx, &in); err != nil {
 		return in, err
 	}

@@ -54,11 +54,6 @@ type Facts struct {
 	// mount's host_path as it stands.
 	MountSources []string
 
-	// MountTargets runs parallel to the request's mounts and may be shorter: from
-	// MountTargets. Empty: the mount's container_path as it stands.
-	MountTargets []string
-	WorkingDir   string // from Input.WorkingDir; empty: as the request or the image has it
-
 	// BindVolumes are volumes of the image, as MakeVolumes returns them, that
 	// stay writable when the root file system is read-only.
 	BindVolumes []string

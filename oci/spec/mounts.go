@@ -156,10 +156,14 @@ func overlay(base, asked []specs.Mount) []specs.Mount {
 			list = append(list, m)
 		}
 	}
-	slices.SortStableFunc(list, func(a, b specs.Mount) int {
-		return strings.Count(a.Destination, "/") - strings.Count(b.Destination, "/")
-	})
+	sortByDepth(list)
 	return list
+}
+
+// sortByDepth puts each mount behind those in which it may lie.
+func sortByDepth(list []specs.Mount) {
+	depth := func(m specs.Mount) int { return strings.Count(path.Clean(m.Destination), "/") }
+	slices.SortStableFunc(list, func(a, b specs.Mount) int { return depth(a) - depth(b) })
 }
 
 func requestMounts(in *Input) ([]specs.Mount, error) {
@@ -173,9 +177,6 @@ func requestMounts(in *Input) ([]specs.Mount, error) {
 		one, err := in.requestMount(m, source)
 		if err != nil {
 			return nil, fmt.Errorf("mount at %q: %w", m.GetContainerPath(), err)
-		}
-		if i < len(in.Facts.MountTargets) && in.Facts.MountTargets[i] != "" {
-			one.Destination = in.Facts.MountTargets[i]
 		}
 		list = append(list, one)
 	}

@@ -128,7 +128,7 @@ func (v *variables) list() []string {
 // through the kernel's magic links is refused: it names files that the runtime
 // has open rather than a place in the container (CVE-2024-21626).
 func workdir(in *Input, s *specs.Spec) error {
-	dir := cmp.Or(in.Facts.WorkingDir, in.workdir())
+	dir := in.workdir()
 	if !path.IsAbs(dir) || strings.ContainsRune(dir, 0) {
 		return invalid("working directory %.256q is not an absolute path", dir)
 	}

@@ -2,45 +2,92 @@ package spec
 
 import (
 	"path"
+	"slices"
 	"sort"
 
 	securejoin "github.com/cyphar/filepath-securejoin"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// MountTargets returns where mounts are made that go through links of the image which lead to
-// nothing, such as /var/run to /run in an image without /run; empty for all others. crun fails at
-// such a link, where runc goes on inside the root file system; what a path without links lacks,
-// both make, in other mounts as well.
-func MountTargets(rootfs string, mounts []*cri.Mount) []string {
-	targets := make([]string, len(mounts))
-	for i, m := range mounts {
-		targets[i] = throughDangling(rootfs, m.GetContainerPath())
+// FollowLinks changes the paths of a finished spec that go through links of the image which lead
+// to nothing, such as /var/run to /run in an image without /run: mounts, device nodes and the
+// working directory, whoever added them. Each is where the link leads, inside the root file
+// system. crun and current runc fail at such a link; what a path without links lacks, both make.
+//
+// Paths stay as they are where another mount hides the link, and where a link leads into /proc: the
+// runtime, or the check of the created container, refuses those. A working directory there is
+// fault.Invalid.
+func FollowLinks(s *specs.Spec) error {
+	given := slices.Clone(s.Mounts)
+	for i := range s.Mounts {
+		s.Mounts[i].Destination = follow(s.Root.Path, s.Mounts[i].Destination, given)
 	}
-	return targets
+	sortByDepth(s.Mounts)
+	for i := range s.Linux.Devices {
+		s.Linux.Devices[i].Path = follow(s.Root.Path, s.Linux.Devices[i].Path, given)
+	}
+	link, target := throughDangling(s.Root.Path, s.Process.Cwd)
+	if link == "" || hidden(s.Root.Path, link, given) {
+		return nil
+	}
+	if magicLink(target) {
+		return invalid("working directory %.256q leads through /proc/PID", s.Process.Cwd)
+	}
+	s.Process.Cwd = target
+	return nil
 }
 
-// WorkingDir is MountTargets for the working directory, which both runtimes fail to make.
-func (in *Input) WorkingDir() string { return throughDangling(in.Facts.Rootfs, in.workdir()) }
-
-// throughDangling returns the path to which place leads with all links resolved inside the root
-// file system, if one of them leads to nothing; else it is empty.
-func throughDangling(rootfs, place string) string {
-	place = path.Clean(place)
-	if !path.IsAbs(place) || !dangles(rootfs, place) {
-		return ""
+// follow returns where place leads, or place itself.
+func follow(rootfs, place string, mounts []specs.Mount) string {
+	// CheckRootfs has made sure that these are directories: what is below them is never the image's.
+	if atOrBelow(path.Clean(place), []string{"/proc", "/sys", "/dev"}) {
+		return place
 	}
+	link, target := throughDangling(rootfs, place)
+	if link == "" || hidden(rootfs, link, mounts) || validateProcMount(target, "") != nil {
+		return place
+	}
+	return target
+}
+
+// hidden reports whether a mount covers the directory that has the link.
+func hidden(rootfs, link string, mounts []specs.Mount) bool {
+	dir := inside(rootfs, path.Dir(link))
+	return dir != "/" && slices.ContainsFunc(mounts, func(m specs.Mount) bool {
+		return atOrBelow(dir, []string{inside(rootfs, m.Destination)})
+	})
+}
+
+// inside returns where place leads with all links resolved inside the root file system; the root
+// if that cannot be said, so that the runtime says what is wrong.
+func inside(rootfs, place string) string {
 	target, err := securejoin.SecureJoin(rootfs, place)
 	if err != nil {
-		return "" // the runtime says what is wrong
+		return "/"
 	}
 	return below(rootfs, target)
 }
 
-// dangles reports whether a part of a path is a link to a path that does not exist. Parts that
-// exist come before those that do not, so few of them have to be tried.
-func dangles(rootfs, place string) bool {
+// throughDangling returns the first link on the way to place that leads to nothing, and where
+// place leads with all links resolved inside the root file system; nothing if there is no such link.
+func throughDangling(rootfs, place string) (link, target string) {
+	place = path.Clean(place)
+	if !path.IsAbs(place) {
+		return "", ""
+	}
+	if link = dangling(rootfs, place); link == "" {
+		return "", ""
+	}
+	if target = inside(rootfs, place); target == "/" {
+		return "", ""
+	}
+	return link, target
+}
+
+// dangling returns the part of a path that is a link to a path that does not exist, if there is
+// one. Parts that exist come before those that do not, so few of them have to be tried.
+func dangling(rootfs, place string) string {
 	var ends []int
 	for i := 1; i <= len(place); i++ {
 		if i == len(place) || place[i] == '/' {
@@ -55,14 +102,17 @@ func dangles(rootfs, place string) bool {
 		return err != nil
 	})
 	if missing == len(ends) {
-		return false
+		return ""
 	}
 	first := place[:ends[missing]]
 	dir, err := openBelow(rootfs, path.Dir(first))
 	if err != nil {
-		return false
+		return ""
 	}
 	defer unix.Close(dir)
 	var st unix.Stat_t
-	return unix.Fstatat(dir, path.Base(first), &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK
+	if unix.Fstatat(dir, path.Base(first), &st, unix.AT_SYMLINK_NOFOLLOW) != nil || st.Mode&unix.S_IFMT != unix.S_IFLNK {
+		return ""
+	}
+	return first
 }

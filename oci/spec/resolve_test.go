@@ -11,6 +11,7 @@ import (
 	"testing"
 	"testing/fstest"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -418,6 +419,49 @@ func TestMountsThatLinksLeadIntoProc_CVE_2019_16884(t *testing.T) {
 		err := CheckRootfs(root, []*cri.Mount{{ContainerPath: target, HostPath: "/x"}})
 		if (err == nil) != ok || err != nil && !errors.Is(err, fault.Invalid) {
 			t.Errorf("%s: %v", target, err)
+		}
+	}
+}
+
+// The runtimes' part is in test/integration.
+func TestFollowLinks(t *testing.T) {
+	root := image(t, map[string]string{
+		"var/lock": "->/gone/lock", "var/tmp": "->../tmp", "tmp/file": "", "vol/link": "->/gone/vol", "dev/shm": "->/run/shm",
+		"etc": "->usr/lost/etc", "var/proc": "->/proc/sys/gone", "var/fd": "->/proc/self/fd/7", "var/cpuinfo": "->/proc/cpuinfo",
+		"var/vol": "->../vol", "root": "->/",
+	})
+	for place, want := range map[string]string{
+		"/var/lock": "/gone/lock", "/var/lock/": "/gone/lock", "/var/lock/a/b": "/gone/lock/a/b", "/etc/hosts": "/usr/lost/etc/hosts",
+		"/var/tmp": "/var/tmp", "/var/tmp/new": "/var/tmp/new", "/new": "/new", "/dev/shm": "/dev/shm", "/vol/link": "/vol/link",
+		"/vol/link/a": "/vol/link/a", "/var/proc": "/var/proc", "/var/proc/a": "/var/proc/a", "/var/cpuinfo": "/proc/cpuinfo",
+		"/var/vol/link": "/var/vol/link", "/root": "/root",
+	} {
+		s := &specs.Spec{
+			Root: &specs.Root{Path: root}, Process: &specs.Process{Cwd: place},
+			Mounts: []specs.Mount{{Destination: place}, {Destination: "/dev"}, {Destination: "/vol"}},
+			Linux:  &specs.Linux{Devices: []specs.LinuxDevice{{Path: place}}},
+		}
+		if err := FollowLinks(s); err != nil {
+			t.Errorf("%s: %v", place, err)
+			continue
+		}
+		if !slices.ContainsFunc(s.Mounts, func(m specs.Mount) bool { return m.Destination == want }) || s.Linux.Devices[0].Path != want {
+			t.Errorf("%s: mounts %+v, device at %s, want %s", place, s.Mounts, s.Linux.Devices[0].Path, want)
+		}
+	}
+}
+
+// A working directory goes where links lead, except into the directory of a process (CVE-2024-21626).
+func TestFollowLinksOfTheWorkingDirectory_CVE_2024_21626(t *testing.T) {
+	root := image(t, map[string]string{"cwd": "->/gone/cwd", "vol/cwd": "->/gone/cwd", "fd": "->/proc/self/fd/7"})
+	for cwd, want := range map[string]string{"/cwd/below": "/gone/cwd/below", "/vol/cwd": "/vol/cwd", "/vol/other": "/vol/other", "/fd": ""} {
+		s := &specs.Spec{
+			Root: &specs.Root{Path: root}, Process: &specs.Process{Cwd: cwd}, Linux: &specs.Linux{},
+			Mounts: []specs.Mount{{Destination: "/vol"}},
+		}
+		err := FollowLinks(s)
+		if want == "" && !errors.Is(err, fault.Invalid) || want != "" && (err != nil || s.Process.Cwd != want) {
+			t.Errorf("%s: %s, %v, want %q", cwd, s.Process.Cwd, err, want)
 		}
 	}
 }

@@ -1,14 +1,19 @@
 package integration
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/containerd/nri/pkg/api"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/nriplugin"
+	"github.com/crius-run/crius/test/kit/tools"
 )
 
 // A link of the image may lead to a directory that the image lacks, as /var/run to /run. What
@@ -54,5 +59,45 @@ func (w *world) mountsThroughLinks(t *testing.T, handler string) {
 	for place, file := range map[string]string{"/file": "/gone/file", "/var/lock/file": "/gone/lock/file", "/chain": "/var/deep/er"} {
 		c := p.start(t, "sleep", ofImage(ref), withMounts(&cri.Mount{ContainerPath: place, HostPath: filepath.Join(host, "name")}))
 		equal(t, "mounted at "+place, c.exec(t, "cat "+file), "mounted")
+	}
+}
+
+// So does what the node adds: devices, its own files, those of mounts.conf, CDI and plugins. A link
+// that another mount hides leads nowhere.
+func TestWhatTheNodeAddsFollowsDanglingLinks_runc_5090(t *testing.T) {
+	t.Parallel()
+	runc, err := tools.Runc(t.Context())
+	must(t, err)
+	host := t.TempDir()
+	put(t, filepath.Join(host, "name"), "mounted")
+	put(t, filepath.Join(host, "mounts.conf"), host+":/var/lock/conf\n")
+	put(t, filepath.Join(host, "acme.json"), fmt.Sprintf(`{"cdiVersion": "0.6.0", "kind": "acme.test/dev", "devices": [{"name": "one", "containerEdits": {
+		"mounts": [{"containerPath": "/var/lock/cdi", "hostPath": %q, "options": ["ro", "bind"]}],
+		"deviceNodes": [{"path": "/var/lock/cdi-device", "hostPath": "/dev/zero", "permissions": "rw"}]}},
+		{"name": "two", "containerEdits": {"mounts": [{"containerPath": "/var/lock/cdi-of-plugin", "hostPath": %q, "options": ["ro", "bind"]}]}}]}`, host, host))
+	w := private(t, node.Options{Config: fmt.Sprintf("[pod]\nmounts_files = [%q]\ncdi_spec_dirs = [%q]\n[runtime.handlers.modern]\npath = %q\n",
+		filepath.Join(host, "mounts.conf"), host, runc)})
+	w.Plugin(t, "10", &nriplugin.Plugin{Create: func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+		a := &api.ContainerAdjustment{}
+		a.AddMount(&api.Mount{Destination: "/var/lock/plugin", Type: "bind", Source: host, Options: []string{"rbind", "ro"}})
+		a.AddCDIDevice(&api.CDIDevice{Name: "acme.test/dev=two"}) // cri-o#9128: was dropped without a word
+		return a, nil, nil
+	}})
+	ref := w.image(t, nil, image.Symlink("var/lock", "/gone/lock"), image.Symlink("etc", "usr/lost/etc"), image.Symlink("volume/link", "/gone/hidden"))
+	for _, handler := range []string{"runc", "modern", "crun"} {
+		t.Run(handler, func(t *testing.T) {
+			c := w.run(t, handler).start(t, "sleep", ofImage(ref), func(c *cri.ContainerConfig) {
+				c.CDIDevices = []*cri.CDIDevice{{Name: "acme.test/dev=one"}}
+				c.Devices = []*cri.Device{{HostPath: "/dev/zero", ContainerPath: "/var/lock/device", Permissions: "rw"}}
+				c.Mounts = append(c.Mounts, &cri.Mount{ContainerPath: "/volume", HostPath: w.dir(t)}, &cri.Mount{ContainerPath: "/volume/link", HostPath: host})
+			})
+			for _, file := range []string{"/gone/lock/conf/name", "/gone/lock/cdi/name", "/gone/lock/cdi-of-plugin/name", "/gone/lock/plugin/name", "/volume/link/name"} {
+				equal(t, file, c.exec(t, "cat "+file), "mounted")
+			}
+			for _, device := range []string{"/gone/lock/device", "/gone/lock/cdi-device"} {
+				equal(t, device, c.exec(t, "open "+device+" rw"), "ok\n")
+			}
+			equal(t, "host name in /etc", c.exec(t, "cat /etc/hostname"), c.exec(t, "cat /proc/sys/kernel/hostname"))
+		})
 	}
 }
