@@ -75,6 +75,24 @@ element ip crius-hostports ports { 17 . 53 : 10.7.0.6 . 53 }
 	}
 }
 
+// One port may be mapped for one address of each family, and leads to the pod's address of that
+// family (plugins#378, kubernetes#82373).
+func TestElementsOfAPortInBothFamilies_plugins_378_kubernetes_82373(t *testing.T) {
+	t.Parallel()
+	p := web
+	p.Mappings = []Mapping{{80, 80, "tcp", ip("192.0.2.1")}, {80, 80, "tcp", ip("2001:db8::1")}}
+	var got []string
+	for e := range elements(table(p), nil) {
+		if e.set == "addresses" || e.set == "ports" {
+			got = append(got, e.String())
+		}
+	}
+	slices.Sort(got)
+	equal(t, "elements", strings.Join(got, ""), `element ip crius-hostports addresses { 192.0.2.1 . 6 . 80 : 10.7.0.5 . 80 }
+element ip6 crius-hostports addresses { 2001:db8::1 . 6 . 80 : fd00:7::5 . 80 }
+`)
+}
+
 // Two pods with one port must not exist; but if they are on record, the others
 // still get theirs.
 func TestElementsOfAClash(t *testing.T) {

@@ -138,3 +138,28 @@ func FuzzDevices(f *testing.F) {
 		}
 	})
 }
+
+// A device's variables take the place of those of the image and the request (cri-o#9296), and it
+// may be visible without any access to it (container-device-interface#300).
+func TestInjectedEditsWin_crio_9296_cdi_300(t *testing.T) {
+	dir := t.TempDir()
+	text := `{"cdiVersion": "1.1.0", "kind": "v.com/c", "devices": [{"name": "one", "containerEdits": {
+		"env": ["DEVICE=assigned"], "deviceNodes": [{"path": "/dev/null", "permissions": "none"}]}}]}`
+	if err := os.WriteFile(filepath.Join(dir, "v.json"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s := &specs.Spec{Process: &specs.Process{Env: []string{"A=1", "DEVICE=all", "B=2"}}}
+	if err := Inject(s, []string{dir}, []string{"v.com/c=one"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(s.Process.Env, " "); got != "A=1 DEVICE=assigned B=2" {
+		t.Errorf("environment %s", got)
+	}
+	if len(s.Linux.Devices) != 1 || slices.ContainsFunc(s.Linux.Resources.Devices, func(d specs.LinuxDeviceCgroup) bool { return d.Allow && d.Access != "" }) {
+		t.Errorf("devices %+v, rules %+v", s.Linux.Devices, s.Linux.Resources)
+	}
+	// Without directories no device is known, rather than left out (containerd#12674).
+	if err := Inject(s, nil, []string{"v.com/c=one"}); !errors.Is(err, fault.NotFound) {
+		t.Errorf("without directories: %v", err)
+	}
+}

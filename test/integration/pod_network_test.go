@@ -86,6 +86,8 @@ func TestHostNetworkPodIsInTheNodesNetwork(t *testing.T) {
 		t.Fatal(err)
 	}
 	equal(t, "hostname", f.Hostname, hostname)
+	variable, _ := f.Getenv("HOSTNAME") // containerd/cri#898: it was missing, or the pod's
+	equal(t, "HOSTNAME", variable, hostname)
 	if n := p.status(t).Network; n != nil && n.Ip != "" {
 		t.Errorf("a host network pod has the address %s of its own", n.Ip)
 	}
