@@ -23,6 +23,7 @@ import (
 	"github.com/crius-run/crius/internal/devnull"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/inherit"
+	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/internal/unixsocket"
 )
@@ -105,6 +106,11 @@ type Spec struct {
 	// never.
 	RestAfter time.Duration
 
+	// Held: Runtime restores the container from a checkpoint, with this program as action-script of criu and
+	// HoldEnv in its environment. The container is created when all of it is there, and runs when the Client
+	// requests its start.
+	Held bool
+
 	// OwnerUID and OwnerGID are the host's ids of the container's user and group.
 	// They own its pipes, because otherwise it could not open /dev/stdout. They
 	// are not used with Fifos.
@@ -130,6 +136,20 @@ const (
 	lastTime       = time.Second      // the same for a monitor that may not have run meanwhile
 	killTimeout    = 10 * time.Second // for the kernel to end a killed process
 )
+
+// HoldEnv returns the environment by which the program that criu runs finds the monitor of a run directory.
+func HoldEnv(dir string) []string { return []string{wire.HoldDir + "=" + dir} }
+
+// HeldBack reports whether the container of a run directory was restored and may not run yet.
+func HeldBack(dir string) bool {
+	_, err := os.Lstat(filepath.Join(dir, wire.HeldFile))
+	return err == nil
+}
+
+// HoldBack says so of a container that is about to be restored.
+func HoldBack(dir string) error {
+	return os.WriteFile(filepath.Join(dir, wire.HeldFile), nil, 0o600)
+}
 
 // Launch starts a monitor, which creates the container, and returns when the
 // runtime's create has ended. The error is a *CreateError if that failed. If
@@ -226,7 +246,7 @@ func (s Spec) options() (*wire.Options, error) {
 		LogRate: uint64(s.LogRate), LogBurst: uint64(burst), LogMost: uint64(s.LogMost),
 		OwnerUID: uint64(s.OwnerUID), OwnerGID: uint64(s.OwnerGID),
 		AttachWait: uint64(wait / time.Millisecond), RestAfter: uint64(s.RestAfter / time.Millisecond),
-		Terminal: s.Terminal, Stdin: s.Stdin, StdinOnce: s.StdinOnce, Helpers: s.Helpers, Fifos: s.Fifos, Guest: s.Guest,
+		Terminal: s.Terminal, Stdin: s.Stdin, StdinOnce: s.StdinOnce, Helpers: s.Helpers, Fifos: s.Fifos, Guest: s.Guest, Held: s.Held,
 		Runtime: append(runtime, s.ID),
 	}
 	if s.Journal != "" && s.LogFile != "" { // nor do they know these
@@ -286,7 +306,7 @@ func (s Spec) exec(listener int, args []string) (handle, error) {
 		return handle{}, err
 	}
 	defer diagnostics.Close()
-	environ, err := fileOf(append(inherit.Environ(), s.Env...))
+	environ, err := fileOf(overridden(inherit.Environ(), s.Env))
 	if err != nil {
 		return handle{}, fmt.Errorf("store the runtime's environment for the monitor: %w", err)
 	}
@@ -295,6 +315,11 @@ func (s Spec) exec(listener int, args []string) (handle, error) {
 	own, pidfd := wire.Environ(), -1
 	start := func(attr *syscall.SysProcAttr) error {
 		attr.Setsid, attr.PidFD = true, &pidfd
+		if s.Held { // criu and the runtime mount things, all cgroups of the node among them, and leave them when they are killed
+			if err := mount.Isolate(); err != nil {
+				return err
+			}
+		}
 		argv := append([]string{s.Monitor}, args...)
 		_, err := syscall.ForkExec(s.Monitor, argv, &syscall.ProcAttr{Dir: "/", Env: own[:], Files: files, Sys: attr})
 		return err
@@ -308,6 +333,21 @@ func (s Spec) exec(listener int, args []string) (handle, error) {
 		return handle{}, fmt.Errorf("execute %s: %w", s.Monitor, err)
 	}
 	return newHandle(pidfd)
+}
+
+// overridden returns the variables of both lists. Those of more replace others of the same name: of two, programs
+// take the first or the last.
+func overridden(environ, more []string) []string {
+	named := map[string]bool{}
+	for _, variable := range more {
+		name, _, _ := strings.Cut(variable, "=")
+		named[name] = true
+	}
+	environ = slices.DeleteFunc(slices.Clone(environ), func(variable string) bool {
+		name, _, _ := strings.Cut(variable, "=")
+		return named[name]
+	})
+	return append(environ, more...)
 }
 
 // fileOf returns a memfd that contains words.

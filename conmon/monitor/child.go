@@ -43,6 +43,10 @@ func (m *monitor) runtimeEnded(int) {
 		m.fail(exit.Code, lastWords(exit, m.stderr.said(), m.stdout.said()))
 		return
 	}
+	if m.opt.Held { // it runs
+		m.fail(0, "the runtime has restored the container without holding it: criu has not run its action-script")
+		return
+	}
 	if err := m.adopt(); err != nil {
 		m.fail(0, err.Error())
 	}
@@ -56,6 +60,10 @@ func (m *monitor) initEnded(int) {
 	}
 	if m.opt.Remote() {
 		m.sandboxEnded()
+		return
+	}
+	if m.held.under {
+		m.restoreEnded()
 		return
 	}
 	m.reap()

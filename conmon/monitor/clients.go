@@ -113,6 +113,9 @@ func (m *monitor) drop(i int) {
 	if m.remote.client == i {
 		m.remote.client = -1
 	}
+	if m.held.holder == i {
+		m.holderLeft()
+	}
 	*c = client{fd: -1}
 	if once {
 		m.dropStdin()
@@ -148,6 +151,9 @@ func (m *monitor) serve(i int) {
 		err = m.obey(i, msg)
 		if msg.Verb == wire.Start && err == nil && m.startFor(i) {
 			return // it is answered when the start has ended
+		}
+		if msg.Verb == wire.Held && err == nil {
+			return // it is answered when the container may run
 		}
 	}
 	switch {
@@ -189,6 +195,8 @@ func (m *monitor) obey(i int, msg wire.Message) error {
 		return nil
 	case wire.Start:
 		return m.startRemote()
+	case wire.Held:
+		return m.holdBack(i, msg.Num[0])
 	}
 	return wire.Text("unknown request")
 }

@@ -57,6 +57,7 @@ type monitor struct {
 	orphans   bool // the container's orphans become children of the monitor
 
 	remote         remote
+	held           held
 	fifos          fifos
 	stdin          int // what is written here the container reads; -1: nothing
 	stdout, stderr stream
@@ -93,6 +94,7 @@ func newMonitor(opt wire.Options, env []string) *monitor {
 		oom:    oomCounter{own: counter{fd: -1}, pod: counter{fd: -1}},
 		remote: remote{pidfd: -1, result: -1, client: -1},
 		fifos:  noFifos,
+		held:   notHeld,
 		active: uptime(), patience: int64(cmp.Or(opt.RestAfter, usualPatience)),
 	}
 	for i := range m.clients {

@@ -33,6 +33,8 @@ var killed = wire.Exit{Code: 128 + int(syscall.SIGKILL), Signal: int(syscall.SIG
 // startRemote runs the command that starts the container, once.
 func (m *monitor) startRemote() error {
 	switch {
+	case m.opt.Held:
+		return m.letGo()
 	case len(m.opt.Start) == 0:
 		return wire.Text("this container is not started through its monitor")
 	case m.state == creating:
@@ -76,7 +78,7 @@ func lockStart(dir string) (int, error) {
 // startFor lets a client wait for the start that is under way: until then
 // nothing it asks for is read, for answers come in the order of the requests.
 func (m *monitor) startFor(i int) bool {
-	if m.remote.pid == 0 || m.remote.result >= 0 {
+	if !m.held.under && (m.remote.pid == 0 || m.remote.result >= 0) {
 		return false
 	}
 	if m.remote.client >= 0 {

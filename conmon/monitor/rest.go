@@ -34,7 +34,7 @@ func init() { runtime.LockOSThread() } //nolint:gochecknoinits // see above
 // kernel has to be waited for.
 func (m *monitor) mayRest() bool {
 	return m.state == running && m.patience < never && !m.released &&
-		!m.opt.Remote() && !m.opt.Fifos && !m.orphans &&
+		!m.opt.Remote() && !m.opt.Fifos && !m.orphans && !m.held.under &&
 		m.stdout.quiet() && m.stderr.quiet() && m.log.empty() && !m.log.where.unseen && !m.log.limit.owes() && !m.log.journal.owes() &&
 		m.clients.attached() == 0
 }

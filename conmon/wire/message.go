@@ -57,6 +57,7 @@ const (
 	Detach     // detach: pass on what the container has written until now, and end the output of this client
 	Start      // start: run the command that starts the container, if the monitor has it
 	Knocks     // knocks: this client makes a second connection for a moment when it sends a request to a monitor at rest
+	Held       // held PID: the container, with that init, is restored and waits; answered when it may run
 )
 
 // States in a hello.
@@ -105,6 +106,7 @@ var forms = [...]form{
 	Detach:       {"detach", 0, false},
 	Start:        {"start", 0, false},
 	Knocks:       {"knocks", 0, false},
+	Held:         {"held", 1, false},
 }
 
 func (v Verb) String() string {

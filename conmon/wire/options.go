@@ -29,6 +29,7 @@ type Options struct {
 	Helpers   bool // the runtime leaves processes behind that die with the container
 	Fifos     bool // the runtime opens the container's streams by name, in Dir
 	Guest     bool // the pid is a stand-in's: processes in its cgroup are not the container's
+	Held      bool // the runtime restores the container, which must not run before it is started
 
 	Start   []string // complete command that starts the container; empty: the monitor does not start it
 	Wait    []string // complete command that prints how it ended; empty: its init is a child of the monitor
@@ -83,7 +84,7 @@ func (o *Options) strings() [7]stringFlag {
 	}
 }
 
-func (o *Options) bools() [6]boolFlag {
+func (o *Options) bools() [7]boolFlag {
 	return [...]boolFlag{
 		{"--terminal", &o.Terminal},
 		{"--stdin", &o.Stdin},
@@ -91,6 +92,7 @@ func (o *Options) bools() [6]boolFlag {
 		{"--helpers", &o.Helpers},
 		{"--fifos", &o.Fifos},
 		{"--guest", &o.Guest},
+		{"--held", &o.Held},
 	}
 }
 

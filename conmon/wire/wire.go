@@ -17,6 +17,7 @@ const (
 	Processes     = "monitor.json" // see AppendProcesses
 	Diagnostics   = "monitor.log"  // standard error of the monitor
 	StartLock     = "start.lock"   // locked while the container is being started
+	HeldFile      = "held"         // exists while a restored container may not run yet
 
 	// The FIFOs of a container whose runtime opens its streams by name.
 	StdinFifo  = "stdin.fifo"
@@ -49,6 +50,9 @@ func Fail(step string, err error) error {
 	}
 	return &Failure{step, err}
 }
+
+// HoldDir is the variable that makes the program hold the container with that run directory when criu runs it.
+const HoldDir = "CRIUS_HOLD_DIR"
 
 // One of these as the first argument makes the program do that with each of the
 // paths in the other arguments. It answers with one byte for each: the error

@@ -87,6 +87,19 @@ func RemoveAll(dir string) error {
 	return os.RemoveAll(dir)
 }
 
+// Isolate gives the calling thread, which must be one of thread.Run's, a mount
+// namespace of its own. What is mounted in it is not seen outside, and is gone
+// with its last process; what is mounted or unmounted outside is seen in it.
+func Isolate() error {
+	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+		return os.NewSyscallError("unshare", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return &os.PathError{Op: "receive mounts of the node at", Path: "/", Err: err}
+	}
+	return nil
+}
+
 // Shm mounts at path the /dev/shm of a pod: a tmpfs of at most size bytes that
 // every user may write to and from which nothing can be executed. A missing
 // directory is made. A non-empty label is the SELinux context of all files in
