@@ -1,0 +1,318 @@
+package checkpoint
+
+import (
+	"cmp"
+	"context"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"path"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/regular"
+)
+
+// Bounds of a checkpoint that is read.
+const (
+	maxFiles     = 1 << 14
+	maxParts     = 1 << 8
+	maxDocument  = 16 << 20 // spec.dump, config.dump and the lists of paths
+	maxSignature = 1 << 10
+)
+
+// Source is the directory of a pod's checkpoint, which stays open and is not changed. Its files are read only
+// below that directory, behind no link and no mount, and only those that a trusted key has signed for.
+type Source struct {
+	Manifest PodManifest
+	Key      string // name of the key that has signed it
+	dir      *os.File
+	files    map[string]File
+}
+
+// OpenSource opens the directory at an absolute path, and verifies the signature of its manifest by one of keys
+// before anything else is read. The error is fault.Denied without such a signature, fault.Invalid for what is
+// no checkpoint, fault.Precondition for one that this node cannot restore.
+func OpenSource(at string, keys []ed25519.PublicKey) (*Source, error) {
+	fd, err := unix.Openat2(unix.AT_FDCWD, at, &unix.OpenHow{
+		Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS,
+	})
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil, fmt.Errorf("%s: %w: %w", at, err, fault.NotFound)
+	case errors.Is(err, unix.ELOOP):
+		return nil, fmt.Errorf("a part of the path %s is a symbolic link, send the path without links: %w", at, fault.Invalid)
+	case errors.Is(err, unix.ENOTDIR):
+		return nil, fmt.Errorf("%s is not a directory: %w", at, fault.Invalid)
+	case err != nil:
+		return nil, &os.PathError{Op: "open", Path: at, Err: err}
+	}
+	s := &Source{dir: os.NewFile(uintptr(fd), at)}
+	if err := s.read(keys); err != nil {
+		s.Close()
+		return nil, fmt.Errorf("%s: %w", at, err)
+	}
+	return s, nil
+}
+
+// Close closes the directory.
+func (s *Source) Close() { _ = s.dir.Close() }
+
+// open opens a regular file.
+func (s *Source) open(name string) (*os.File, error) {
+	fd, err := unix.Openat2(int(s.dir.Fd()), name, &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
+	})
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil, fmt.Errorf("%s is missing: %w", name, fault.Invalid)
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENOTDIR):
+		return nil, fmt.Errorf("%s is not a regular file of the directory: %w", name, fault.Invalid)
+	case err != nil:
+		return nil, &os.PathError{Op: "open", Path: name, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), name)
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a regular file: %w", name, fault.Invalid)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// text reads a small file.
+func (s *Source) text(name string, most int64) ([]byte, error) {
+	f, err := s.open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err == nil && int64(len(text)) > most {
+		err = fmt.Errorf("%s is larger than %d bytes: %w", name, most, fault.Invalid)
+	}
+	return text, err
+}
+
+func (s *Source) read(keys []ed25519.PublicKey) error {
+	signature, err := s.text(Signature, maxSignature)
+	if err != nil {
+		return err
+	}
+	manifest, err := s.text(Manifest, maxManifest)
+	if err != nil {
+		return err
+	}
+	if s.Key, err = verify(keys, manifest, signature); err != nil {
+		return err
+	}
+	if err := json.Unmarshal(manifest, &s.Manifest); err != nil {
+		return fmt.Errorf("%s: %w: %w", Manifest, err, fault.Invalid)
+	}
+	return cmp.Or(s.checkOrigin(), s.checkFiles(), s.checkParts(), s.checkSet())
+}
+
+func (s *Source) checkOrigin() error {
+	switch m := &s.Manifest; {
+	case m.Version != manifestVersion:
+		return fmt.Errorf("version %d of the checkpoint is not known to this crius, which knows %d: %w", m.Version, manifestVersion, fault.Precondition)
+	case m.Architecture != runtime.GOARCH:
+		return fmt.Errorf("the checkpoint is of the architecture %q and this node is %s: %w", m.Architecture, runtime.GOARCH, fault.Precondition)
+	}
+	return nil
+}
+
+// checkFiles checks the list of files.
+func (s *Source) checkFiles() error {
+	if len(s.Manifest.Files) > maxFiles {
+		return fmt.Errorf("%s has more than %d files: %w", Manifest, maxFiles, fault.Invalid)
+	}
+	s.files = map[string]File{}
+	var size int64
+	for _, f := range s.Manifest.Files {
+		if !filepath.IsLocal(f.Path) || path.Clean(f.Path) != f.Path || strings.Count(f.Path, "/") > 2 {
+			return fmt.Errorf("%s has the path %.100q: %w", Manifest, f.Path, fault.Invalid)
+		}
+		if _, twice := s.files[f.Path]; twice || f.Path == Manifest || f.Path == Signature {
+			return fmt.Errorf("%s has %.100q twice: %w", Manifest, f.Path, fault.Invalid)
+		}
+		if f.Size < 0 || f.Size > math.MaxInt64-size {
+			return fmt.Errorf("%s has a file of %d bytes: %w", Manifest, f.Size, fault.Invalid)
+		}
+		size += f.Size
+		s.files[f.Path] = f
+	}
+	return nil
+}
+
+// checkParts checks the list of containers: each has a name and a directory of its own.
+func (s *Source) checkParts() error {
+	m := &s.Manifest
+	if len(m.Containers) == 0 || len(m.Containers) > maxParts {
+		return fmt.Errorf("%s has %d containers, at least 1 and at most %d are allowed: %w", Manifest, len(m.Containers), maxParts, fault.Invalid)
+	}
+	names, dirs := map[string]bool{}, map[string]bool{}
+	for _, c := range m.Containers {
+		if c.Name == "" || names[c.Name] || dirs[c.Directory] || !filepath.IsLocal(c.Directory) || strings.Contains(c.Directory, "/") || c.Directory == "." {
+			return fmt.Errorf("%s has the container %.100q in %.100q: %w", Manifest, c.Name, c.Directory, fault.Invalid)
+		}
+		names[c.Name], dirs[c.Directory] = true, true
+	}
+	if m.SharedMemory != "" && m.SharedMemory != Shm {
+		return fmt.Errorf("%s has shared memory in %.100q: %w", Manifest, m.SharedMemory, fault.Invalid)
+	}
+	for name := range s.files {
+		if dir, _, below := strings.Cut(name, "/"); below && !dirs[dir] || !below && name != m.SharedMemory {
+			return fmt.Errorf("%s has the file %.100q, which belongs to no container: %w", Manifest, name, fault.Invalid)
+		}
+	}
+	return nil
+}
+
+// checkSet checks that the directory has the files of the manifest and no others.
+func (s *Source) checkSet() error {
+	found := 0
+	root := fmt.Sprintf("/proc/self/fd/%d", s.dir.Fd())
+	err := filepath.WalkDir(root+"/.", func(at string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		name, err := filepath.Rel(root, at)
+		if err != nil || name == Manifest || name == Signature {
+			return err
+		}
+		if _, known := s.files[name]; !known || !e.Type().IsRegular() {
+			return fmt.Errorf("%.100q is no file of its manifest: %w", name, fault.Invalid)
+		}
+		found++
+		return nil
+	})
+	if err == nil && found != len(s.files) {
+		err = fmt.Errorf("%d of the %d files of its manifest are there: %w", found, len(s.files), fault.Invalid)
+	}
+	return err
+}
+
+// Size returns how many bytes the files of the checkpoint have.
+func (s *Source) Size() (size uint64) {
+	for _, f := range s.files {
+		size += uint64(f.Size)
+	}
+	return size
+}
+
+// Part returns the container with a name.
+func (s *Source) Part(name string) (PodPart, bool) {
+	i := slices.IndexFunc(s.Manifest.Containers, func(c PodPart) bool { return c.Name == name })
+	if i < 0 {
+		return PodPart{}, false
+	}
+	return s.Manifest.Containers[i], true
+}
+
+// Fetch copies the files of a container to a new directory, and returns it. A file that is not as it was signed
+// for is fault.Denied. What is read from the copy has been verified, whatever becomes of the directory.
+func (s *Source) Fetch(ctx context.Context, c PodPart, dir string) (Part, error) {
+	p := Part{Dir: dir}
+	if err := p.Make(); err != nil {
+		return p, err
+	}
+	for _, f := range s.Manifest.Files {
+		rest, ok := strings.CutPrefix(f.Path, c.Directory+"/")
+		if !ok {
+			continue
+		}
+		if above := path.Dir(rest); above != "." && above != Images {
+			return p, fmt.Errorf("%.100q has an unknown directory: %w", f.Path, fault.Invalid)
+		}
+		if err := s.copyTo(ctx, f, filepath.Join(dir, rest)); err != nil {
+			return p, err
+		}
+	}
+	return p, nil
+}
+
+// FetchShm copies the archive of /dev/shm to a new file.
+func (s *Source) FetchShm(ctx context.Context, to string) error {
+	f, ok := s.files[s.Manifest.SharedMemory]
+	if !ok {
+		return fmt.Errorf("%s is missing: %w", s.Manifest.SharedMemory, fault.Invalid)
+	}
+	return s.copyTo(ctx, f, to)
+}
+
+func (s *Source) copyTo(ctx context.Context, f File, at string) error {
+	from, err := s.open(f.Path)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	to, err := os.OpenFile(at, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	sum := sha256.New()
+	err = copyFile(ctx, io.MultiWriter(to, sum), from, f.Size)
+	if err := errors.Join(err, to.Close()); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("copy %s: %w", f.Path, err)
+	}
+	n, _ := from.Read(make([]byte, 1))
+	if err != nil || n > 0 || hex.EncodeToString(sum.Sum(nil)) != f.SHA256 {
+		return fmt.Errorf("%s is not the file that was signed for: %w", f.Path, fault.Denied)
+	}
+	return nil
+}
+
+// Spec returns the OCI spec of the container that was checkpointed.
+func (p Part) Spec() ([]byte, error) { return p.document(specFile) }
+
+func (p Part) document(name string) ([]byte, error) {
+	return regular.Read(filepath.Join(p.Dir, name), maxDocument)
+}
+
+func (p Part) list(name string) (paths []string, err error) {
+	text, err := p.document(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &paths)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return paths, nil
+}
+
+// ApplyLayer makes the changes of the container in a root file system that nobody else uses.
+func (p Part) ApplyLayer(ctx context.Context, root string) error {
+	deleted, err := p.list(deletedFile)
+	if err != nil {
+		return err
+	}
+	opaque, err := p.list(opaqueFile)
+	if err != nil {
+		return err
+	}
+	f, err := regular.Open(filepath.Join(p.Dir, diffFile))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return Apply(ctx, f, Changes{Deleted: deleted, Opaque: opaque}, root)
+}
