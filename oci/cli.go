@@ -94,24 +94,29 @@ func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Tas
 	if err != nil {
 		return nil, err
 	}
-	uid, gid := ref.owner(spec.Process)
-	client, err := r.create(ctx, "runtime "+r.name, a, ref, spec, r.monitored(a, ref, conmon.Spec{
-		OwnerUID:      uid,
-		OwnerGID:      gid,
-		LogFile:       io.LogFile,
-		LogDir:        io.LogDir,
-		JournalFields: io.JournalFields,
-		Runtime:       r.argv(a, r.createArgs(a, ref, spec)...),
-		Env:           mountItselfIn(ref.Dir),
-		Terminal:      io.Terminal,
-		Stdin:         io.Stdin,
-		StdinOnce:     io.StdinOnce,
-	}))
+	client, err := r.create(ctx, "runtime "+r.name, a, ref, spec, r.monitored(a, ref, monitorSpec(ref, spec, io, r.argv(a, r.createArgs(a, ref, spec)...))))
 	r.relayLog(ctx, ref.ID, runtimeLog(ref))
 	if err != nil {
 		return nil, err
 	}
 	return r.task(ref, client)
+}
+
+// monitorSpec returns the settings of the monitor of a container that argv makes.
+func monitorSpec(ref Ref, spec *specs.Spec, io IO, argv []string) conmon.Spec {
+	uid, gid := ref.owner(spec.Process)
+	return conmon.Spec{
+		OwnerUID:      uid,
+		OwnerGID:      gid,
+		LogFile:       io.LogFile,
+		LogDir:        io.LogDir,
+		JournalFields: io.JournalFields,
+		Runtime:       argv,
+		Env:           mountItselfIn(ref.Dir),
+		Terminal:      io.Terminal,
+		Stdin:         io.Stdin,
+		StdinOnce:     io.StdinOnce,
+	}
 }
 
 func (r *cli) createArgs(a *Abilities, ref Ref, spec *specs.Spec) []string {
@@ -282,6 +287,9 @@ func (t *cliTask) Attach(ctx context.Context, wanted conmon.Streams) (*stdio.Ses
 // Start has the runtime hold a lock while it starts the container, because it
 // may outlive this server.
 func (t *cliTask) Start(ctx context.Context) error {
+	if conmon.HeldBack(t.ref.Dir) {
+		return t.letGo(ctx)
+	}
 	lock, err := lockStart(ctx, t.ref, verbTimeout)
 	if err != nil {
 		return err
@@ -327,6 +335,9 @@ const leftStart = 5 * time.Second
 // Started waits for a start that an earlier server may have left running: as
 // long as it hangs, the container may start at any moment.
 func (t *cliTask) Started(ctx context.Context) (bool, error) {
+	if conmon.HeldBack(t.ref.Dir) {
+		return false, nil
+	}
 	lock, busy := lockStart(ctx, t.ref, leftStart)
 	if busy == nil {
 		defer lock.Close()

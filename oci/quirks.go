@@ -52,6 +52,8 @@ type quirks struct {
 	// stateFiles are patterns for the runtime's state files of a container, in
 	// its root or elsewhere; ID stands for the id.
 	stateFiles []string
+	// holds: it passes criu a file of options at a restore too, so that the container can be held.
+	holds bool
 	// inRoot: all state files are in the root, where StateFiles finds them.
 	inRoot bool
 }
@@ -94,7 +96,7 @@ func knownQuirks(name string) quirks {
 		return quirks{sandboxed: true, machine: true, stateFiles: kataStateFiles}
 	}
 	// The convention of runc, which crun and youki follow.
-	return quirks{systemd: "--systemd-cgroup", stateFiles: []string{"ID"}, inRoot: name == "runc" || name == "youki"}
+	return quirks{systemd: "--systemd-cgroup", stateFiles: []string{"ID"}, inRoot: name == "runc" || name == "youki", holds: name == "runc"}
 }
 
 // quirksOf identifies a runtime by the first word of its answer to --version.

@@ -34,6 +34,12 @@ type Runtime interface {
 	// waits to be started. If it fails the caller must call Delete. The error is
 	// a *ProgramError if the container's own program is at fault.
 	Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Task, error)
+	// Restore is Create for a container whose processes come from a checkpoint: none of them runs before
+	// Start. It is fault.Precondition if the checkpoint does not fit spec, and fault.Unimplemented if the
+	// runtime cannot do it.
+	Restore(ctx context.Context, ref Ref, spec *specs.Spec, io IO, from Restored) (Task, error)
+	// MayRestore returns why the runtime, criu or the node cannot restore containers.
+	MayRestore(ctx context.Context) error
 	// Load finds the Task of a container that Create made, perhaps under an
 	// earlier server. It does not fail because the container is dead.
 	Load(ctx context.Context, ref Ref) (Task, error)

@@ -389,6 +389,15 @@ func (f fakeRuntime) Create(ctx context.Context, ref oci.Ref, spec *specs.Spec, 
 	return task, err
 }
 
+func (fakeRuntime) MayRestore(context.Context) error { return nil }
+
+func (f fakeRuntime) Restore(ctx context.Context, ref oci.Ref, spec *specs.Spec, io oci.IO, _ oci.Restored) (oci.Task, error) {
+	if err := f.step(ctx, "restore task", func() {}); err != nil {
+		return nil, err
+	}
+	return f.Create(ctx, ref, spec, io)
+}
+
 func (f fakeRuntime) Load(ctx context.Context, ref oci.Ref) (oci.Task, error) {
 	var task *fakeTask
 	err := f.step(ctx, "load", func() { task = f.tasks[ref.ID] })

@@ -206,6 +206,12 @@ func LogError(file string) (text string, full bool) {
 	return findError(said), strings.Contains(said, unix.ENOSPC.Error()) || strings.Contains(said, "No space left on device")
 }
 
+// WriteRestoreOptions writes the options for a restore in the same way. criu runs holder at each step. TCP
+// connections of the checkpoint are closed.
+func (f Found) WriteRestoreOptions(file, holder string) error {
+	return writeOptions(file, "# Written by crius before the restore.", "file-locks", "tcp-close", "action-script "+holder)
+}
+
 // WriteOptions writes the options for a dump of a container to the file that Annotation names. With
 // connections, TCP connections are kept, and criu locks the network of the pod meanwhile.
 func (f Found) WriteOptions(file string, connections bool) error {
@@ -220,6 +226,10 @@ func (f Found) WriteOptions(file string, connections bool) error {
 	case f.number >= skips:
 		lines = append(lines, "network-lock skip")
 	}
+	return writeOptions(file, lines...)
+}
+
+func writeOptions(file string, lines ...string) error {
 	err := os.Remove(file)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
