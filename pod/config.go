@@ -68,6 +68,9 @@ type Options struct {
 	ImageVolumes string
 	// HookDirs are the directories of OCI hooks (oci.Config.HooksDir).
 	HookDirs []string
+	// Restore: pods may be restored from checkpoints of this node and of RestoreKeys (oci.Config).
+	Restore     bool
+	RestoreKeys []string
 	// Classes are the classes of block I/O and RDT (oci.Config).
 	Classes classes.Config
 	// Tuning says what the node does for containers with CPUs of their own.

@@ -40,40 +40,50 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 		return "", err
 	}
 	return e.creates.Do(ctx, key, func(ctx context.Context) (string, error) {
-		ctx, done, err := s.admit(ctx)
-		if err != nil {
-			return "", err
-		}
-		defer done()
-		id := ids.New(e.mark)
-		if owner, ok := e.containers.Reserve(name, id); !ok {
-			v, err := e.Container(owner)
-			if err == nil && v.State == cri.ContainerState_CONTAINER_CREATED && proto.Equal(v.Config, cfg) {
-				return owner, nil
-			}
-			return "", fmt.Errorf("container %s already exists as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
-		}
-		started := time.Now()
-		var c *Container
-		err = e.deps.Trace.Do(ctx, "create container", name.String(), func(ctx context.Context) (err error) {
-			c, err = e.createContainer(ctx, id, s, cfg, current)
-			return err
-		})
-		if err != nil {
-			e.containers.Drop(name, id)
-			return "", fmt.Errorf("container %s: %w", name, causedBy(ctx, err))
-		}
-		s.Change(func(now *livePod) { now.add(c) })
-		s.room.Free(id)
-		e.containers.Publish(id, c)
-		c.nri.Created(ctx)
-		c.Tell()
-		slog.InfoContext(ctx, "container created", "container", id, "pod", s.ID, "name", name.Name, "image", c.plan.ImageID, "took", time.Since(started))
-		return id, nil
+		return e.createIn(ctx, s, cfg, sources{privilegedPod: privileged(current)})
 	})
 }
 
-func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg *cri.ContainerConfig, current *cri.PodSandboxConfig) (*Container, error) {
+func privileged(pod *cri.PodSandboxConfig) bool {
+	return pod.GetLinux().GetSecurityContext().GetPrivileged()
+}
+
+// createIn creates a container in a pod, from a checkpoint if src has one.
+func (e *Engine) createIn(ctx context.Context, s *Sandbox, cfg *cri.ContainerConfig, src sources) (string, error) {
+	name := records.NameOfContainer(s.ID, cfg.GetMetadata())
+	ctx, done, err := s.admit(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer done()
+	id := ids.New(e.mark)
+	if owner, ok := e.containers.Reserve(name, id); !ok {
+		v, err := e.Container(owner)
+		if err == nil && src.checkpoint == nil && v.State == cri.ContainerState_CONTAINER_CREATED && proto.Equal(v.Config, cfg) {
+			return owner, nil
+		}
+		return "", fmt.Errorf("container %s already exists as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
+	}
+	started := time.Now()
+	var c *Container
+	err = e.deps.Trace.Do(ctx, "create container", name.String(), func(ctx context.Context) (err error) {
+		c, err = e.createContainer(ctx, id, s, cfg, src)
+		return err
+	})
+	if err != nil {
+		e.containers.Drop(name, id)
+		return "", fmt.Errorf("container %s: %w", name, causedBy(ctx, err))
+	}
+	s.Change(func(now *livePod) { now.add(c) })
+	s.room.Free(id)
+	e.containers.Publish(id, c)
+	c.nri.Created(ctx)
+	c.Tell()
+	slog.InfoContext(ctx, "container created", "container", id, "pod", s.ID, "name", name.Name, "image", c.plan.ImageID, "took", time.Since(started))
+	return id, nil
+}
+
+func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg *cri.ContainerConfig, src sources) (*Container, error) {
 	defer cgroup.Warm()()
 	image, err := admitImage(ctx, e.deps.Images, s.plan.Config.M, cfg.GetImage())
 	if err != nil {
@@ -102,7 +112,10 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	if plan.Volumes, err = admitVolumes(ctx, e.deps.Images, s.plan.Config.M, cfg.GetMounts()); err != nil {
 		return nil, err
 	}
-	src := sources{image: image, privilegedPod: current.GetLinux().GetSecurityContext().GetPrivileged()}
+	src.image = image
+	if err := src.checkpoint.fits(&plan); err != nil {
+		return nil, err
+	}
 	src.seccomp, err = s.seccompProfile(ctx, cfg)
 	if err != nil {
 		return nil, err
@@ -154,6 +167,7 @@ type sources struct {
 	image         *storage.Image
 	seccomp       *spec.Profile // requested by an annotation of the pod; nil: none
 	privilegedPod bool          // according to the pod's configuration at the time of the create
+	checkpoint    *origin       // from which it is restored; nil: it is a new one
 }
 
 // build makes the container. After an error, teardown removes what it made.
@@ -208,7 +222,11 @@ func (c *Container) build(ctx context.Context, src sources) error {
 		return err
 	}
 	create := func(ctx context.Context) (oci.Task, error) {
-		return c.runtime.Create(ctx, c.ref, ociSpec, blueprint.IO(c.ID, &c.sandbox.plan, &c.plan))
+		io := blueprint.IO(c.ID, &c.sandbox.plan, &c.plan)
+		if src.checkpoint != nil {
+			return c.restore(ctx, ociSpec, io, src.checkpoint)
+		}
+		return c.runtime.Create(ctx, c.ref, ociSpec, io)
 	}
 	if err := c.createTask(ctx, create); err != nil {
 		return c.engine.paths.Explain(ctx, mounts, err)

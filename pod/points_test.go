@@ -97,9 +97,18 @@ func (b *bench) life(e *Engine) {
 	again("checkpoint pod", func() error {
 		ctx, cancel := context.WithTimeout(ctx, time.Hour)
 		defer cancel()
-		defer func() { b.emptyOut() }()
+		b.emptyOut()
 		return e.CheckpointSandbox(ctx, pod, b.out(), []string{ctr})
 	})
+	var restored string
+	again("restore pod", func() (err error) {
+		ctx, cancel := context.WithTimeout(ctx, time.Hour)
+		defer cancel()
+		restored, err = e.RestoreSandbox(ctx, RestoreRequest{Dir: b.out(), Pod: podConfig("restored"), Containers: []*cri.ContainerConfig{tunedContainer("c")}})
+		return err
+	})
+	again("remove restored pod", func() error { return e.RemoveSandbox(ctx, restored) })
+	b.emptyOut()
 	again("reopen", func() error { return e.ReopenContainerLog(ctx, ctr) })
 	again("stop", func() error { return e.StopContainer(ctx, ctr, time.Second) })
 	again("remove", func() error { return e.RemoveContainer(ctx, ctr) })
@@ -146,6 +155,7 @@ func TestEveryStepMayFail(t *testing.T) {
 	all := &spots{}
 	timeless(t, func(t *testing.T, b *bench) { // where no stop takes longer than it may
 		b.tunes()
+		b.cfg.Restore = true
 		b.hook = all.hook
 		b.life(b.engine())
 		b.nothingLeft()
@@ -158,6 +168,7 @@ func TestEveryStepMayFail(t *testing.T) {
 			t.Parallel()
 			timeless(t, func(t *testing.T, b *bench) {
 				b.tunes()
+				b.cfg.Restore = true
 				one := &spots{fail: at}
 				b.hook = one.hook
 				e := b.engine()

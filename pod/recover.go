@@ -192,18 +192,18 @@ func (r *recovery) end(id string, cleanup retry.Work, ends *waiting) {
 
 // recoverSandbox restores the pod, or tears it down if its creation or removal was interrupted.
 func (r *recovery) recoverSandbox(ctx context.Context, s *Sandbox) {
-	e := r.engine
-	switch s.Now().Phase {
-	case records.Creating, records.Removing:
+	e, now := r.engine, s.Now()
+	switch {
+	case now.Phase == records.Creating, now.Phase == records.Removing, now.Restoring:
 		s.end()
 		slog.WarnContext(ctx, "unfinished pod, removing it", "pod", s.ID)
 		r.end(s.ID, s.dismantle, &r.ends)
 		return
-	case records.Stopping:
+	case now.Phase == records.Stopping:
 		s.end()
 		r.end(s.ID, s.expire, &r.ends)
-	case records.Ready:
-		lost, unseen := audit.Lost(s.record(), s.Now().infra, e.planner().Boot)
+	case now.Phase == records.Ready:
+		lost, unseen := audit.Lost(s.record(), now.infra, e.planner().Boot)
 		for _, why := range unseen {
 			slog.WarnContext(ctx, "cannot check part of a pod", "pod", s.ID, "err", why)
 		}
@@ -212,7 +212,7 @@ func (r *recovery) recoverSandbox(ctx context.Context, s *Sandbox) {
 			s.end()
 			r.end(s.ID, s.expire, &r.ends)
 		}
-	case records.Stopped:
+	case now.Phase == records.Stopped:
 		if s.Now().HasNetwork() {
 			e.cleanups.Add(s.ID, s.finishStop)
 		}

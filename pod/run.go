@@ -28,24 +28,12 @@ import (
 // work, or returns the pod if it is running already; the same name with another request is
 // fault.Exists.
 func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSandboxConfig) (string, error) {
-	byDefault := handler == ""
-	if byDefault {
-		handler = e.deps.Runtimes.Default()
-	}
-	runtime, abilities, err := e.status.Runtime(ctx, handler)
+	req, err := e.podRequest(ctx, handler, cfg)
 	if err != nil {
 		return "", err
 	}
-	if err := e.validatePod(cfg); err != nil {
-		return "", err
-	}
-	if e.planner().Namespaces("", cfg).UIDs != nil {
-		if err := e.status.CanMap(handler, abilities); err != nil {
-			return "", err
-		}
-	}
 	name := records.NameOfPod(cfg.GetMetadata())
-	key, err := requestOf(name, cfg, &cri.RuntimeHandler{Name: handler})
+	key, err := requestOf(name, cfg, &cri.RuntimeHandler{Name: req.handler})
 	if err != nil {
 		return "", err
 	}
@@ -54,25 +42,69 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 		if owner, ok := e.sandboxes.Reserve(name, id); !ok {
 			s, err := e.sandboxes.Find(owner) // it is ready, if this is a retry
 			if err == nil && s.View().State == cri.PodSandboxState_SANDBOX_READY &&
-				s.plan.Handler == handler && proto.Equal(s.plan.Config.M, cfg) { // the original request, without updates
+				s.plan.Handler == req.handler && proto.Equal(s.plan.Config.M, cfg) { // the original request, without updates
 				return owner, nil
 			}
-			return "", fmt.Errorf("pod %s already exists as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
+			return "", podExists(name, owner)
 		}
-		started := time.Now()
-		err := e.deps.Trace.Do(ctx, "run pod", name.String(), func(ctx context.Context) error {
-			return e.runSandbox(ctx, id, e.planner().Pod(id, blueprint.PodRequest{
-				Handler: handler, ByDefault: byDefault, Config: cfg, Sandboxed: abilities.Sandboxed,
-				Origin: oci.OriginOf(runtime.Handler(), abilities), At: e.podTime(cfg.GetMetadata()),
-			}))
-		})
-		if err != nil {
-			e.sandboxes.Drop(name, id)
-			return "", fmt.Errorf("pod %s: %w", name, err)
+		if err := e.runReserved(ctx, id, req); err != nil {
+			return "", err
 		}
-		slog.InfoContext(ctx, "pod started", "pod", id, "name", name.String(), "handler", handler, "took", time.Since(started))
 		return id, nil
 	})
+}
+
+func podExists(name records.PodName, owner string) error {
+	return fmt.Errorf("pod %s already exists as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
+}
+
+// podRequest is a request for a pod that may succeed.
+type podRequest struct {
+	handler   string
+	byDefault bool
+	config    *cri.PodSandboxConfig
+	runtime   oci.Runtime
+	abilities *oci.Abilities
+	restoring bool // its containers come from a checkpoint
+}
+
+// podRequest refuses what can never succeed, before anything is made.
+func (e *Engine) podRequest(ctx context.Context, handler string, cfg *cri.PodSandboxConfig) (podRequest, error) {
+	byDefault := handler == ""
+	if byDefault {
+		handler = e.deps.Runtimes.Default()
+	}
+	runtime, abilities, err := e.status.Runtime(ctx, handler)
+	if err != nil {
+		return podRequest{}, err
+	}
+	if err := e.validatePod(cfg); err != nil {
+		return podRequest{}, err
+	}
+	if e.planner().Namespaces("", cfg).UIDs != nil {
+		if err := e.status.CanMap(handler, abilities); err != nil {
+			return podRequest{}, err
+		}
+	}
+	return podRequest{handler: handler, byDefault: byDefault, config: cfg, runtime: runtime, abilities: abilities}, nil
+}
+
+// runReserved runs a pod whose name and id are reserved.
+func (e *Engine) runReserved(ctx context.Context, id string, req podRequest) error {
+	started, name := time.Now(), records.NameOfPod(req.config.GetMetadata())
+	err := e.deps.Trace.Do(ctx, "run pod", name.String(), func(ctx context.Context) error {
+		plan := e.planner().Pod(id, blueprint.PodRequest{
+			Handler: req.handler, ByDefault: req.byDefault, Config: req.config, Sandboxed: req.abilities.Sandboxed,
+			Origin: oci.OriginOf(req.runtime.Handler(), req.abilities), At: e.podTime(req.config.GetMetadata()),
+		})
+		return e.runSandbox(ctx, id, records.Pod{PodPlan: plan, PodState: records.PodState{Phase: records.Creating, Restoring: req.restoring}})
+	})
+	if err != nil {
+		e.sandboxes.Drop(name, id)
+		return fmt.Errorf("pod %s: %w", name, err)
+	}
+	slog.InfoContext(ctx, "pod started", "pod", id, "name", name.String(), "handler", req.handler, "took", time.Since(started))
+	return nil
 }
 
 // validatePod refuses requests that can never succeed, before anything is made.
@@ -93,17 +125,17 @@ func (e *Engine) validatePod(cfg *cri.PodSandboxConfig) error {
 	return err
 }
 
-func (e *Engine) runSandbox(ctx context.Context, id string, plan records.PodPlan) error {
-	level, err := e.labels.Allot(id, plan.Config.M)
+func (e *Engine) runSandbox(ctx context.Context, id string, rec records.Pod) error {
+	level, err := e.labels.Allot(id, rec.Config.M)
 	if err != nil {
 		return err
 	}
-	plan.SELinuxLevel = level
-	s, err := e.newSandbox(id, records.Pod{PodPlan: plan, PodState: records.PodState{Phase: records.Creating}})
+	rec.SELinuxLevel = level
+	s, err := e.newSandbox(id, rec)
 	if err == nil {
 		err = s.admitAsked(ctx)
 	}
-	if err == nil && plan.Namespaces.Net {
+	if err == nil && rec.Namespaces.Net {
 		err = s.planNetwork()
 	}
 	if err != nil {

@@ -105,6 +105,8 @@ func podOptions(cfg config.Config, monitor string) pod.Options {
 		PauseProgram: monitor,
 		ImageVolumes: cfg.Image.Volumes,
 		HookDirs:     cfg.Runtime.HooksDir,
+		Restore:      cfg.Runtime.Restore,
+		RestoreKeys:  cfg.Runtime.RestoreKeys,
 		Workloads:    cfg.Runtime.Workloads,
 		Tuning:       cfg.Tuning,
 		Classes:      classes.Config{BlockIOFile: cfg.Runtime.BlockIOFile, RDTFile: cfg.Runtime.RDTFile},

@@ -50,6 +50,9 @@ type PodPlan struct {
 // PodState is the part of a pod's record that verbs change.
 type PodState struct {
 	Phase Phase `json:"Phase"`
+	// Restoring: the pod is made from a checkpoint, whose containers are not all created yet. The
+	// next server removes it.
+	Restoring bool `json:"Restoring,omitempty"`
 	// Network is planned before the ADD, completed by it, and nil again once the DEL has
 	// succeeded: until then the network needs a DEL.
 	Network *network.Attachment `json:"Network,omitempty"`
