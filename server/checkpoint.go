@@ -3,12 +3,15 @@ package server
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/pod"
 )
 
 func (s *containerAPI) CheckpointContainer(ctx context.Context, req *cri.CheckpointContainerRequest) (*cri.CheckpointContainerResponse, error) {
@@ -77,7 +80,12 @@ func checkCheckpointPod(ctx context.Context, req *cri.CheckpointPodRequest) erro
 	if len(slices.Compact(ids)) < len(req.GetContainerIds()) {
 		return in("container_ids", bad("has an id twice"))
 	}
-	if options := slices.Sorted(maps.Keys(req.GetOptions())); len(options) > 0 {
+	return checkCall(ctx, req.GetOptions())
+}
+
+// checkCall checks what both calls for pods have in common.
+func checkCall(ctx context.Context, options map[string]string) error {
+	if options := slices.Sorted(maps.Keys(options)); len(options) > 0 {
 		return in("options", bad("has %q; there are no options", brief(options[0])))
 	}
 	if _, ok := ctx.Deadline(); !ok {
@@ -85,3 +93,61 @@ func checkCheckpointPod(ctx context.Context, req *cri.CheckpointPodRequest) erro
 	}
 	return nil
 }
+
+func (s *sandboxAPI) RestorePod(ctx context.Context, req *cri.RestorePodRequest) (*cri.RestorePodResponse, error) {
+	if err := checkRestorePod(ctx, req); err != nil {
+		return nil, err
+	}
+	id, err := s.engine.RestoreSandbox(ctx, pod.RestoreRequest{
+		Dir: filepath.Clean(req.GetCheckpointPath()), Handler: req.GetRuntimeHandler(),
+		Pod: req.GetConfig(), Containers: req.GetContainerConfigs(),
+	})
+	if err != nil {
+		return nil, createFault(err)
+	}
+	views, err := s.engine.SandboxContainers(id)
+	if err != nil {
+		return nil, err
+	}
+	resp := &cri.RestorePodResponse{PodSandboxId: id}
+	for _, c := range req.GetContainerConfigs() {
+		name := c.GetMetadata().GetName()
+		for _, v := range views {
+			if v.Config.GetMetadata().GetName() == name {
+				resp.RestoredContainers = append(resp.RestoredContainers, &cri.RestoredContainer{Name: name, ContainerId: v.ID})
+			}
+		}
+	}
+	return resp, nil
+}
+
+func checkRestorePod(ctx context.Context, req *cri.RestorePodRequest) error {
+	each := func() error {
+		names := map[string]bool{}
+		for i, c := range req.GetContainerConfigs() {
+			name := c.GetMetadata().GetName()
+			err := cmp.Or(checkProgram(c), checkContainerConfig(c))
+			if err == nil && names[name] {
+				err = in("metadata.name", bad("is %q, as that of another container", brief(name)))
+			}
+			if err != nil {
+				return in(fmt.Sprintf("container_configs[%d]", i), err)
+			}
+			names[name] = true
+		}
+		return nil
+	}
+	if n := len(req.GetContainerConfigs()); n == 0 || n > maxRestored {
+		return in("container_configs", bad("has %d entries; send at least 1 and at most %d", n, maxRestored))
+	}
+	return cmp.Or(
+		each(),
+		wellFormed(req),
+		checkOutput("checkpoint_path", req.GetCheckpointPath()),
+		in("config", checkSandboxConfig(req.GetConfig())),
+		checkCall(ctx, req.GetOptions()),
+	)
+}
+
+// maxRestored bounds the containers of a pod that is restored.
+const maxRestored = 256

@@ -10,6 +10,7 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
@@ -63,6 +64,9 @@ type Engine interface {
 	// kubelet's tests know.
 	CheckpointContainer(ctx context.Context, id, location string, timeout time.Duration) error
 	CheckpointSandbox(ctx context.Context, id, dir string, containers []string) error
+	// RestoreSandbox makes a pod of such a directory, with all containers created; ctx has
+	// a deadline.
+	RestoreSandbox(ctx context.Context, req pod.RestoreRequest) (id string, err error)
 
 	// SandboxContainers returns a pod's containers, newest first.
 	SandboxContainers(id string) ([]*view.Container, error)

@@ -28,6 +28,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
@@ -218,6 +219,10 @@ func (f *fakeEngine) StopEvents()                     {}
 func (f *fakeEngine) Listen() (*view.Listener, error) { return nil, fault.Exhausted }
 func (f *fakeEngine) CheckpointContainer(ctx context.Context, id, location string, timeout time.Duration) error {
 	return f.did(ctx, "CheckpointContainer", id, location, timeout)
+}
+
+func (f *fakeEngine) RestoreSandbox(ctx context.Context, req pod.RestoreRequest) (string, error) {
+	return idOf(1), f.did(ctx, "RestoreSandbox", req)
 }
 
 func (f *fakeEngine) CheckpointSandbox(ctx context.Context, id, dir string, containers []string) error {

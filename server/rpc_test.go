@@ -295,19 +295,6 @@ func TestExecOutputFitsAMessage(t *testing.T) {
 	}
 }
 
-// RPCs that crius does not have yet answer Unimplemented under both names.
-func TestUnimplemented(t *testing.T) {
-	t.Parallel()
-	n := start(t)
-	ctx := t.Context()
-	for _, err := range []error{
-		second(n.runtime.RestorePod(ctx, &cri.RestorePodRequest{})),
-		n.conn.Invoke(ctx, "/runtime.v1alpha2.RuntimeService/RestorePod", &cri.RestorePodRequest{}, &cri.RestorePodResponse{}),
-	} {
-		wantCode(t, err, codes.Unimplemented)
-	}
-}
-
 // The limits of a call for a checkpoint are refused before anything is looked up.
 func TestCheckpointRequests(t *testing.T) {
 	t.Parallel()
@@ -339,6 +326,46 @@ func TestCheckpointRequests(t *testing.T) {
 		func(r *cri.CheckpointPodRequest) { r.Options = map[string]string{"tcp-close": "true"} },
 	} {
 		wantCode(t, statusOf(checkCheckpointPod(limited, pod(change))), codes.InvalidArgument)
+	}
+}
+
+// So are those of a call that restores a pod.
+func TestRestoreRequests(t *testing.T) {
+	t.Parallel()
+	limited, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	container := func(name string) *cri.ContainerConfig {
+		return &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: name}, Image: &cri.ImageSpec{Image: "i"}}
+	}
+	request := func(change func(*cri.RestorePodRequest)) *cri.RestorePodRequest {
+		r := &cri.RestorePodRequest{
+			CheckpointPath: "/checkpoint", ContainerConfigs: []*cri.ContainerConfig{container("a"), container("b")},
+			Config: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "p", Namespace: "n", Uid: "u"}},
+		}
+		change(r)
+		return r
+	}
+	unchanged := request(func(*cri.RestorePodRequest) {})
+	if err := checkRestorePod(limited, unchanged); err != nil {
+		t.Error(err)
+	}
+	wantCode(t, statusOf(checkRestorePod(context.Background(), unchanged)), codes.InvalidArgument)
+	for name, change := range map[string]func(*cri.RestorePodRequest){
+		"no containers":   func(r *cri.RestorePodRequest) { r.ContainerConfigs = nil },
+		"many containers": func(r *cri.RestorePodRequest) { r.ContainerConfigs = make([]*cri.ContainerConfig, maxRestored+1) },
+		"nil container":   func(r *cri.RestorePodRequest) { r.ContainerConfigs[1] = nil },
+		"no name":         func(r *cri.RestorePodRequest) { r.ContainerConfigs[1].Metadata = nil },
+		"name twice":      func(r *cri.RestorePodRequest) { r.ContainerConfigs[1].Metadata.Name = "a" },
+		"no image":        func(r *cri.RestorePodRequest) { r.ContainerConfigs[1].Image = nil },
+		"no pod":          func(r *cri.RestorePodRequest) { r.Config = nil },
+		"no path":         func(r *cri.RestorePodRequest) { r.CheckpointPath = "" },
+		"relative path":   func(r *cri.RestorePodRequest) { r.CheckpointPath = "a" },
+		"detour":          func(r *cri.RestorePodRequest) { r.CheckpointPath = "/a/../b" },
+		"option":          func(r *cri.RestorePodRequest) { r.Options = map[string]string{"tcp-close": "true"} },
+	} {
+		if code := codeOf(checkRestorePod(limited, request(change))); code != codes.InvalidArgument {
+			t.Errorf("%s: %s", name, code)
+		}
 	}
 }
 

@@ -63,7 +63,7 @@ func refused(code codes.Code) rule {
 	return rule{weight: 1, allowed: func(*model, *call) answers { return answer(code) }}
 }
 
-// cannotCheckpoint: the node is configured without criu, so that nothing is written.
+// cannotCheckpoint: the node is configured without criu, so that nothing is written, and restores nothing.
 func cannotCheckpoint(*model, *call) answers { return refusals }
 
 // rules returns the rules by the name of the RPC.
@@ -116,7 +116,7 @@ func rules() map[string]rule {
 		endless:                   whole(1, nil, nil),
 		"CheckpointContainer":     {weight: 1, allowed: cannotCheckpoint},
 		"CheckpointPod":           {weight: 1, allowed: cannotCheckpoint},
-		"RestorePod":              refused(codes.Unimplemented),
+		"RestorePod":              {weight: 1, allowed: cannotCheckpoint},
 
 		"ListImages":   whole(2, planImageFilter, hasImages),
 		"StreamImages": whole(2, planImageFilter, hasImages),
