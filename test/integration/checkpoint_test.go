@@ -37,6 +37,7 @@ func withCriu(ctx context.Context) (node.Options, error) {
 	}
 	return node.Options{Config: fmt.Sprintf(`[runtime]
 criu = %q
+restore = true
 [runtime.handlers.runc]
 path = "runc"
 allowed_annotations = ["org.criu.*"]
