@@ -105,3 +105,50 @@ func (w *world) podTables(ctx context.Context, pod string) (string, error) {
 	out, err := exec.CommandContext(ctx, "nsenter", "--net="+netns, "nft", "list", "tables").CombinedOutput()
 	return string(out), err
 }
+
+// dumped leaves a checkpoint of a pod that is gone.
+func (s *stage) dumped(ctx context.Context) error {
+	return s.do(ctx, (*stage).running, (*stage).checkpointPod, (*stage).stopPod, (*stage).removePod)
+}
+
+func (s *stage) restorePod(ctx context.Context) error {
+	dir, err := s.out()
+	if err != nil {
+		return err
+	}
+	resp, err := s.runtime().RestorePod(ctx, &cri.RestorePodRequest{
+		CheckpointPath: dir, RuntimeHandler: s.handler, Config: s.config, ContainerConfigs: []*cri.ContainerConfig{s.container},
+	})
+	if err != nil {
+		return err
+	}
+	s.pod, s.id = resp.PodSandboxId, resp.RestoredContainers[0].ContainerId
+	return nil
+}
+
+// wantRestored checks that there is a whole pod or none, and restores another one.
+func (s *stage) wantRestored(ctx context.Context) error {
+	dir, err := s.out()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	list, err := s.sandboxes(ctx)
+	if err != nil {
+		return err
+	}
+	if len(list) > 1 {
+		return fmt.Errorf("want one pod at most, there are %v", list)
+	}
+	for _, p := range list {
+		s.pod = p.Id
+		if all, err := s.containers(ctx); err != nil || len(all) != 1 {
+			return fmt.Errorf("a restored pod has the containers %v: %w", all, err)
+		}
+		if err := s.do(ctx, (*stage).stopPod, (*stage).removePod); err != nil {
+			return err
+		}
+	}
+	s.config.Metadata.Attempt++
+	return s.do(ctx, (*stage).restorePod, (*stage).start, (*stage).wantExec, (*stage).continues)
+}

@@ -39,6 +39,7 @@ mounts_files = ['{{.Path "mounts.conf"}}']
 
 [runtime]
 criu = %q
+restore = true
 
 [runtime.handlers.runc]
 path = "{{.Path "runc" "runtime"}}"
