@@ -15,6 +15,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ids"
+	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/regular"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/nri"
@@ -291,7 +292,13 @@ func (c *Container) restore(ctx context.Context, ociSpec *nri.Spec, io oci.IO, o
 	if err != nil {
 		return nil, err
 	}
-	if err := trace.Call(ctx, "remove checkpoint files", func() error { return os.RemoveAll(part.Dir) }); err != nil {
+	remove := func() error {
+		if err := mount.UnmountBelow(part.Dir); err != nil { // criu mounts cgroups in it, where only it should see them
+			return err
+		}
+		return os.RemoveAll(part.Dir)
+	}
+	if err := trace.Call(ctx, "remove checkpoint files", remove); err != nil {
 		slog.WarnContext(ctx, "copy of a checkpoint not removed, it goes with the container", "container", c.ID, "path", part.Dir, "err", err)
 	}
 	return task, nil
