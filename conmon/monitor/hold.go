@@ -82,7 +82,7 @@ func awaitStart(dir string, pid uint64, pidfd int) error {
 	for {
 		var happened [1]syscall.EpollEvent
 		n, err := syscall.EpollWait(poll.fd, happened[:], -1)
-		if err != nil && err != syscall.EINTR {
+		if err != nil && !errors.Is(err, syscall.EINTR) {
 			return wire.Fail("wait for the monitor", err)
 		}
 		if n < 1 {
@@ -179,7 +179,7 @@ func (m *monitor) restoreEnded() {
 	m.watched = m.held.pidfd
 	let := m.held.let
 	m.held = notHeld
-	err := error(nil)
+	var err error
 	switch exit := wire.ExitOf(status); {
 	case exit.Code != 0:
 		err = wire.Text("the runtime could not resume the container: exit code " + itoa(exit.Code))

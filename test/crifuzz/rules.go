@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -57,10 +56,6 @@ func on(weight int, plain func(*planner) proto.Message, l life, to stage) rule {
 
 func whole(weight int, plain func(*planner) proto.Message, done func(*model, *call) error) rule {
 	return rule{weight: weight, plain: plain, allowed: func(*model, *call) answers { return fine }, done: done}
-}
-
-func refused(code codes.Code) rule {
-	return rule{weight: 1, allowed: func(*model, *call) answers { return answer(code) }}
 }
 
 // cannotCheckpoint: the node is configured without criu, so that nothing is written, and restores nothing.
