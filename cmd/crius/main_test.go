@@ -79,7 +79,7 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{[]string{"help", "flgs"}, 2, "crius: no help for \"flgs\": crius help lists the commands, crius help flags the flags that set options (see crius --help)\n"},
 		{[]string{"version", "-o", "xml"}, 2, "crius: invalid argument \"xml\" for \"-o, --output\" flag: must be text or json (see crius version --help)\n"},
 		{[]string{"--network-timeout", "5"}, 2, "crius: invalid argument \"5\" for \"--network-timeout\" flag: must be a duration such as \"5m\" or \"1m30s\", got \"5\" (see crius --help)\n"},
-		{[]string{"--config", "/nonexistent", "config"}, 1, "crius: read configuration: open /nonexistent: no such file or directory\n"},
+		{[]string{"--config", "/nonexistent", "config"}, 1, "crius: read configuration: /nonexistent: no such file or directory\n"},
 		{[]string{"--config", bad, "config"}, 1, "crius: " + bad + ":1: lisen: unknown key; did you mean api.listen?\ncrius: " + bad + ":2: root: must be of type string, got 2\n"},
 		{[]string{"--config", bad, "serve"}, exitConfig, "crius: " + bad + ":1: lisen: unknown key; did you mean api.listen?\ncrius: " + bad + ":2: root: must be of type string, got 2\n"},
 		{[]string{"--log-level=loud"}, exitConfig, "crius: --log-level: log_level: must be one of debug, info, warn, error, got \"loud\"\n"},

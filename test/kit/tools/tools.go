@@ -259,5 +259,9 @@ func cached(name string, make func(repo, dir string) *exec.Cmd) (string, error) 
 	if out, err := make(repo, dir).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w: %s", name, err, out)
 	}
-	return path, os.Rename(filepath.Join(dir, filepath.Base(path)), path)
+	err = os.Rename(filepath.Join(dir, filepath.Base(path)), path)
+	if _, there := os.Stat(path); there == nil { // a directory does not replace what another one has made meanwhile
+		return path, nil
+	}
+	return path, err
 }

@@ -112,7 +112,7 @@ var crioRules = []rule{
 	{key: "crio.runtime.runtimes.NAME.monitor_env", verdict: builtin, why: "monitors and runtimes have the environment of crius's service"},
 	{key: "crio.runtime.runtimes.NAME.container_min_memory", verdict: mapped, to: "runtime.handlers.NAME.min_memory", as: byteText},
 	{key: "crio.runtime.runtimes.NAME.platform_runtime_paths", verdict: refused, why: "the handler has one runtime for all platforms"},
-	{key: "crio.runtime.runtimes.NAME.runtime_pull_image", verdict: refused, restricts: true, why: "images are pulled on the node, never in the guest of a confidential pod"},
+	{key: "crio.runtime.runtimes.NAME.runtime_pull_image", verdict: refused, why: "images are pulled on the node, never in the guest of a confidential pod"},
 	{key: "crio.runtime.runtimes.NAME.no_sync_log", verdict: builtin, why: "logs are never synced to disk"},
 	{key: "crio.runtime.runtimes.NAME.default_annotations", verdict: mapped, to: "runtime.handlers.NAME.default_annotations", as: pairs},
 	{key: "crio.runtime.runtimes.NAME.stream_websockets", verdict: builtin, why: "exec, attach and port-forward work over WebSockets and SPDY with every handler"},

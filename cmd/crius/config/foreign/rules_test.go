@@ -173,7 +173,7 @@ func TestEveryKeyThatMayRestrictIsCarriedOverOrRefused(t *testing.T) {
 		"registry.headers": "without them pulls fail", "auto_reload_registries": "always on", "key_model": "without it pulls fail",
 		"disallowed_annotations": "CRI-O computes it", "gid": "of a socket that is not there", "disable_tcp_service": "no such socket", "sandbox_image": "no such image",
 		"disable_hugetlb_controller": "grants", "restrict_oom_score_adj": "always so where it matters", "disable_snapshot_annotations": "how images are stored",
-		"disable_pause_image_pull": "no such image",
+		"disable_pause_image_pull": "no such image", "runtime_pull_image": "kata-deploy sets it for every handler; the node verifies images",
 	}
 	for _, r := range slices.Concat(crioRules, containerdRules) {
 		last := r.key[strings.LastIndexByte(r.key, '.')+1:]
