@@ -4,6 +4,7 @@ import (
 	"path"
 	"slices"
 	"sort"
+	"sync"
 
 	securejoin "github.com/cyphar/filepath-securejoin"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -20,15 +21,23 @@ import (
 // fault.Invalid.
 func FollowLinks(s *specs.Spec) error {
 	given := slices.Clone(s.Mounts)
+	// The links in each are followed once, whatever the number of dangling ones.
+	covered := sync.OnceValue(func() []string {
+		var all []string
+		for _, m := range given {
+			all = append(all, inside(s.Root.Path, m.Destination))
+		}
+		return all
+	})
 	for i := range s.Mounts {
-		s.Mounts[i].Destination = follow(s.Root.Path, s.Mounts[i].Destination, given)
+		s.Mounts[i].Destination = follow(s.Root.Path, s.Mounts[i].Destination, covered)
 	}
 	sortByDepth(s.Mounts)
 	for i := range s.Linux.Devices {
-		s.Linux.Devices[i].Path = follow(s.Root.Path, s.Linux.Devices[i].Path, given)
+		s.Linux.Devices[i].Path = follow(s.Root.Path, s.Linux.Devices[i].Path, covered)
 	}
 	link, target := throughDangling(s.Root.Path, s.Process.Cwd)
-	if link == "" || hidden(s.Root.Path, link, given) {
+	if link == "" || hidden(s.Root.Path, link, covered) {
 		return nil
 	}
 	if magicLink(target) {
@@ -38,25 +47,23 @@ func FollowLinks(s *specs.Spec) error {
 	return nil
 }
 
-// follow returns where place leads, or place itself.
-func follow(rootfs, place string, mounts []specs.Mount) string {
+// follow returns where place leads, or place itself. covered are the places of all mounts, without links.
+func follow(rootfs, place string, covered func() []string) string {
 	// CheckRootfs has made sure that these are directories: what is below them is never the image's.
 	if atOrBelow(path.Clean(place), []string{"/proc", "/sys", "/dev"}) {
 		return place
 	}
 	link, target := throughDangling(rootfs, place)
-	if link == "" || hidden(rootfs, link, mounts) || validateProcMount(target, "") != nil {
+	if link == "" || hidden(rootfs, link, covered) || validateProcMount(target, "") != nil {
 		return place
 	}
 	return target
 }
 
 // hidden reports whether a mount covers the directory that has the link.
-func hidden(rootfs, link string, mounts []specs.Mount) bool {
+func hidden(rootfs, link string, covered func() []string) bool {
 	dir := inside(rootfs, path.Dir(link))
-	return dir != "/" && slices.ContainsFunc(mounts, func(m specs.Mount) bool {
-		return atOrBelow(dir, []string{inside(rootfs, m.Destination)})
-	})
+	return dir != "/" && atOrBelow(dir, covered())
 }
 
 // inside returns where place leads with all links resolved inside the root file system; the root
