@@ -263,6 +263,10 @@ func handlersInfo(ctx context.Context, runtimes *oci.Table) []oci.Report {
 // collector of traces.
 func newTracer(ctx context.Context, cfg otlp.Config, counts *metrics.Metrics) (_ *trace.Tracer, end func() error, err error) {
 	traces, err := otlp.New(ctx, cfg, currentVersion().Crius)
+	if err != nil && cfg.Endpoint == "" { // the variables may be meant for other programs
+		slog.WarnContext(ctx, "no traces are sent: the OTEL_ variables of the environment cannot be used", "err", err)
+		err = nil
+	}
 	if traces == nil {
 		return trace.New(counts), func() error { return nil }, err
 	}

@@ -82,7 +82,7 @@ func Environ() []string {
 	}
 	return slices.DeleteFunc(os.Environ(), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
-		return slices.Contains(private, name)
+		return slices.Contains(private, name) || strings.HasPrefix(name, "OTEL_") // may have tokens
 	})
 }
 
