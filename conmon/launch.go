@@ -319,6 +319,9 @@ func (s Spec) exec(listener int, args []string) (handle, error) {
 			if err := mount.Isolate(); err != nil {
 				return err
 			}
+			if err := leaveKeyring(); err != nil {
+				return err
+			}
 		}
 		argv := append([]string{s.Monitor}, args...)
 		_, err := syscall.ForkExec(s.Monitor, argv, &syscall.ProcAttr{Dir: "/", Env: own[:], Files: files, Sys: attr})
@@ -410,4 +413,15 @@ func diagnostics(dir string) string {
 	}
 	text, _ := io.ReadAll(io.LimitReader(f, wire.MaxText))
 	return strings.TrimSpace(strings.ToValidUTF8(string(text), "\uFFFD"))
+}
+
+// leaveKeyring gives the calling thread a session keyring of its own. A runtime that creates a container does that
+// itself, and one that restores it does not. A kernel without keyrings, or a filter around the server that denies
+// them, has nothing to share.
+func leaveKeyring() error {
+	_, err := unix.KeyctlJoinSessionKeyring("")
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
+		return nil
+	}
+	return os.NewSyscallError("keyctl", err)
 }

@@ -1,12 +1,15 @@
 package oci
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"path"
 	"slices"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
@@ -61,3 +64,37 @@ func checkMount(m mount.Info, s *specs.Spec) error {
 
 // binfmtMisc may be mounted by the kernel's automounter.
 const binfmtMisc = "/proc/sys/fs/binfmt_misc"
+
+// checkMasks refuses a restored container that lacks the mounts over its masked and read-only paths: criu restores
+// those that there were, and a path that was missing on the node of the checkpoint may be there on this one.
+func checkMasks(pid int, l *specs.Linux) error {
+	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open root of", Path: fmt.Sprintf("/proc/%d", pid), Err: err}
+	}
+	defer unix.Close(root)
+	at := map[string]mount.Info{}
+	err = mount.EachOf(pid, func(m mount.Info) bool {
+		at[m.Point] = m // of several mounts the last one is seen
+		return true
+	})
+	if err != nil {
+		return fmt.Errorf("read the container's mounts: %w", err)
+	}
+	for _, place := range slices.Concat(l.MaskedPaths, l.ReadonlyPaths) {
+		fd, err := unix.Openat2(root, place, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+			continue
+		}
+		if err != nil {
+			return &os.PathError{Op: "open in the container", Path: place, Err: err}
+		}
+		_ = unix.Close(fd)
+		m, mounted := at[path.Clean(place)]
+		masked := slices.Contains(l.MaskedPaths, place)
+		if !mounted || masked && (m.Type == "proc" || m.Type == "sysfs") || !masked && !m.ReadOnly {
+			return fmt.Errorf("%s was not there when the container was checkpointed, and would be open to it on this node; make a new checkpoint: %w", place, fault.Precondition)
+		}
+	}
+	return nil
+}

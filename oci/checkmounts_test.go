@@ -3,6 +3,7 @@ package oci
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -52,5 +53,35 @@ func TestMountsThatLinksOfVolumesLeadAstray_CVE_2019_16884_CVE_2025_31133_CVE_20
 	}
 	if err := checkCreated(1<<30, node); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no process: %v", err)
+	}
+}
+
+// What a mask should hide is there on this node alone: criu has nothing to restore over it.
+func TestMasksOfRestoredContainers(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	missing := filepath.Join(dir, "missing")
+	for what, c := range map[string]struct {
+		l    specs.Linux
+		want error
+	}{
+		"missing":                {specs.Linux{MaskedPaths: []string{missing}, ReadonlyPaths: []string{missing}}, nil},
+		"not masked":             {specs.Linux{MaskedPaths: []string{dir}}, fault.Precondition},
+		"writable":               {specs.Linux{ReadonlyPaths: []string{dir}}, fault.Precondition},
+		"missing and not masked": {specs.Linux{MaskedPaths: []string{missing, dir}}, fault.Precondition},
+	} {
+		if err := checkMasks(os.Getpid(), &c.l); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := mount.Shm(dir, 1<<20, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = mount.Unmount(dir) })
+	if err := checkMasks(os.Getpid(), &specs.Linux{MaskedPaths: []string{dir}}); err != nil {
+		t.Errorf("masked: %v", err)
+	}
+	if err := checkMasks(os.Getpid(), &specs.Linux{ReadonlyPaths: []string{dir}}); !errors.Is(err, fault.Precondition) {
+		t.Errorf("a writable mount: %v", err)
 	}
 }

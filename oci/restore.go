@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,7 +76,7 @@ func (r *cli) Restore(ctx context.Context, ref Ref, spec *specs.Spec, io IO, fro
 	if err != nil {
 		return nil, restoreFailed(err, filepath.Join(ref.Dir, restoreLog))
 	}
-	if err := checkHeld(client.PID(), ref.Cgroup, spec); err != nil {
+	if err := cmp.Or(checkHeld(client.PID(), ref.Cgroup, spec), checkMasks(client.PID(), spec.Linux)); err != nil {
 		_ = client.Close()
 		return nil, err
 	}

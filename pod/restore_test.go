@@ -176,6 +176,11 @@ func TestRecoveryRemovesUnfinishedRestore(t *testing.T) {
 	if s.Now().Phase != records.Ready {
 		t.Errorf("the pod is %s", s.Now().Phase)
 	}
+	for _, c := range first.Containers() {
+		if err := first.StartContainer(t.Context(), c.ID); !errors.Is(err, fault.Unavailable) {
+			t.Errorf("a start before all are restored: %v", err)
+		}
+	}
 	b.close(first)
 	second := b.engine()
 	b.awaitCleanups(second)

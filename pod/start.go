@@ -37,6 +37,9 @@ func (c *Container) start(ctx context.Context) error {
 	if err := c.mayStart(); err != nil {
 		return err
 	}
+	if c.sandbox.Now().Restoring {
+		return fmt.Errorf("the other containers of its pod are still being restored, start it when RestorePod has returned: %w", fault.Unavailable)
+	}
 	now := c.Now()
 	if refused := now.Refused(); refused != nil {
 		return c.failStart(ctx, refused)

@@ -42,8 +42,9 @@ func hold(dir string) int {
 		return 1
 	}
 	pidfd, err := pidfdOpen(int(pid))
-	if err != nil {
-		return 1 // it is dead
+	if err != nil { // it is dead, or it would run unwatched
+		_ = syscall.Kill(int(pid), syscall.SIGKILL)
+		return 1
 	}
 	ignoreSignals()
 	protectFromOOM()
