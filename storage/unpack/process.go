@@ -43,9 +43,9 @@ const grace = 10 * time.Second
 
 const maxLogLines = 100 // of a worker; later ones are dropped
 
-// outOfMemory matches what Go's runtime writes at RLIMIT_DATA; the last alternative is for threads
-// of libc.
-var outOfMemory = regexp.MustCompile("out of memory|cannot allocate memory|pthread_create failed")
+// outOfMemory matches what Go's runtime writes at RLIMIT_DATA. The third alternative is for threads of libc,
+// the last for the garbage collector of Go 1.26, which uses memory that it has not got.
+var outOfMemory = regexp.MustCompile(`out of memory|cannot allocate memory|pthread_create failed|sigcode=1 addr=0x0\s+goroutine 0 .*\s+runtime\.\(\*spanQueue\)\.`)
 
 // Task is a worker's task for one image.
 type Task struct {
