@@ -415,13 +415,13 @@ func diagnostics(dir string) string {
 	return strings.TrimSpace(strings.ToValidUTF8(string(text), "\uFFFD"))
 }
 
-// leaveKeyring gives the calling thread a session keyring of its own. A runtime that creates a container does that
-// itself, and one that restores it does not. A kernel without keyrings, or a filter around the server that denies
-// them, has nothing to share.
+// leaveKeyring gives the calling thread a session keyring of its own, without a name. A runtime that creates a
+// container does that itself, and one that restores it does not. A kernel without keyrings, or a filter around the
+// server that denies them, has nothing to share.
 func leaveKeyring() error {
-	_, err := unix.KeyctlJoinSessionKeyring("")
-	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
+	_, _, errno := unix.Syscall(unix.SYS_KEYCTL, unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0)
+	if errno == 0 || errno == unix.ENOSYS || errno == unix.EPERM {
 		return nil
 	}
-	return os.NewSyscallError("keyctl", err)
+	return os.NewSyscallError("keyctl", errno)
 }

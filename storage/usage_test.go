@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/reserve"
 	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 func TestRootfsUsage(t *testing.T) {
@@ -268,20 +269,25 @@ func (d *disk) fill() {
 	}
 }
 
-// empty removes what fill has made. The file system has that room when it has written its journal:
-// overlayfs, which asks for it once, would mount read-only before.
+// empty removes what fill has made, and waits for the room: a process that another test has forked may have the
+// file open until it executes its program, and the file system gives blocks back when it has written its journal.
+// overlayfs, which asks for room once, would mount read-only before.
 func (d *disk) empty() {
 	d.t.Helper()
-	if err := os.Remove(filepath.Join(d.path, "ballast")); err != nil {
-		d.t.Fatal(err)
-	}
+	path := filepath.Join(d.path, "ballast")
 	f, err := os.Open(d.path)
-	if err == nil {
-		err = errors.Join(unix.Syncfs(int(f.Fd())), f.Close())
-	}
 	if err != nil {
 		d.t.Fatal(err)
 	}
+	defer f.Close()
+	if err := errors.Join(os.Truncate(path, 0), os.Remove(path), unix.Syncfs(int(f.Fd()))); err != nil {
+		d.t.Fatal(err)
+	}
+	wait.For(d.t, "room on the disk", func() bool {
+		probe := filepath.Join(d.path, "probe")
+		err := errors.Join(os.WriteFile(probe, make([]byte, 256<<10), 0o600), unix.Syncfs(int(f.Fd())))
+		return errors.Join(err, os.Remove(probe), unix.Syncfs(int(f.Fd()))) == nil
+	})
 }
 
 // A pull onto a full disk says so and leaves nothing; when there is room again
