@@ -53,7 +53,6 @@ func verbs() []verb {
 		{name: "CheckpointContainer", only: criuHandler, prepare: (*stage).running, run: (*stage).checkpoint, settle: (*stage).wantCheckpoint},
 		{name: "CheckpointPod", only: criuHandler, prepare: (*stage).running, run: (*stage).checkpointPod, settle: (*stage).wantPodCheckpoint},
 		{name: "RestorePod", only: criuHandler, prepare: (*stage).dumped, run: (*stage).restorePod, settle: (*stage).wantRestored},
-		{name: "StartContainer-restored", only: criuHandler, prepare: in((*stage).dumped, (*stage).restorePod), run: (*stage).start, settle: (*stage).wantRestored},
 		{name: "StopContainer", prepare: (*stage).running, run: (*stage).stop, settle: (*stage).wantStopped},
 		{name: "RemoveContainer", prepare: (*stage).running, run: (*stage).remove, settle: (*stage).wantRemoved},
 		{name: "StopPodSandbox", change: hostPort, prepare: (*stage).running, run: (*stage).stopPod, settle: (*stage).wantPodStopped},
