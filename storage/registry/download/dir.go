@@ -373,10 +373,13 @@ const batch = 512
 func (d *Dir) unneeded() (files []kept, sum, room int64) {
 	room, err := d.read(func(entries []os.DirEntry) {
 		for _, entry := range entries {
-			info, err := entry.Info()
 			p := d.named[entry.Name()]
+			if p != nil && !p.unpacked || d.reserved[entry.Name()] > 0 {
+				continue
+			}
+			info, err := entry.Info()
 			switch {
-			case err != nil, p != nil && !p.unpacked, d.reserved[entry.Name()] > 0:
+			case err != nil:
 			case p == nil && !info.Mode().IsRegular():
 				d.remove(entry.Name())
 			case p == nil && inUse(d.root, file(entry.Name())):
