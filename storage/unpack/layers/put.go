@@ -167,7 +167,7 @@ func (p *put) blobs() (sum int64, err error) {
 
 // addAll adds the layers to the store, from the lowest one up.
 func (p *put) addAll() error {
-	for i, s := range p.steps {
+	for _, s := range p.steps {
 		<-s.ready
 		if p.ctx.Err() != nil {
 			return context.Cause(p.ctx)
@@ -183,26 +183,12 @@ func (p *put) addAll() error {
 			return s.wrap(err)
 		}
 		close(s.added)
-		if i+1 < len(p.steps) && !p.steps[i+1].isReady() {
-			if err := p.Into.Note(); err != nil {
-				return err
-			}
-		}
 	}
 	return nil
 }
 
 // wrap says of which layer an error is.
 func (s *step) wrap(err error) error { return fmt.Errorf("layer %s: %w", s.Blob, err) }
-
-func (s *step) isReady() bool {
-	select {
-	case <-s.ready:
-		return true
-	default:
-		return false
-	}
-}
 
 // addDownloaded downloads and adds a layer that the store could not give.
 func (p *put) addDownloaded(s *step) error {
