@@ -27,10 +27,20 @@ func BenchmarkPull(b *testing.B) {
 	for i := range 100 {
 		deep = append(deep, layer(b, image.Regular(fmt.Sprint("file", i), 0o644, random(200<<10))))
 	}
+	var wide []image.Layer
+	for i := range 100 {
+		var files []image.File
+		for j := range 20 {
+			half := random(10 << 10)
+			files = append(files, image.Regular(fmt.Sprintf("d%d/file%d", i, j), 0o644, append(half, words[:10<<10]...)))
+		}
+		wide = append(wide, layer(b, files...))
+	}
 	for name, a := range map[string]*image.Artifact{
 		"small": motd(b, "x"),
 		"large": build(b, image.Image{Layers: []image.Layer{layer(b, files...), layer(b, image.Regular("noise", 0o644, random(20<<20)))}}),
 		"deep":  build(b, image.Image{Layers: deep}),
+		"wide":  build(b, image.Image{Layers: wide}),
 	} {
 		b.Run(name, func(b *testing.B) {
 			n := newNode(b)
