@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -188,7 +190,7 @@ func (t *cliTask) Dump(ctx context.Context, d Dump) error {
 	}
 	said, err := run.run(ctx)
 	if err == nil {
-		return nil
+		return checkImages(t.runtime.name, d.Images)
 	}
 	if cause := context.Cause(ctx); cause != nil {
 		return fmt.Errorf("%s checkpoint: %w", t.runtime.name, cause)
@@ -200,6 +202,15 @@ func (t *cliTask) Dump(ctx context.Context, d Dump) error {
 	err = fmt.Errorf("%s checkpoint: %w", t.runtime.name, describe(err, text))
 	if full {
 		err = fmt.Errorf("%w: %w", err, fault.Exhausted)
+	}
+	return err
+}
+
+// checkImages refuses the success of a runtime that has not dumped anything.
+func checkImages(runtime, dir string) error {
+	_, err := os.Stat(filepath.Join(dir, "inventory.img"))
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%s checkpoint: the runtime reports success, but has written no images of the container", runtime)
 	}
 	return err
 }
@@ -242,13 +253,25 @@ func (g gentle) run(ctx context.Context) (said string, err error) {
 		return diag.String(), err
 	case <-ctx.Done():
 	}
-	select {
-	case err = <-ended:
-		return diag.String(), err
-	case <-time.After(dumpPatience):
+	ctx = context.WithoutCancel(ctx)
+	patience, cancel := context.WithTimeout(ctx, dumpPatience)
+	defer cancel()
+	poll.Until(patience, 10*time.Millisecond, func() bool {
+		g.killAlone(cmd.Process)
+		return len(ended) > 0
+	})
+	if len(ended) == 0 {
+		err = killDump(ctx, g.group)
 	}
-	err = killDump(context.WithoutCancel(ctx), g.group)
-	return "", errors.Join(<-ended, err)
+	return diag.String(), errors.Join(<-ended, err)
+}
+
+// killAlone kills a runtime without a criu: no container depends on it. A criu that it starts at this moment
+// continues without it, and EndDump waits for that.
+func (g gentle) killAlone(runtime *os.Process) {
+	if pids, err := cgroup.Procs(g.group); err == nil && slices.Equal(pids, []int{runtime.Pid}) {
+		_ = runtime.Kill() // it may have ended meanwhile
+	}
 }
 
 // killDump kills what hangs.

@@ -52,7 +52,7 @@ func (m *monitor) runtimeEnded(int) {
 	}
 }
 
-func (m *monitor) initEnded(int) {
+func (m *monitor) initEnded(number int) {
 	if m.opt.Fifos { // by Wait it is known, also of a process that is only a stand-in
 		syscall.Close(m.watched)
 		m.watched = -1
@@ -62,11 +62,14 @@ func (m *monitor) initEnded(int) {
 		m.sandboxEnded()
 		return
 	}
-	if m.held.under {
+	switch {
+	case number == ofRestored && m.held.under:
+		m.held.ended = uptime() // the runtime reaps it, or the monitor when that has ended
+	case m.held.under:
 		m.restoreEnded()
-		return
+	default:
+		m.reap()
 	}
-	m.reap()
 }
 
 // reap collects the dead: the container's init and, of a container in the PID

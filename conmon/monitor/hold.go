@@ -14,11 +14,21 @@ import (
 
 // held is what the monitor has of a container that is being restored.
 type held struct {
-	under  bool // the runtime is waiting for criu, which is waiting for the holder
-	let    bool // the container may run
-	holder int  // client; -1: none
-	pidfd  int  // of the container's init, until it is the monitor's child
+	under  bool  // the runtime is waiting for criu, which is waiting for the holder
+	let    bool  // the container may run
+	holder int   // client; -1: none
+	pidfd  int   // of the container's init, until it is the monitor's child
+	ended  int64 // uptime when the init was found dead while the runtime was still there; 0: it was not
 }
+
+// ofRestored is the number of the event that the init has ended, and not the runtime that has restored it.
+const ofRestored = 1
+
+// runtimeTime is how many milliseconds a runtime may stay after the init that it has restored. It takes some tens.
+const runtimeTime = 5_000
+
+// overdue returns for how many milliseconds more the runtime may stay.
+func (h *held) overdue() int64 { return max(0, h.ended+runtimeTime-uptime()) }
 
 var notHeld = held{holder: -1, pidfd: -1}
 
@@ -157,6 +167,9 @@ func (m *monitor) letGo() error {
 		return wire.Fail("remove "+wire.HeldFile, err)
 	}
 	m.held.let = true
+	if err := m.poll.add(m.held.pidfd, syscall.EPOLLIN|edgeTriggered, ended, ofRestored); err != nil {
+		m.complaints.add(wire.Fail("watch the container's init", err))
+	}
 	m.send(m.held.holder, wire.Message{Verb: wire.OK})
 	return nil
 }
@@ -178,11 +191,12 @@ func (m *monitor) restoreEnded() {
 	}
 	syscall.Close(m.watched)
 	m.watched = m.held.pidfd
-	let := m.held.let
+	_ = syscall.EpollCtl(m.poll.fd, syscall.EPOLL_CTL_DEL, m.watched, nil)
+	let, hung := m.held.let, m.held.ended != 0 && m.held.overdue() == 0
 	m.held = notHeld
 	var err error
 	switch exit := wire.ExitOf(status); {
-	case exit.Code != 0:
+	case exit.Code != 0 && !hung:
 		err = wire.Text("the runtime could not resume the container: exit code " + itoa(exit.Code))
 	case !let || !isChild(m.container.PID):
 		err = wire.Text("the container's init has ended")

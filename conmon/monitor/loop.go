@@ -165,6 +165,8 @@ func (m *monitor) pollTimeout() int {
 		return m.log.journal.pause
 	case m.stdout.touched, m.stderr.touched, m.log.limit.owes(), m.log.where.unseen && m.state == running:
 		return silence
+	case m.held.ended != 0:
+		return int(max(1, m.held.overdue()))
 	case m.orphans:
 		return undead
 	case m.mayRest():
@@ -181,6 +183,9 @@ func (m *monitor) proceed(quiet bool) {
 	}
 	if m.orphans {
 		m.reap()
+	}
+	if m.held.ended != 0 && m.held.overdue() == 0 {
+		pidfdKill(m.watched) // the runtime, which hangs
 	}
 	if m.opt.Remote() && m.state == running {
 		m.persist()

@@ -54,7 +54,13 @@ func (p program) subject() (verb, id string) {
 	if command := os.Getenv("CNI_COMMAND"); command != "" {
 		return command, os.Getenv("CNI_CONTAINERID")
 	}
-	verbs := []string{"create", "start", "state", "kill", "delete", "exec", "update", "features", "ps", "pause", "resume", "events", "run"}
+	if slices.Contains(p.args, "--help") { // whether the runtime has a verb
+		return "help", ""
+	}
+	verbs := []string{
+		"create", "start", "state", "kill", "delete", "exec", "update", "features", "ps", "pause", "resume", "events", "run",
+		"checkpoint", "restore",
+	}
 	for i, arg := range p.args {
 		if slices.Contains(verbs, arg) {
 			for _, later := range p.args[i:] {
