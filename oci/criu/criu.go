@@ -159,6 +159,23 @@ func findError(said string) string {
 	return ""
 }
 
+// hints say what is behind errors of criu, by words in them, where its own say it only to those who know criu.
+var hints = []struct{ words, hint string }{
+	{"Unsupported proto 262", "a socket of MPTCP, which criu cannot dump; programs built with Go 1.24 or later listen with it unless their environment has GODEBUG=multipathtcp=0"},
+	{"Can't get rlimit", "criu needs CAP_SYS_RESOURCE on the node for processes of other users than root"},
+	{"Cannot assign requested address", "a socket is bound to the address of the pod that was dumped, and the restored pod has another one"},
+}
+
+// explained adds a hint to an error of criu.
+func explained(said string) string {
+	for _, h := range hints {
+		if strings.Contains(said, h.words) {
+			return said + " (" + h.hint + ")"
+		}
+	}
+	return said
+}
+
 // firstError is findError, or the beginning of an output without an error.
 func firstError(said string) string {
 	if text := findError(said); text != "" {
@@ -203,7 +220,7 @@ func LogError(file string) (text string, full bool) {
 	head := make([]byte, 4<<20)
 	n, _ := f.Read(head)
 	said := string(head[:n])
-	return findError(said), strings.Contains(said, unix.ENOSPC.Error()) || strings.Contains(said, "No space left on device")
+	return explained(findError(said)), strings.Contains(said, unix.ENOSPC.Error()) || strings.Contains(said, "No space left on device")
 }
 
 // WriteRestoreOptions writes the options for a restore in the same way. criu runs holder at each step. TCP

@@ -108,6 +108,9 @@ func TestLogError(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "", limit: "", "(00.1) Warn  (x): y\n": "",
 		limit + "(00.2) Error (criu/namespaces.c:1117): Can't dump a pid namespace\n(00.3) Error (criu/cr-dump.c:1975): Dumping FAILED.\n": "Error (criu/namespaces.c:1117): Can't dump a pid namespace",
+		// Of Debian's criu 4.2.1.
+		"(00.1) Error (criu/sk-inet.c:137): inet: Unsupported proto 262 for socket 52e5e9a\n": "Error (criu/sk-inet.c:137): inet: Unsupported proto 262 for socket 52e5e9a (" + hints[0].hint + ")",
+		"(00.1) Error (criu/cr-dump.c:389): Can't get rlimit 0: Operation not permitted\n":    "Error (criu/cr-dump.c:389): Can't get rlimit 0: Operation not permitted (" + hints[1].hint + ")",
 	} {
 		file := filepath.Join(t.TempDir(), "dump.log")
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
