@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -171,6 +172,30 @@ func TestCheckpointContainer(t *testing.T) {
 	must(t, os.WriteFile(layer, found["rootfs-diff.tar"], 0o600))
 	equal(t, "changed file", string(members(t, layer)["changed"]), "text")
 	must(t, os.Remove(layer))
+	c.isRead(t, archive)
+}
+
+// isRead checks that checkpointctl reads all of an archive of a counting container.
+func (c *container) isRead(t *testing.T, archive string) {
+	t.Helper()
+	checkpointctl, err := tools.Checkpointctl(t.Context())
+	must(t, err)
+	for _, try := range []struct {
+		args, words []string
+	}{
+		{[]string{"show"}, []string{c.config.Metadata.Name, "CRI-O", "runc"}},
+		{[]string{"inspect", "--all"}, []string{"Pod name: " + c.pod.config.Metadata.Name, "Process tree", "/probe", "CRIU dump statistics", "Overview of mounts"}},
+	} {
+		text, err := exec.CommandContext(t.Context(), checkpointctl, append(try.args, archive)...).CombinedOutput()
+		if err != nil {
+			t.Errorf("checkpointctl %q: %v: %s", try.args, err, text)
+		}
+		for _, word := range try.words {
+			if !strings.Contains(string(text), word) {
+				t.Errorf("checkpointctl %q does not show %q:\n%s", try.args, word, text)
+			}
+		}
+	}
 }
 
 // All containers of a pod are written down as they are at one moment.

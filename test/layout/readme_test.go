@@ -15,9 +15,11 @@ func TestReadmeSaysWhatIsTested(t *testing.T) {
 	section, _, _ = strings.Cut(section, "\n## ")
 	wanted := tools.KubeletVersions()
 	for file, version := range map[string]string{
-		"test/tools/go.mod":              `sigs\.k8s\.io/cri-tools (v\S+)`,
-		"test/tools/distribution/go.mod": `distribution/distribution/v3 (v\S+)`,
-		"test/kit/tools/tools.go":        `runcVersion = "(v[^"]+)"`,
+		"test/tools/go.mod":               `sigs\.k8s\.io/cri-tools (v\S+)`,
+		"test/tools/distribution/go.mod":  `distribution/distribution/v3 (v\S+)`,
+		"test/tools/checkpointctl/go.mod": `checkpoint-restore/checkpointctl (v\S+)`,
+		"test/kit/tools/tools.go":         `runcVersion = "(v[^"]+)"`,
+		"test/kit/tools/criu.go":          `criuVersion = "([^"]+)"`,
 	} {
 		found := regexp.MustCompile(version).FindStringSubmatch(read(t, file))
 		if found == nil {

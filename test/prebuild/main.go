@@ -44,6 +44,7 @@ var builds = []struct {
 	{"runsc", "a current runsc (gVisor)", tools.Runsc},
 	{runscShim, "gVisor's shim", tools.RunscShim},
 	{"distribution", "CNCF Distribution's registry", tools.Distribution},
+	{"checkpointctl", "checkpointctl", tools.Checkpointctl},
 	{"criu", "criu, from Debian's unstable distribution", tools.Criu},
 	{kubelet, "kubelets " + strings.Join(tools.KubeletVersions(), " and "), tools.Kubelets},
 	{cluster, "Kubernetes " + tools.ClusterVersion() + " and its end-to-end tests", func(ctx context.Context) (string, error) {

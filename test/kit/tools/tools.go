@@ -1,6 +1,6 @@
 // Package tools builds the programs with which crius is tested and that Debian
 // lacks, or has too old, into the repository's .cache/bin: those of CRI from
-// the module in test/tools, gVisor and a registry from those below it, runc and
+// the module in test/tools, gVisor, a registry and checkpointctl from those below it, runc and
 // containerd from their own.
 package tools
 
