@@ -265,6 +265,39 @@ func note(args []string) error {
 	return errors.Join(err, f.Close())
 }
 
+// ring never ends by itself. The number has a fixed width, so that it is never seen half written.
+func ring(args []string) error {
+	if len(args) != 3 {
+		return errUsage
+	}
+	own, err := strconv.Atoi(args[1])
+	all, nErr := strconv.Atoi(args[2])
+	if err = errors.Join(err, nErr); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(args[0], os.O_RDWR|os.O_CREATE, 0o666)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for last := own - all; ; time.Sleep(2 * time.Millisecond) {
+		var text [8]byte
+		_, _ = f.ReadAt(text[:], 0) // a new file has none
+		number, _ := strconv.Atoi(strings.TrimLeft(string(text[:]), "\x00"))
+		if number%all != own {
+			continue
+		}
+		if number != last+all {
+			return fmt.Errorf("the number is %d, and was %d at the last turn", number, last)
+		}
+		fmt.Println("turn", number)
+		if _, err := f.WriteAt(fmt.Appendf(nil, "%08d", number+1), 0); err != nil {
+			return err
+		}
+		last = number
+	}
+}
+
 func remove(args []string) error {
 	if len(args) != 1 {
 		return errUsage

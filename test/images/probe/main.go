@@ -64,6 +64,7 @@ func verbs() map[string]verb {
 		"copy":    {"FROM TO: copy a file", copyFile},
 		"chown":   {"PATH UID GID: give it away", chown},
 		"note":    {"FILE WORD...: add a line with the words", note},
+		"ring":    {"FILE I N: as number I of N who take turns, print the number in the file and write the next one; fail if others had no turn, or two", ring},
 		"remove":  {"FILE: remove it", remove},
 		"await":   {"FILE: wait until it exists", await},
 		"remount": {"PATH [ro|nosuid|nodev|noexec...]: change a mount's flags to these", remount},

@@ -1,0 +1,138 @@
+package integration
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/test/kit/wait"
+)
+
+// echoes sends a line to an echo server, and reads it back.
+func echoes(t *testing.T, conn net.Conn) {
+	t.Helper()
+	_, err := fmt.Fprintln(conn, "ping")
+	must(t, err)
+	text, err := bufio.NewReader(conn).ReadString('\n')
+	must(t, err)
+	equal(t, "echo", text, "ping\n")
+}
+
+// established counts the TCP connections in a container's network.
+func (c *container) established(t *testing.T) (n int) {
+	t.Helper()
+	const state = 3
+	for _, file := range []string{"net/tcp", "net/tcp6"} {
+		for line := range strings.Lines(c.procfs(t, file)) {
+			if fields := strings.Fields(line); fields[state] == "01" {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// A server goes on with its connection after a checkpoint. In a restored pod, which has an address of its own, it
+// listens as before, and the connection is closed.
+func TestRestoredServer(t *testing.T) {
+	t.Parallel()
+	w, ok := dumps(t)
+	if !ok {
+		return
+	}
+	p := w.run(t, "runc")
+	c := p.start(t, "tcp :9000 echo ; sleep", func(c *cri.ContainerConfig) {
+		c.Envs = append(c.Envs, &cri.KeyValue{Key: "GODEBUG", Value: []byte("multipathtcp=0")}) // which criu cannot dump
+	})
+	c.says(t, "listening")
+	dial := func(p *pod) net.Conn {
+		t.Helper()
+		conn, err := w.Dial(t.Context(), "tcp", net.JoinHostPort(p.status(t).Network.Ip, "9000"))
+		must(t, err)
+		t.Cleanup(func() { _ = conn.Close() })
+		return conn
+	}
+	conn := dial(p)
+	echoes(t, conn)
+	equal(t, "connections", c.established(t), 1)
+	dir := p.checkpointed(t, c)
+	echoes(t, conn)
+	p.stop(t)
+
+	q, all := w.restore(t, w.restoring(t, dir, c))
+	all[0].start(t)
+	equal(t, "connections after the restore", all[0].established(t), 0)
+	echoes(t, dial(q))
+}
+
+// A container with a terminal is restored with a terminal, at which it is read and written as before.
+func TestRestoredTerminal(t *testing.T) {
+	t.Parallel()
+	w, ok := dumps(t)
+	if !ok {
+		return
+	}
+	p := w.run(t, "runc")
+	c := p.start(t, "write /dev/own text ; echo ready ; line ; exit 3", terminal) // /dev is a tmpfs of the container
+	c.says(t, "ready")
+	dir := p.checkpointed(t, c)
+	p.stop(t)
+	_, all := w.restore(t, w.restoring(t, dir, c))
+	r := all[0]
+	r.start(t)
+	equal(t, "file in a tmpfs", r.exec(t, "cat /dev/own"), "text")
+	session := r.attach(t, w.spdy(), attachInput)
+	typed(t, session, "hello\n")
+	shows(t, session, `got "hello"`)
+	equal(t, "exit code", r.wait(t).ExitCode, 3)
+	r.says(t, `got "hello"`)
+}
+
+// Containers that take turns at a number in the pod's /dev/shm are restored as they were at one moment: no one has
+// seen a number that another has not written, and no turn is lost.
+func TestRestoredPodIsOfOneMoment(t *testing.T) {
+	t.Parallel()
+	w, ok := dumps(t)
+	if !ok {
+		return
+	}
+	p := w.run(t, "runc")
+	const members = 3
+	var all []*container
+	for i := range members {
+		all = append(all, p.start(t, fmt.Sprintf("ring /dev/shm/number %d %d", i, members)))
+	}
+	all[2].says(t, "turn "+strconv.Itoa(2+10*members))
+	dir := p.checkpointed(t, all...)
+	p.stop(t)
+	_, restored := w.restore(t, w.restoring(t, dir, all...))
+	for _, c := range restored {
+		c.start(t)
+	}
+	low, high := 0, 0
+	for i, c := range restored {
+		wait.For(t, "some turns", func() bool { return len(c.log(t)) > 5 })
+		equal(t, "state", c.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+		for k, r := range c.log(t) {
+			number, err := strconv.Atoi(strings.TrimPrefix(r.Content, "turn "))
+			if err != nil {
+				t.Fatalf("container %d: %q", i, r.Content)
+			}
+			if k > 0 {
+				break
+			}
+			if i == 0 {
+				low, high = number, number
+			}
+			low, high = min(low, number), max(high, number)
+		}
+	}
+	if low < 2+10*members-members || high-low > members {
+		t.Errorf("the first turns after the restore are %d to %d", low, high)
+	}
+}
