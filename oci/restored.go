@@ -187,8 +187,14 @@ func checkHeld(init int, group string, spec *specs.Spec) error {
 	if err != nil {
 		return err
 	}
-	if !slices.Contains(pids, init) {
-		return fmt.Errorf("the restored process %d is not in the cgroup of its container: %w", init, fault.Precondition)
+	all, err := besides(init)
+	if err != nil {
+		return err
+	}
+	for _, pid := range append(all, init) {
+		if !slices.Contains(pids, pid) {
+			return fmt.Errorf("the restored process %d is not in the cgroup of its container: %w", pid, fault.Precondition)
+		}
 	}
 	for _, pid := range pids {
 		in, err := pidNamespace(strconv.Itoa(pid))
@@ -210,6 +216,22 @@ func checkHeld(init int, group string, spec *specs.Spec) error {
 		err = fmt.Errorf("the restored container is in the PID namespace of the node: %w", fault.Precondition)
 	}
 	return err
+}
+
+// besides returns the other processes in the PID namespace of one, wherever their cgroups are.
+func besides(init int) (pids []int, err error) {
+	in, err := pidNamespace(strconv.Itoa(init))
+	if err != nil {
+		return nil, err
+	}
+	links, err := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range links {
+		pid, _ := strconv.Atoi(filepath.Base(dir))
+		if at, gone := pidNamespace(strconv.Itoa(pid)); gone == nil && at == in && pid != init {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, err
 }
 
 func pidNamespace(pid string) (string, error) { return os.Readlink("/proc/" + pid + "/ns/pid") }

@@ -3,12 +3,15 @@ package oci
 import (
 	"encoding/json"
 	"errors"
+	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // dumpable is the spec of a container that can be restored.
@@ -157,5 +160,27 @@ func TestPathsThatCriuCannotRun(t *testing.T) {
 		if strings.ContainsFunc(path, notInOptions) != bad {
 			t.Errorf("%q: %t", path, !bad)
 		}
+	}
+}
+
+// A process of a container counts as one wherever it is: its PID namespace has it, even if its cgroup does not.
+func TestProcessesBesides(t *testing.T) {
+	t.Parallel()
+	init := exec.CommandContext(t.Context(), "sh", "-c", "sleep 1000 & exec sleep 1000")
+	init.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	if err := init.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = init.Wait() }) // killed with the context of the test
+	var pids []int
+	wait.For(t, "the process beside it", func() bool {
+		var err error
+		if pids, err = besides(init.Process.Pid); err != nil {
+			t.Fatal(err)
+		}
+		return len(pids) > 0
+	})
+	if len(pids) != 1 || pids[0] == init.Process.Pid {
+		t.Errorf("beside %d there are %v", init.Process.Pid, pids)
 	}
 }
