@@ -31,6 +31,9 @@ type Checkpointer interface {
 	// MayCheckpoint returns why the container cannot be dumped: its runtime, criu or the node
 	// cannot do it (fault.Unimplemented), or nothing but signals reaches it.
 	MayCheckpoint(ctx context.Context) error
+	// DumpsSandbox reports whether a Dump has the memory of all containers of the pod, and of no moment that a
+	// Pause chooses: the runtime pauses its sandbox itself.
+	DumpsSandbox() bool
 	// Pause freezes the processes of the container, by its own cgroup alone: under a frozen
 	// parent a dump would kill it. Only EndDump resumes them.
 	Pause(ctx context.Context) error
@@ -150,16 +153,13 @@ func (r *cli) checkpoints(ctx context.Context) (*Abilities, criu.Found, error) {
 	return a, found, err
 }
 
-func (t *sandboxedTask) MayCheckpoint(context.Context) error {
-	return criu.Refuse("the containers of handler " + t.runtime.name + " share a runtime sandbox")
-}
-
 func (t *shimTask) MayCheckpoint(context.Context) error {
 	return criu.Refuse("handler " + t.runtime.name + " uses a shim")
 }
 
-func (t *sandboxedTask) Dump(ctx context.Context, _ Dump) error { return t.MayCheckpoint(ctx) }
-func (t *shimTask) Dump(ctx context.Context, _ Dump) error      { return t.MayCheckpoint(ctx) }
+func (t *shimTask) Dump(ctx context.Context, _ Dump) error { return t.MayCheckpoint(ctx) }
+
+func (t *watched) DumpsSandbox() bool { return false }
 
 func (t *watched) Pause(ctx context.Context) error { return cgroup.Pause(ctx, t.ref.Cgroup) }
 
@@ -184,13 +184,13 @@ func (t *cliTask) Dump(ctx context.Context, d Dump) error {
 		return fmt.Errorf("write options of criu: %w", err)
 	}
 	argv := t.runtime.argv(a, "checkpoint", "--leave-running", "--image-path", d.Images, "--work-path", d.Work, t.ref.ID)
-	run := gentle{group: d.Cgroup, argv: argv, env: append(mountItselfIn(t.ref.Dir), found.Environ()...), apart: ownNetwork}
+	run := gentle{group: d.Cgroup, argv: argv, env: append(mountItselfIn(t.ref.Dir), found.Environ()...), apart: ownNetwork, aided: true}
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%s checkpoint: %w", t.runtime.name, context.Cause(ctx))
 	}
 	said, err := run.run(ctx)
 	if err == nil {
-		return checkImages(t.runtime.name, d.Images)
+		return checkImages(t.runtime.name, d.Images, "inventory.img")
 	}
 	if cause := context.Cause(ctx); cause != nil {
 		return fmt.Errorf("%s checkpoint: %w", t.runtime.name, cause)
@@ -207,8 +207,8 @@ func (t *cliTask) Dump(ctx context.Context, d Dump) error {
 }
 
 // checkImages refuses the success of a runtime that has not dumped anything.
-func checkImages(runtime, dir string) error {
-	_, err := os.Stat(filepath.Join(dir, "inventory.img"))
+func checkImages(runtime, dir, image string) error {
+	_, err := os.Stat(filepath.Join(dir, image))
 	if errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("%s checkpoint: the runtime reports success, but has written no images of the container", runtime)
 	}
@@ -226,6 +226,8 @@ type gentle struct {
 	// apart: in a network namespace of its own, where criu leaves a firewall table behind if the
 	// container dies meanwhile. The one of the container it finds by the container's processes.
 	apart bool
+	// aided: a criu does the work, and without one the program can be killed.
+	aided bool
 }
 
 // run returns what the program said. When ctx ends, it waits for the program.
@@ -257,7 +259,9 @@ func (g gentle) run(ctx context.Context) (said string, err error) {
 	patience, cancel := context.WithTimeout(ctx, dumpPatience)
 	defer cancel()
 	poll.Until(patience, 10*time.Millisecond, func() bool {
-		g.killAlone(cmd.Process)
+		if g.aided {
+			g.killAlone(cmd.Process)
+		}
 		return len(ended) > 0
 	})
 	if len(ended) == 0 {

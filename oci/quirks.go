@@ -54,6 +54,8 @@ type quirks struct {
 	stateFiles []string
 	// holds: it passes criu a file of options at a restore too, so that the container can be held.
 	holds bool
+	// saves: its verb checkpoint writes the whole runtime sandbox, without criu.
+	saves bool
 	// inRoot: all state files are in the root, where StateFiles finds them.
 	inRoot bool
 }
@@ -87,6 +89,7 @@ func knownQuirks(name string) quirks {
 			swapFirst:   true,
 			hostNetwork: []string{"--network=host"},
 			helper:      "gofer",
+			saves:       true,
 			stateFiles:  runscStateFiles,
 			inRoot:      true,
 		}

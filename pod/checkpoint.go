@@ -14,6 +14,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/criu"
 	"github.com/crius-run/crius/storage/checkpoint"
 )
 
@@ -133,6 +134,9 @@ func (s *Sandbox) checkpointTo(ctx context.Context, dir string, containers []*Co
 		if err := c.mayCheckpoint(ctx); err != nil {
 			return err
 		}
+		if c.Now().task.DumpsSandbox() {
+			return criu.Refuse("handler " + s.plan.Handler + " writes checkpoints of containers only, not of pods")
+		}
 	}
 	target, err := checkpoint.OpenTarget(dir)
 	if err != nil {
@@ -211,8 +215,16 @@ func (c *Container) checkpointConfig(at time.Time) checkpoint.Config {
 		ID: c.ID, Name: cfg.GetMetadata().GetName(), Runtime: c.plan.Handler,
 		ImageID: c.plan.ImageID, ImageRef: c.plan.ImageRef,
 		ImageName: cmp.Or(cfg.GetImage().GetUserSpecifiedImage(), cfg.GetImage().GetImage()),
-		CreatedAt: c.plan.CreatedAt, CheckpointedAt: at,
+		CreatedAt: c.plan.CreatedAt, CheckpointedAt: at, Format: c.imageFormat(),
 	}
+}
+
+// imageFormat says what has written the images of a checkpoint of the container.
+func (c *Container) imageFormat() string {
+	if task := c.Now().task; task != nil && task.DumpsSandbox() {
+		return checkpoint.FormatGvisor
+	}
+	return checkpoint.FormatCriu
 }
 
 // putConfig writes the spec of the container with the annotations by which checkpointctl recognizes a
@@ -242,7 +254,20 @@ func (c *Container) mayCheckpoint(ctx context.Context) error {
 	case c.stop.Asked():
 		return errStopping
 	}
-	return now.task.MayCheckpoint(ctx)
+	return cmp.Or(now.task.MayCheckpoint(ctx), c.checkAlone(now.task))
+}
+
+// checkAlone refuses a dump that would have the memory of other containers.
+func (c *Container) checkAlone(task oci.Task) error {
+	if !task.DumpsSandbox() {
+		return nil
+	}
+	for _, other := range c.sandbox.Now().containers {
+		if other != c && other.View().State != cri.ContainerState_CONTAINER_EXITED {
+			return fmt.Errorf("the runtime sandbox of the pod has another container, %s, whose memory would be in the checkpoint: only the container of a pod with one can be checkpointed with this handler: %w", other.ID, fault.Precondition)
+		}
+	}
+	return nil
 }
 
 var errStopping = fmt.Errorf("the container is being stopped and cannot be checkpointed: %w", fault.Precondition)

@@ -3,6 +3,7 @@ package pod
 import (
 	"fmt"
 	"iter"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -126,10 +127,24 @@ func (s *snapshot) checkRoom() error {
 	return checkpoint.CheckRoom(bytes, rooms...)
 }
 
+// hidden returns the paths in the writable layer that are not the container's.
+func (c *Container) hidden() ([]string, error) {
+	paths, err := oci.MountPoints(c.ref.Dir)
+	if err != nil || c.imageFormat() != checkpoint.FormatGvisor {
+		return paths, err
+	}
+	// In which gVisor keeps what the container writes; its images have that, too.
+	stores, err := filepath.Glob(filepath.Join(c.roots.own.Upper(), ".gvisor.filestore.*"))
+	for _, store := range stores {
+		paths = append(paths, "/"+filepath.Base(store))
+	}
+	return paths, err
+}
+
 // leastSize returns how many bytes a checkpoint of the container has at least: the memory that no file
 // has, and the writable layer.
 func (c *Container) leastSize() (uint64, error) {
-	hidden, err := oci.MountPoints(c.ref.Dir)
+	hidden, err := c.hidden()
 	if err != nil {
 		return 0, err
 	}

@@ -590,6 +590,8 @@ func (t *fakeTask) report(now conmon.LogTrouble) {
 
 func (t *fakeTask) MayCheckpoint(context.Context) error { return nil }
 
+func (t *fakeTask) DumpsSandbox() bool { return false }
+
 func (t *fakeTask) Pause(ctx context.Context) error {
 	return t.step(ctx, "pause", func() { t.frozen = true })
 }

@@ -226,10 +226,13 @@ func (m *member) write(ctx context.Context, at time.Time) error {
 		defer trace.For(ctx, "criu")()
 		return m.Now().task.Dump(ctx, dump)
 	})
+	if err == nil {
+		err = m.checkAlone(m.Now().task) // another one may have been created meanwhile
+	}
 	if err != nil {
 		return err
 	}
-	hidden, err := oci.MountPoints(m.ref.Dir)
+	hidden, err := m.hidden()
 	if err != nil {
 		return err
 	}

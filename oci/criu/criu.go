@@ -81,8 +81,8 @@ const checkTime = 20 * time.Second
 // again only when the file has changed. The error is fault.Unimplemented and has the words by
 // which the kubelet's tests know a node without checkpoints.
 func (p *Program) Ready(ctx context.Context) (Found, error) {
-	if p.path == "" {
-		return Found{}, fmt.Errorf("%s: runtime.criu is empty: %w", disabled, fault.Unimplemented)
+	if err := p.Enabled(); err != nil {
+		return Found{}, err
 	}
 	path, err := exec.LookPath(p.path)
 	if err == nil {
@@ -110,6 +110,14 @@ func (p *Program) Ready(ctx context.Context) (Found, error) {
 	}
 	p.tested, p.found = now, found
 	return found, nil
+}
+
+// Enabled returns an error if the operator wants no checkpoints, whoever makes them.
+func (p *Program) Enabled() error {
+	if p.path == "" {
+		return fmt.Errorf("%s: runtime.criu is empty: %w", disabled, fault.Unimplemented)
+	}
+	return nil
 }
 
 // test asks criu for its version, and whether the kernel has what it needs.

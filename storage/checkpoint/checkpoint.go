@@ -50,7 +50,14 @@ type Config struct {
 	Runtime        string    `json:"runtime,omitempty"`
 	CreatedAt      time.Time `json:"createdTime"`
 	CheckpointedAt time.Time `json:"checkpointedTime"`
+	Format         string    `json:"imageFormat,omitempty"` // crius's own: what has written the images
 }
+
+// Values of Config.Format.
+const (
+	FormatCriu   = "criu"
+	FormatGvisor = "gvisor"
+)
 
 // Part is the directory of what is known of one container.
 type Part struct{ Dir string }
@@ -63,7 +70,7 @@ func (p Part) Make() error {
 	return os.Mkdir(p.Images(), 0o700)
 }
 
-// Images returns the directory for the images of criu.
+// Images returns the directory for the images of criu or gVisor.
 func (p Part) Images() string { return filepath.Join(p.Dir, Images) }
 
 // PutConfig writes the description of the container and its spec.

@@ -17,6 +17,9 @@ type Owner struct {
 	LogPath                       string
 }
 
+// imageFormat is an annotation of crius's own.
+const imageFormat = "checkpoint.crius.run/image-format"
+
 // Annotations returns what checkpointctl, checkpoint-restore-operator and CRI-O read in spec.dump. They
 // take the manager cri-o for the form of the archive.
 func Annotations(c Config, o Owner) map[string]string {
@@ -38,6 +41,8 @@ func Annotations(c Config, o Owner) map[string]string {
 		"org.criu.checkpoint.engine.name":     "crius",
 		"org.criu.checkpoint.container.name":  c.Name,
 		"org.criu.checkpoint.rootfsImageName": c.ImageName,
+		"org.criu.checkpoint.runtime.name":    c.Runtime,
+		imageFormat:                           c.Format,
 	}
 	for i, ip := range o.IPs {
 		all["io.kubernetes.cri-o.IP."+strconv.Itoa(i)] = ip
