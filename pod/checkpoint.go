@@ -254,7 +254,10 @@ func (c *Container) mayCheckpoint(ctx context.Context) error {
 	case c.stop.Asked():
 		return errStopping
 	}
-	return cmp.Or(now.task.MayCheckpoint(ctx), c.checkAlone(now.task))
+	if err := cmp.Or(now.task.MayCheckpoint(ctx), c.checkAlone(now.task)); err != nil {
+		return causedBy(ctx, err) // a probe that was ended says nothing of the runtime
+	}
+	return nil
 }
 
 // checkAlone refuses a dump that would have the memory of other containers.

@@ -197,3 +197,27 @@ func recoverCheckpoint(t *testing.T, swapped, kept bool, change func(*records.Ch
 	b.remove(second, pod)
 	b.nothingLeft()
 }
+
+// When the time is up while a runtime is asked what it can, that is the error, and not that it cannot: kubelets take
+// that for a property of the node.
+func TestTimeIsUpWhileRuntimeIsAsked(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	ctr := b.start(e, pod, "c")
+	c, err := e.containers.Find(ctr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.node.set(func() { b.node.cannotDump = fault.Unimplemented })
+	if err := c.mayCheckpoint(t.Context()); !errors.Is(err, fault.Unimplemented) {
+		t.Errorf("in time: %v", err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(fault.Timeout)
+	if err := c.mayCheckpoint(ctx); !errors.Is(err, fault.Timeout) || errors.Is(err, fault.Unimplemented) {
+		t.Errorf("too late: %v", err)
+	}
+	b.remove(e, pod)
+	b.nothingLeft()
+}

@@ -40,11 +40,14 @@ import (
 // node is a machine in memory: what containers, mounts and networks exist. It
 // outlives the engine, as a machine outlives its server, and fails on demand.
 type node struct {
-	mu       sync.Mutex
-	fail     map[string]error         // by step: what it answers, without an effect
-	half     map[string]bool          // by step: fails after its effect
-	block    map[string]chan struct{} // by step: waits for this or its context
-	calls    []string
+	mu    sync.Mutex
+	fail  map[string]error         // by step: what it answers, without an effect
+	half  map[string]bool          // by step: fails after its effect
+	block map[string]chan struct{} // by step: waits for this or its context
+	calls []string
+
+	cannotDump error // what tasks answer to MayCheckpoint
+
 	tasks    map[string]*fakeTask
 	rootfs   map[string]bool
 	networks map[string]bool
@@ -588,7 +591,10 @@ func (t *fakeTask) report(now conmon.LogTrouble) {
 	})
 }
 
-func (t *fakeTask) MayCheckpoint(context.Context) error { return nil }
+func (t *fakeTask) MayCheckpoint(context.Context) (err error) {
+	t.set(func() { err = t.cannotDump })
+	return err
+}
 
 func (t *fakeTask) DumpsSandbox() bool { return false }
 

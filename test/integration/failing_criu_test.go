@@ -77,7 +77,7 @@ func TestRuntimeThatFailsToCheckpoint(t *testing.T) {
 		{"hangafter", "", codes.DeadlineExceeded},
 	} {
 		runtime.does(t, "checkpoint", fault.words)
-		limit := int64(scene.LimitSeconds)
+		limit := scene.LimitSeconds
 		if hanging(fault.words) {
 			limit = int64(moment / time.Second)
 		}
