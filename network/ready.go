@@ -82,6 +82,9 @@ func (n *Network) withGrace(ctx context.Context, err error) error {
 	if before.err == nil {
 		n.health.since = now
 	}
+	if before.err == nil && !before.ready { // a new node, or one that was restarted
+		slog.WarnContext(ctx, "network is not ready", "err", err)
+	}
 	if !before.ready {
 		return err
 	}

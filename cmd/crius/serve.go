@@ -115,6 +115,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	}
 	defer closing(&err, endControl)
 	tidyFacade(ctx, cfg)
+	engine.Status().Watch()
 	return answer(ctx, cfg.API, manager, sessions, store.AwaitLost, server.Services{
 		Engine: engine, Status: engine.Status(), Usage: engine.Usage(),
 		Images: store, PodMetrics: func() []string { return settings.loaded().Config.Metrics.IncludedPodMetrics },
@@ -316,6 +317,9 @@ func answer(ctx context.Context, cfg server.Config, manager manager, sessions *s
 	}
 	manager.notify("STOPPING=1")
 	slog.Info("crius stopping, containers keep running")
+	for _, w := range services.Trace.Active() {
+		slog.Info("stopping waits for an operation", "operation", w.Operation, "object", w.Object, "object_name", w.Name, "step", w.Step, "waits_for", w.WaitsFor)
+	}
 	err = errors.Join(bounded(ctx, sessions.Close), bounded(ctx, srv.Shutdown))
 	for range servers {
 		err = errors.Join(err, <-served)

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -70,6 +71,7 @@ type Node struct {
 	network  *refresh.Value[view.NetworkStatus]
 	checks   *background.Group
 	watching sync.Once
+	notReady bool // as logged last; used by the look at the runtime, of which there is one at a time
 }
 
 // New returns a Node. cgroups returns why pods cannot have cgroups. The checks run in checks, from
@@ -78,7 +80,9 @@ func New(runtimes Runtimes, images Images, network Network, cgroups func() error
 	n := &Node{runtimes: runtimes, images: images, cgroups: cgroups, checks: checks}
 	n.runtime = refresh.New(func(ctx context.Context) view.RuntimeStatus {
 		table := runtimes.Version()
-		return view.RuntimeStatus{Table: table, NotReady: n.runtimeReady(ctx), Handlers: n.Handlers(ctx)}
+		err := n.runtimeReady(ctx)
+		n.tell(ctx, err)
+		return view.RuntimeStatus{Table: table, NotReady: err, Handlers: n.Handlers(ctx)}
 	})
 	n.network = refresh.New(func(ctx context.Context) view.NetworkStatus {
 		err := network.Ready(ctx)
@@ -86,6 +90,23 @@ func New(runtimes Runtimes, images Images, network Network, cgroups func() error
 	})
 	return n
 }
+
+// tell logs once that containers cannot be run, for err, and once that they can again.
+func (n *Node) tell(ctx context.Context, err error) {
+	switch {
+	case ctx.Err() != nil || n.notReady == (err != nil):
+		return
+	case err != nil:
+		slog.WarnContext(ctx, "runtime is not ready", "err", err)
+	default:
+		slog.InfoContext(ctx, "runtime is ready again")
+	}
+	n.notReady = err != nil
+}
+
+// Watch starts to keep the answers up to date, and has the log say what keeps pods from running
+// before anybody asks.
+func (n *Node) Watch() { n.watching.Do(n.watch) }
 
 // watch starts to keep the answers up to date. The first reader calls it: a program that only
 // looks at records has none.

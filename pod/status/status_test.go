@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -288,5 +290,30 @@ func TestHandlerThatCannotServe(t *testing.T) {
 		if h.Name == "pinned" {
 			t.Error("the handler is offered")
 		}
+	}
+}
+
+// The log says once what keeps pods from running, before anybody asks, and that it is over.
+func TestNotReadyIsLoggedOnce(t *testing.T) {
+	var log strings.Builder
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	t.Cleanup(func() { slog.SetDefault(before) })
+	synctest.Test(t, func(t *testing.T) {
+		m := &node{fail: map[string]error{"cgroups": errInjected}}
+		looks := background.New(t.Context())
+		n := New(fakeRuntimes{m}, fakeImages{m}, fakeNetwork{m}, func() error { return m.answer(context.Background(), "cgroups") }, looks)
+		n.Watch()
+		time.Sleep(5 * runtimePeriod)
+		synctest.Wait()
+		m.set(func() { m.fail = nil })
+		time.Sleep(5 * runtimePeriod)
+		synctest.Wait()
+		looks.End(errInjected)
+		looks.Wait()
+	})
+	said := log.String()
+	if strings.Count(said, `level=WARN msg="runtime is not ready"`) != 1 || !strings.Contains(said, "injected") || strings.Count(said, `msg="runtime is ready again"`) != 1 {
+		t.Error(said)
 	}
 }
