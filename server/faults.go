@@ -110,9 +110,10 @@ func pullFault(err error) error {
 // levelOf returns the log level of an RPC that ended with code: a client's
 // mistake or impatience is not news for the operator, a node that cannot work
 // is. Kubelets try unimplemented RPCs over and over. What a pull lacks is part
-// of the node's configuration.
+// of the node's configuration, and Unknown is what pullFault makes of a
+// registry that fails.
 func levelOf(method string, code codes.Code) slog.Level {
-	if method == "PullImage" && code == codes.FailedPrecondition {
+	if method == "PullImage" && (code == codes.FailedPrecondition || code == codes.Unknown) {
 		return slog.LevelWarn
 	}
 	switch code {

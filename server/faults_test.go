@@ -96,6 +96,9 @@ func TestLevels(t *testing.T) {
 			t.Errorf("%v is logged as %v, want %v", code, got, want)
 		}
 	}
+	if got := levelOf("PullImage", codes.Unknown); got != slog.LevelWarn { // a registry that fails, not crius
+		t.Errorf("a registry that cannot be used is logged at %s", got)
+	}
 	if got := levelOf("PullImage", codes.FailedPrecondition); got != slog.LevelWarn {
 		t.Errorf("a pull that the node's configuration fails is logged as %v", got)
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"log/slog"
 	"path"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -40,7 +42,7 @@ func (g *unknownGuard) guardStream(srv any, ss grpc.ServerStream, _ *grpc.Stream
 func guard(ctx context.Context, req any, engine Engine, call func() error) error {
 	start := time.Now()
 	method, _ := grpc.Method(ctx)
-	err := statusOf(panics.Do(ctx, path.Base(method), call))
+	err := withNames(statusOf(panics.Do(ctx, path.Base(method), call)), engine)
 	attrs := subject(req)
 	if err != nil {
 		attrs = append(attrs, names(req, engine)...)
@@ -102,6 +104,52 @@ func names(req any, engine Engine) []slog.Attr {
 		attrs = append(attrs, slog.String("pod_name", brief(m.GetNamespace()+"/"+m.GetName())))
 	}
 	return attrs
+}
+
+// wholeID matches the id of a pod or container.
+var wholeID = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
+
+// withNames adds to each id in the text of a status the name of the pod or container that has it:
+// whoever reads the text, on a terminal or as an event, knows the names only.
+func withNames(err error, engine Engine) error {
+	if err == nil || engine == nil {
+		return err
+	}
+	answer, text := status.Convert(err).Proto(), strings.Builder{}
+	rest, at := answer.GetMessage(), 0
+	var named []string
+	for _, found := range wholeID.FindAllStringIndex(rest, -1) {
+		text.WriteString(rest[at:found[1]])
+		at = found[1]
+		id := rest[found[0]:at]
+		if slices.Contains(named, id) || strings.HasPrefix(rest[at:], " (") {
+			continue
+		}
+		if name := nameOf(id, engine); name != "" {
+			text.WriteString(" (" + name + ")")
+		}
+		named = append(named, id)
+	}
+	if at == 0 {
+		return err
+	}
+	answer.Message = clip(text.String() + rest[at:])
+	return status.ErrorProto(answer)
+}
+
+// nameOf returns NAMESPACE/POD or NAMESPACE/POD/CONTAINER; empty: nothing has the id.
+func nameOf(id string, engine Engine) string {
+	ofPod := func(id string) string {
+		p, err := engine.Sandbox(id)
+		if err != nil || p == nil {
+			return ""
+		}
+		return brief(p.Config.GetMetadata().GetNamespace() + "/" + p.Config.GetMetadata().GetName())
+	}
+	if c, err := engine.Container(id); err == nil && c != nil {
+		return ofPod(c.SandboxID) + "/" + brief(c.Config.GetMetadata().GetName())
+	}
+	return ofPod(id)
 }
 
 // subject returns the names of a request's object.

@@ -127,6 +127,31 @@ func TestLogOfFailedCallsNamesPodAndContainer(t *testing.T) {
 	}
 }
 
+// Whoever reads an error on a terminal or as an event knows the names, and nobody knows ids.
+func TestErrorsNamePodsAndContainersBesideIDs(t *testing.T) {
+	t.Parallel()
+	n := start(t)
+	id, pod, gone := strings.Repeat("0a", 32), strings.Repeat("0b", 32), strings.Repeat("0c", 32)
+	n.engine.sandboxes = []*view.Sandbox{{ID: pod, Config: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "web", Namespace: "shop"}}}}
+	n.engine.containers = []*view.Container{{ID: id, SandboxID: pod, State: cri.ContainerState_CONTAINER_EXITED, Config: &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "nginx"}}}}
+	n.engine.hook = func(_ context.Context, verb string) error {
+		if verb == "StopContainer" {
+			return fmt.Errorf("stop container %s: pod %s, container %s, again %s, named %s (shop/web): %w", id, pod, gone, id, pod, fault.Invalid)
+		}
+		return nil
+	}
+	_, err := n.runtime.StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: id})
+	wantCode(t, err, codes.InvalidArgument)
+	want := fmt.Sprintf("stop container %s (shop/web/nginx): pod %s (shop/web), container %s, again %s, named %s (shop/web): invalid argument", id, pod, gone, id, pod)
+	if got := status.Convert(err).Message(); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	_, err = n.runtime.Exec(t.Context(), &cri.ExecRequest{ContainerId: id, Cmd: []string{"ls"}, Stdout: true})
+	if want := "container " + id + " (shop/web/nginx) is in state CONTAINER_EXITED"; !strings.Contains(fmt.Sprint(err), want) {
+		t.Errorf("%v, want %q", err, want)
+	}
+}
+
 func TestMessageSizes(t *testing.T) {
 	t.Parallel()
 	n := start(t, func(c *Config, _ *Services) { c.MaxMessageSize = minMessageSize })
