@@ -10,6 +10,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // unlockTime bounds a run of nft, which takes milliseconds.
@@ -52,6 +53,7 @@ func locks(list string) (tables [][]string) {
 func nft(ctx context.Context, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, unlockTime)
 	defer cancel()
+	defer trace.For(ctx, "nft")()
 	cmd := exec.CommandContext(ctx, "nft", args...)
 	cmd.Dir, cmd.WaitDelay = "/", time.Second
 	out, err := cmd.Output()

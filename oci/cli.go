@@ -367,7 +367,9 @@ func lockStart(ctx context.Context, ref Ref, timeout time.Duration) (*os.File, e
 	if err != nil {
 		return nil, err
 	}
+	waited := trace.For(ctx, "start by an earlier server")
 	err = flock.TryUntil(ctx, f, 10*time.Millisecond)
+	waited()
 	if errors.Is(err, flock.ErrBusy) {
 		err = fmt.Errorf("a start requested by a previous server is still running: %w", context.Cause(ctx))
 	}

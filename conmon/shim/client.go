@@ -19,6 +19,7 @@ import (
 
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // Client is a connection to a shim. Its methods may be called from any goroutine.
@@ -62,6 +63,7 @@ func (e Endpoint) client(conn net.Conn) *Client {
 func (c *Client) Close() { _ = c.ttrpc.Close() }
 
 func (c *Client) call(ctx context.Context, method string, req, resp proto.Message) error {
+	defer trace.For(ctx, "shim")()
 	ctx = ttrpc.WithMetadata(ctx, ttrpc.MD{"containerd-namespace-ttrpc": {Namespace}})
 	err := c.ttrpc.Call(untold{ctx}, c.service, method, req, resp) //nolint:contextcheck // it ends with ctx
 	if err == nil {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // Bounds of the nft program.
@@ -48,6 +49,7 @@ func nft(ctx context.Context, stdin string, args ...string) (string, error) {
 	if err := Installed(); err != nil {
 		return "", err
 	}
+	defer trace.For(ctx, "nft")()
 	cmd := exec.CommandContext(ctx, "nft", args...)
 	cmd.Dir = "/"
 	cmd.Env = append(cmd.Environ(), "LC_ALL=C")

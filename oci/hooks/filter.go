@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/inherit"
+	"github.com/crius-run/crius/internal/trace"
 )
 
 const (
@@ -68,6 +70,7 @@ func (h *hook) run(ctx context.Context, stdin []byte) ([]byte, error) {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("hook did not finish within %s and was killed: %w", limit, fault.Timeout))
 	defer cancel()
+	defer trace.For(ctx, "hook "+filepath.Base(h.hook.Path))()
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	tooLong := fmt.Errorf("output exceeds %d bytes, killed: %w", maxOutput, fault.Precondition)

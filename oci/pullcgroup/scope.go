@@ -13,6 +13,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/poll"
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // scopeUnit is a transient unit of systemd for a process that is running.
@@ -68,6 +69,7 @@ const scopeTime = 20 * time.Second
 func (b bus) start(ctx context.Context, s scopeUnit) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, scopeTime, fmt.Errorf("systemd does not answer: %w", fault.Timeout))
 	defer cancel()
+	defer trace.For(ctx, "systemd")()
 	cmd := exec.CommandContext(ctx, b.program, s.call()...)
 	cmd.WaitDelay = time.Second
 	if said, err := cmd.CombinedOutput(); err != nil {

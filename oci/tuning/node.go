@@ -11,6 +11,7 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // Node is the machine that is changed. The zero value is this machine.
@@ -40,6 +41,7 @@ const runTime = 30 * time.Second
 func run(ctx context.Context, env []string, name string, args ...string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, runTime, fmt.Errorf("it did not finish within %s and was killed: %w", runTime, fault.Timeout))
 	defer cancel()
+	defer trace.For(ctx, "program "+filepath.Base(name))()
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env, cmd.WaitDelay = append(os.Environ(), env...), time.Second
 	out, err := cmd.CombinedOutput()

@@ -165,6 +165,7 @@ func programsIn(dir string) (all []file, err error) {
 func run(ctx context.Context, path string, timeout time.Duration, name string, d digest.Digest, descriptor []byte) (said string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("no answer within image.verifier_timeout (%s): %w: %w", timeout, trust.ErrSignature, fault.Precondition))
 	defer cancel()
+	defer trace.For(ctx, "image verifier "+filepath.Base(path))()
 	out, diagnosis := &capture.Head{Max: maxVerdict}, &capture.Tail{Max: maxVerdict}
 	cmd := exec.CommandContext(ctx, path, "-name", name, "-digest", d.String(), "-stdin-media-type", imagespec.MediaTypeDescriptor)
 	cmd.Dir, cmd.Env = "/", inherit.Environ()
