@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -24,6 +25,8 @@ type check struct {
 type node struct {
 	config *config.Loaded
 	host   host
+
+	flags []string // of the running server, whose values config has
 }
 
 // The result of a check.
@@ -126,7 +129,7 @@ func (p *program) checkCommand() *cobra.Command {
 		if from.any() {
 			findings, err = from.compare(cmd.Context(), args, n)
 		} else {
-			findings = append(runChecks(cmd.Context(), n.checks()), checkNode(cmd.Context(), loaded.Config, repair)...)
+			findings = n.findings(cmd.Context(), repair)
 		}
 		if err != nil {
 			return err
@@ -135,6 +138,26 @@ func (p *program) checkCommand() *cobra.Command {
 		return cmp.Or(err, verdict(findings))
 	}
 	return cmd
+}
+
+// findings are those of all checks. A user who is not root learns only that: what else fails then says
+// nothing about the node.
+func (n *node) findings(ctx context.Context, repair bool) []finding {
+	uid := os.Geteuid()
+	if uid != 0 {
+		return runChecks(ctx, n.checksFor(uid))
+	}
+	n.askServer(ctx)
+	return append(runChecks(ctx, n.checksFor(uid)), checkNode(ctx, n.config.Config, repair)...)
+}
+
+func (n *node) checksFor(uid int) []check {
+	if uid == 0 {
+		return n.checks()
+	}
+	return []check{{"privileges", func(context.Context) []finding {
+		return []finding{fail("run as root", "running as user id %d, not as root: the other checks would blame the node", uid)}
+	}}}
 }
 
 // writeFindings writes a table for people.

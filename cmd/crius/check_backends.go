@@ -28,7 +28,7 @@ func (n *node) checkRuntimes(ctx context.Context) []finding {
 		return []finding{fail("", "%v", err)}
 	}
 	findings := []finding{checkMonitor(table.Monitor())}
-	reports, _ := table.Report(ctx)
+	reports, errs := table.Report(ctx)
 	for i, r := range reports {
 		switch {
 		case r.Ready:
@@ -36,6 +36,8 @@ func (n *node) checkRuntimes(ctx context.Context) []finding {
 			findings = append(findings, vulnerabilities(r, reports[:i])...)
 		case r.Default:
 			findings = append(findings, fail(insteadOf(r, reports), "default handler %s: %s", r.Name, r.Error))
+		case errors.Is(errs[i], oci.ErrNotInstalled) && !n.config.HandlerSet(r.Name):
+			findings = append(findings, ok("%s: not installed, and no configuration asks for it", r.Name))
 		default:
 			findings = append(findings, warn("", "%s: %s", r.Name, r.Error))
 		}

@@ -33,6 +33,9 @@ func (n *node) checkServer(ctx context.Context) []finding {
 			"%s serves %s, but does not answer as crius does: %v", listener(ctx, socket), socket, err)}
 	}
 	findings := []finding{ok("%s %s has been running for %s", report.Name, report.Version, cli.Brief(time.Since(report.Server.Since)))}
+	if len(n.flags) > 0 {
+		findings = append(findings, ok("checked with flags that it was started with: %s", strings.Join(n.flags, " ")))
+	}
 	for _, c := range report.Conditions {
 		switch {
 		case c.GetStatus() && c.GetMessage() != "":
@@ -51,6 +54,24 @@ func (n *node) checkServer(ctx context.Context) []finding {
 		findings = append(findings, warn("change the server's unit, or how it is started", "containers inherit from the server: %s", what))
 	}
 	return append(findings, n.olderConfiguration(report)...)
+}
+
+// askServer lets the checks be of the configuration that the running server has from flags of its own
+// command line, which no file has: a check without them would be of a node that does not exist.
+func (n *node) askServer(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, stuck)
+	defer cancel()
+	var report statusReport
+	err := cli.Ask(ctx, n.config.Config.API.Listen, func(ctx context.Context, asked cli.Server) (err error) {
+		report, err = askStatus(ctx, asked)
+		return err
+	})
+	if err != nil {
+		return // checkServer says why
+	}
+	if server, err := config.ReadTables(report.Config); err == nil {
+		n.config, n.flags = n.config.WithFlags(server, report.Settings)
+	}
 }
 
 // serverAway says what it means that no server is running: nobody stops, restarts and executes in

@@ -391,10 +391,15 @@ func TestCheckRuntimes(t *testing.T) {
 	}
 	toml := "[runtime]\ncgroup_driver = 'cgroupfs'\nmonitor = '" + monitor + "'\ndefault_handler = 'good'\n" +
 		"[runtime.handlers.good]\npath = '" + runtime + "'\n[runtime.handlers.gone]\npath = '/nonexistent/runtime'\n"
+	path := os.Getenv("PATH")
 	findings := testNode(t, toml, nil).checkRuntimes(context.Background())
 	want(t, findings, "monitor: "+monitor, statusOK)
 	want(t, findings, "good: "+runtime, statusOK)
 	want(t, findings, "gone: ", statusWarn)
+	t.Setenv("PATH", t.TempDir())
+	want(t, testNode(t, toml, nil).checkRuntimes(context.Background()), "crun: not installed, and no configuration asks for it", statusOK)
+	want(t, testNode(t, toml+"[runtime.handlers.crun]\npath = 'crun'\n", nil).checkRuntimes(context.Background()), "crun: handler crun: no \"crun\" in PATH", statusWarn)
+	t.Setenv("PATH", path)
 
 	for _, f := range findings {
 		if strings.HasPrefix(f.Text, "good: ") && strings.Contains(f.Text, "CVE") {
@@ -675,5 +680,18 @@ func TestCheckSaysThatRunRootIsTooLong(t *testing.T) {
 		if found != tooLong {
 			t.Errorf("%s: said to be too long: %t", dir, found)
 		}
+	}
+}
+
+// Without root nearly everything fails, for reasons that say nothing about the node.
+func TestCheckWithoutRootSaysOnlyThat(t *testing.T) {
+	t.Parallel()
+	n := new(node)
+	found := runChecks(t.Context(), n.checksFor(65534))
+	if len(found) != 1 || found[0].Check != "privileges" || found[0].Do != "run as root" || found[0].Status != statusFail {
+		t.Errorf("%+v", found)
+	}
+	if got, want := len(n.checksFor(0)), len(n.checks()); got != want {
+		t.Errorf("root has %d checks, want %d", got, want)
 	}
 }

@@ -2,9 +2,11 @@ package main
 
 import (
 	"net"
+	"net/http"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 )
@@ -65,5 +67,26 @@ func TestAskAnotherServer(t *testing.T) {
 	code, _, errs := crius(t, "--api-listen", socket, "status")
 	if want := "crius: server at " + socket + ": unknown service runtime.v1.RuntimeService\n"; code != 1 || errs != want {
 		t.Errorf("exit code %d, %q, want %q", code, errs, want)
+	}
+}
+
+func TestAskASocketOfSomethingElse(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "s")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := &http.Server{ReadHeaderTimeout: time.Minute}
+	t.Cleanup(func() { _ = other.Close() })
+	go func() { _ = other.Serve(listener) }()
+	for path, want := range map[string]string{
+		socket:                      socket + " does not serve CRI: name the socket of crius, api.listen (",
+		write(t, "file", "x"):       "is not a socket: name that of crius, api.listen",
+		filepath.Join("/none", "x"): "no server at /none/x: start it",
+	} {
+		if code, out, errs := crius(t, "--api-listen", path, "pods"); code != 1 || out != "" || !strings.Contains(errs, want) {
+			t.Errorf("%s: exit code %d, %q, %q, want %q", path, code, out, errs, want)
+		}
 	}
 }

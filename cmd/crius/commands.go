@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -70,6 +72,7 @@ func (p *program) root() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return cli.UsageError{Err: err, Command: cmd.CommandPath()} })
 	root.SetHelpCommand(helpCommand())
 	root.AddCommand(p.serveCommand(), p.statusCommand(), p.eventsCommand(), pulls.PullCommand(p.loadForClient), pulls.Command(p.loadForClient), checkpoint.Command(p.loadForClient), logs.Command(p.loadForClient), exec.Command(p.loadForClient), top.Command(p.loadForClient), images.Command(p.loadForClient), lists.PodsCommand(p.loadForClient), lists.ContainersCommand(p.loadForClient), p.configCommand(), p.reloadCommand(), p.checkCommand(), p.debugCommand(), p.wipeCommand(), versionCommand(), completionCommand(), generateCommand(), flagsTopic(p.flags))
+	cli.CompleteNothing(root)
 	return root
 }
 
@@ -166,16 +169,45 @@ func completionCommand() *cobra.Command {
 		Short:     "Print the completion script for a shell",
 		Long:      "Print the script that completes commands, flags and their values. The packages install it; by hand: source <(crius completion bash).",
 		ValidArgs: names,
-		Args:      cobra.MatchAll(cli.Operands, cli.Usage(cobra.OnlyValidArgs)),
+		Args: cobra.MatchAll(cli.Operands, cli.Usage(func(_ *cobra.Command, args []string) error {
+			if !slices.Contains(names, args[0]) {
+				return fmt.Errorf("no completion for %q: must be bash, zsh or fish", args[0])
+			}
+			return nil
+		})),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return completions[args[0]](cmd.Root(), cmd.OutOrStdout())
 		},
 	}
 }
 
+// crictlVerbs are what people who know other command lines try here; crictl does it.
+var crictlVerbs = map[string]string{
+	"attach": "attach", "create": "create", "info": "info", "inspect": "inspect", "inspecti": "inspecti", "inspectp": "inspectp",
+	"kill": "stop", "port-forward": "port-forward", "rm": "rm", "rmi": "rmi", "rmp": "rmp", "run": "run", "runp": "runp",
+	"start": "start", "stats": "stats", "stop": "stop", "stopp": "stopp", "update": "update",
+}
+
+// suggestion names the command that was meant: the one that is nearest, of crius or of crictl.
 func suggestion(cmd *cobra.Command, name string) string {
-	if near := cmd.SuggestionsFor(name); len(near) > 0 {
+	if verb, ok := crictlVerbs[name]; ok {
+		return fmt.Sprintf(": that is for crictl %s", verb)
+	}
+	if verb, ok := map[string]string{"list": "pods or ps", "ls": "pods or ps", "image": "images", "log": "logs", "pod": "pods", "container": "ps", "containers": "ps"}[name]; ok {
+		return fmt.Sprintf("; did you mean %s?", verb)
+	}
+	near := cmd.SuggestionsFor(name)
+	slices.SortStableFunc(near, func(a, b string) int { return cmp.Compare(common(b, name), common(a, name)) })
+	if len(near) > 0 {
 		return fmt.Sprintf("; did you mean %s?", near[0])
 	}
 	return ""
+}
+
+// common is the length of the beginning that two words share.
+func common(a, b string) (n int) {
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
+	}
+	return n
 }

@@ -29,7 +29,7 @@ func TestStatusDumps(t *testing.T) {
 	if code, out, errs := crius(t, "--run-root", run, "status", "cpu", "1"); code != 0 || !strings.HasPrefix(out, "\x1f\x8b") {
 		t.Errorf("crius status cpu: exit code %d, %q, %.20q", code, errs, out)
 	}
-	for _, seconds := range []string{"0", "-1", "601", "1.5", "1m", ""} {
+	for _, seconds := range []string{"0", "-1", "601", "1.5", "1m", " "} {
 		if code, _, errs := crius(t, "--run-root", run, "status", "cpu", "--", seconds); code == 0 || !strings.Contains(errs, "from 1 to 600") {
 			t.Errorf("crius status cpu %s: exit code %d, %q", seconds, code, errs)
 		}

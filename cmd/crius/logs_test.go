@@ -33,7 +33,7 @@ func (s *logServer) ListPodSandbox(context.Context, *cri.ListPodSandboxRequest) 
 		return &cri.PodSandbox{Id: id, Metadata: &cri.PodSandboxMetadata{Namespace: namespace, Name: name}}
 	}
 	return &cri.ListPodSandboxResponse{Items: []*cri.PodSandbox{
-		pod("aa11", "default", "web"), pod("aa22", "default", "web"), pod("bb", "default", "db"), pod("cc", "kube-system", "db"),
+		pod("aa11", "default", "web"), pod("aa22", "default", "web"), pod("bbb", "default", "db"), pod("ccc", "kube-system", "db"), pod("aa3", "default", "bbb1"),
 	}}, nil
 }
 
@@ -42,7 +42,7 @@ func (s *logServer) ListContainers(context.Context, *cri.ListContainersRequest) 
 		return &cri.Container{Id: id, PodSandboxId: pod, Metadata: &cri.ContainerMetadata{Name: name}, CreatedAt: created}
 	}
 	return &cri.ListContainersResponse{Containers: []*cri.Container{
-		container("new", "aa22", "main", 7), container("old", "aa11", "main", 5), container("db1", "bb", "main", 1), container("db2", "bb", "sidecar", 1),
+		container("new", "aa22", "main", 7), container("old", "aa11", "main", 5), container("db1", "bbb", "main", 1), container("db2", "bbb", "sidecar", 1),
 	}}, nil
 }
 
@@ -80,7 +80,7 @@ func TestLogs(t *testing.T) {
 		{"--tail 2 web", "\nlast\n", ""},
 		{"--tail 0 web", "", ""},
 		{"--tail 100 web", "one\ntwo parts\nnot ours\n\nlast\n", "error\nbetween\n"},
-		{"bb main", "one\ntwo parts\nnot ours\n\nlast\n", "error\nbetween\n"},
+		{"bbb main", "one\ntwo parts\nnot ours\n\nlast\n", "error\nbetween\n"},
 	} {
 		code, out, errs := crius(t, append([]string{"--api-listen", socket, "logs"}, strings.Fields(c.args)...)...)
 		if code != 0 || out != c.out || errs != c.errs {
@@ -88,12 +88,14 @@ func TestLogs(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]string{
-		"none":           `no pod "none"`,
+		"none":           `no pod "none": crius pods lists them`,
+		"bb":             `no pod "bb"`, // too short for an id: more often the name of a pod that is gone
 		"db":             "more than one pod matches, name one of them: default/db, kube-system/db",
-		"default/db":     "more than one container matches, name one of them: main, sidecar",
-		"bb absent":      `no container "absent"`,
-		"bb sidecar":     "the container has no log: its output is discarded",
-		"kube-system/db": "the pod has no container",
+		"default/db":     "pod default/db has more than one container, name one of them: main, sidecar",
+		"bbb absent":     `pod default/db has no container "absent": it has main, sidecar`,
+		"bbb sidecar":    "the container has no log: its output is discarded",
+		"bbb1":           "pod default/bbb1 has no container", // a name, although an id begins like it
+		"kube-system/db": "pod kube-system/db has no container",
 	} {
 		code, out, errs := crius(t, append([]string{"--api-listen", socket, "logs"}, strings.Fields(args)...)...)
 		if code != 1 || out != "" || !strings.Contains(errs, want) {

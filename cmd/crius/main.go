@@ -85,8 +85,17 @@ func report(w io.Writer, err error) {
 		hint = fmt.Sprintf(" (see %s --help)", cmp.Or(usage.Command, "crius"))
 	}
 	for _, text := range lines(err) {
-		fmt.Fprintf(w, "%scrius: %s%s\n", priority, cli.Printable(text), hint)
+		fmt.Fprintf(w, "%scrius: %s%s\n", priority, cli.Printable(text+advice(text, os.Geteuid())), hint)
 	}
+}
+
+// advice says what a user other than root can do about a refused access.
+func advice(text string, uid int) string {
+	const do = ": run as root"
+	if uid == 0 || !strings.Contains(text, unix.EACCES.Error()) || strings.Contains(text, do) {
+		return ""
+	}
+	return do
 }
 
 // lines splits joined errors. It does not split other errors that wrap several, which have

@@ -56,6 +56,18 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{[]string{"completion", "bash"}, 0, ""},
 		{[]string{"frobnicate"}, 2, "crius: unknown command \"frobnicate\" (see crius --help)\n"},
 		{[]string{"chekc"}, 2, "crius: unknown command \"chekc\"; did you mean check? (see crius --help)\n"},
+		{[]string{"pod"}, 2, "crius: unknown command \"pod\"; did you mean pods? (see crius --help)\n"},
+		{[]string{"imagse"}, 2, "crius: unknown command \"imagse\"; did you mean images? (see crius --help)\n"},
+		{[]string{"list"}, 2, "crius: unknown command \"list\"; did you mean pods or ps? (see crius --help)\n"},
+		{[]string{"rm", "x"}, 2, "crius: unknown command \"rm\": that is for crictl rm (see crius --help)\n"},
+		{[]string{"completion", "bsh"}, 2, "crius: no completion for \"bsh\": must be bash, zsh or fish (see crius completion --help)\n"},
+		// What is empty is mostly a variable of a script that is not set: it names no pod, even if there is only one.
+		{[]string{"logs", ""}, 2, "crius: POD is empty: crius logs POD [CONTAINER] (see crius logs --help)\n"},
+		{[]string{"logs", "web", ""}, 2, "crius: CONTAINER is empty: crius logs POD [CONTAINER] (see crius logs --help)\n"},
+		{[]string{"checkpoint", ""}, 2, "crius: POD is empty: crius checkpoint POD [CONTAINER] (see crius checkpoint --help)\n"},
+		{[]string{"pull", ""}, 2, "crius: IMAGE is empty: crius pull IMAGE (see crius pull --help)\n"},
+		{[]string{"exec", "", "--", "ls"}, 2, "crius: POD is empty: crius exec POD -- COMMAND (see crius exec --help)\n"},
+		{[]string{"exec", "web", "-c", "", "--", "ls"}, 2, "crius: --container is empty: crius exec POD -- COMMAND (see crius exec --help)\n"},
 		{[]string{"a\n\x1b[2J"}, 2, `crius: unknown command "a\n\x1b[2J" (see crius --help)` + "\n"},
 		{[]string{"--frobnicate"}, 2, "crius: unknown flag: --frobnicate (see crius --help)\n"},
 		{[]string{"config", "now"}, 2, "crius: unexpected argument \"now\": only --from-crio and --from-containerd take a path (see crius config --help)\n"},
@@ -68,7 +80,7 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{[]string{"config", "--from-containerd", "config/testdata/containerd/v3.toml"}, 0, ""},
 		{[]string{"config", "--from-crio", "/nonexistent"}, 1, "crius: read the configuration of CRI-O: stat /nonexistent: no such file or directory\n"},
 		{[]string{"config", "--from-containerd", bad}, 1, "crius: " + bad + ": version: version 1 is not supported: migrate the file with containerd config migrate (containerd 1.7 or earlier)\n"},
-		{[]string{"completion", "tcsh"}, 2, "crius: invalid argument \"tcsh\" for \"crius completion\" (see crius completion --help)\n"},
+		{[]string{"completion", "tcsh"}, 2, "crius: no completion for \"tcsh\": must be bash, zsh or fish (see crius completion --help)\n"},
 		{[]string{"completion"}, 2, "crius: bash|zsh|fish is missing: crius completion bash|zsh|fish (see crius completion --help)\n"},
 		{[]string{"logs"}, 2, "crius: POD is missing: crius logs POD [CONTAINER] (see crius logs --help)\n"},
 		{[]string{"logs", "a", "b", "c"}, 2, "crius: unexpected argument \"c\": crius logs POD [CONTAINER] (see crius logs --help)\n"},
@@ -260,5 +272,23 @@ func TestExitCodeOfCommand(t *testing.T) {
 	root := &cobra.Command{RunE: func(*cobra.Command, []string) error { return fmt.Errorf("exec: %w", cli.Exit(7)) }, SilenceErrors: true, SilenceUsage: true}
 	if code := run(t.Context(), root, nil, &out, &errs); code != 7 || out.Len()+errs.Len() > 0 {
 		t.Errorf("exit code %d, %q, %q", code, out.String(), errs.String())
+	}
+}
+
+func TestRefusedAccessSaysRunAsRoot(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		text string
+		uid  int
+		want string
+	}{
+		{"open /run/crius/lock: permission denied", 65534, ": run as root"},
+		{"open /run/crius/lock: permission denied", 0, ""},
+		{"server at /s: permission denied: run as root", 65534, ""},
+		{"no such file", 65534, ""},
+	} {
+		if got := advice(c.text, c.uid); got != c.want {
+			t.Errorf("%q as %d: %q, want %q", c.text, c.uid, got, c.want)
+		}
 	}
 }

@@ -80,7 +80,7 @@ func writeProgramPage(w io.Writer, root *cobra.Command) error {
 	})
 	p.section("BROKEN CONFIGURATION")
 	p.text("With an invalid configuration no server starts; a running server keeps the configuration it loaded last. " +
-		"status, events, pulls, pull, logs, exec, top, images, reload and debug then locate the server by the values that are valid, with a warning on standard error; if that fails, pass --api-listen and --run-root. " +
+		"Commands that ask it, such as status and logs, then locate it by the values that are valid, with a warning on standard error; if that fails, pass --api-listen and --run-root. " +
 		"config, check and wipe fail: with wrong values wipe could remove the wrong directories.")
 	p.section("LOG")
 	p.text("The log goes to standard error. If standard error is connected to the journal, as in the systemd unit, each line carries its priority: " +

@@ -124,7 +124,7 @@ func (p *program) statusCommand() *cobra.Command {
 		}
 		if onlyStuck {
 			list := report.Server.stuck()
-			return format.Print(cmd.OutOrStdout(), list, func(w io.Writer) { cli.Table(w, func(w io.Writer) { writeWork(w, list) }) })
+			return format.Print(cmd.OutOrStdout(), list, func(w io.Writer) { writeStuck(w, list) })
 		}
 		return format.Print(cmd.OutOrStdout(), report, func(w io.Writer) {
 			cli.Table(w, func(w io.Writer) { report.write(w, socket) })
@@ -316,6 +316,14 @@ func writeWork(w io.Writer, list []work) {
 		}
 		fmt.Fprintln(w)
 	}
+}
+
+// writeStuck says so if no operation is stuck.
+func writeStuck(w io.Writer, list []work) {
+	if len(list) == 0 {
+		fmt.Fprintf(w, "no operation takes longer than %s\n", stuck)
+	}
+	cli.Table(w, func(w io.Writer) { writeWork(w, list) })
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

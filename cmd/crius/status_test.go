@@ -21,3 +21,11 @@ func TestStatusShowsCheckpoints(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+func TestNothingIsStuck(t *testing.T) {
+	var out strings.Builder
+	writeStuck(&out, nil)
+	if got := out.String(); got != "no operation takes longer than 10s\n" {
+		t.Errorf("%q", got)
+	}
+}

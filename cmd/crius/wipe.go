@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -43,7 +44,7 @@ func (p *program) wipeCommand() *cobra.Command {
 			return err
 		}
 		if !hasState(loaded.Config) {
-			fmt.Fprintf(cmd.OutOrStdout(), "there is no state in %s\n", loaded.Config.Root)
+			fmt.Fprintf(cmd.OutOrStdout(), "there is no state in %s%s\n", cli.Printable(loaded.Config.Root), imagesLeft(loaded.Config, keepImages))
 			return nil
 		}
 		ask := question(cmd.InOrStdin(), cmd.OutOrStdout())
@@ -97,6 +98,19 @@ func wipe(ctx context.Context, cfg config.Config, how wiping) (err error) {
 	}
 	fmt.Fprintln(how.out, gone(holdings, how.keepImages))
 	return nil
+}
+
+// imagesLeft says that a wipe without state leaves the image store alone, in which another program may
+// have all images; empty: there is none, or it is to be kept.
+func imagesLeft(cfg config.Config, keep bool) string {
+	roots, err := cfg.Image.Roots()
+	if keep || err != nil {
+		return ""
+	}
+	if _, err := os.Stat(roots.Graph); err != nil {
+		return ""
+	}
+	return fmt.Sprintf("; the images in %s are left alone, since no crius has them on record: start crius and wipe again to remove them", cli.Printable(roots.Graph))
 }
 
 // gone describes what a wipe has removed.

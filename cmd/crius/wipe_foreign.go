@@ -60,6 +60,9 @@ func listForeign(ctx context.Context, cfg config.Config, out io.Writer) (err err
 	if err != nil {
 		return err
 	}
+	if len(list) == 0 {
+		fmt.Fprintln(out, "there are no containers of other programs in the image store")
+	}
 	cli.Table(out, func(w io.Writer) { writeForeign(w, list) })
 	return nil
 }

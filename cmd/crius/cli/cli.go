@@ -53,8 +53,21 @@ func Operands(cmd *cobra.Command, args []string) error {
 		return UsageError{fmt.Errorf("unexpected argument %q: %s takes none", args[0], usage), cmd.CommandPath()}
 	case len(args) > len(all):
 		return UsageError{fmt.Errorf("unexpected argument %q: %s", args[len(all)], usage), cmd.CommandPath()}
+	case slices.Contains(args, ""):
+		return UsageError{fmt.Errorf("%s is empty: %s", strings.Trim(all[slices.Index(args, "")], "[]"), usage), cmd.CommandPath()}
 	}
 	return nil
+}
+
+// CompleteNothing keeps shells from offering names of files to the commands below cmd that take no
+// arguments.
+func CompleteNothing(cmd *cobra.Command) {
+	for _, c := range cmd.Commands() {
+		if c.ValidArgsFunction == nil && len(c.ValidArgs) == 0 && len(strings.Fields(c.Use)) == 1 {
+			c.ValidArgsFunction = cobra.NoFileCompletions
+		}
+		CompleteNothing(c)
+	}
 }
 
 // Complete lets shells complete the values of a flag, which must exist.

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	grpcstatus "google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -34,10 +37,20 @@ func Ask(ctx context.Context, socket string, f func(context.Context, Server) err
 	if away := Unserved(ctx, socket); away != nil {
 		return away
 	}
-	if answer, ok := grpcstatus.FromError(err); ok {
+	answer, ok := grpcstatus.FromError(err)
+	if ok && foreign(ctx, conn, answer) {
+		return fmt.Errorf("%s does not serve CRI: name the socket of crius, api.listen (%s)", socket, answer.Message())
+	}
+	if ok {
 		err = errors.New(answer.Message())
 	}
 	return fmt.Errorf("server at %s: %w", socket, err)
+}
+
+// foreign reports whether a socket accepts connections but speaks another protocol, so that no
+// connection became ready.
+func foreign(ctx context.Context, conn *grpc.ClientConn, answer *grpcstatus.Status) bool {
+	return answer.Code() == codes.Unavailable && ctx.Err() == nil && conn.GetState() == connectivity.TransientFailure
 }
 
 // Unserved returns an error with advice if no server can be reached at the socket.
@@ -48,8 +61,16 @@ func Unserved(ctx context.Context, socket string) error {
 		return conn.Close()
 	case errors.Is(err, unix.EACCES):
 		return fmt.Errorf("server at %s: permission denied: run as root", socket)
+	case errors.Is(err, unix.ECONNREFUSED) && !isSocket(socket):
+		return fmt.Errorf("%s is not a socket: name that of crius, api.listen", socket)
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ECONNREFUSED):
 		return fmt.Errorf("no server at %s: start it (systemctl start crius); if it has ended, its log says why (journalctl -u crius)", socket)
 	}
 	return nil
+}
+
+// isSocket is true for a path that does not exist as well.
+func isSocket(path string) bool {
+	info, err := os.Stat(path)
+	return err != nil || info.Mode()&os.ModeSocket != 0
 }

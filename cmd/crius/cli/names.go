@@ -13,29 +13,48 @@ import (
 )
 
 // PodNames explains in help texts how a command line names a pod.
-const PodNames = "POD is a pod's name, with or without its namespace (NAMESPACE/NAME), or the beginning of its id"
+const PodNames = "POD is a pod's name, with or without its namespace (NAMESPACE/NAME), or its id, or the beginning of that from three digits on"
+
+// shortestID is how many digits of an id name a pod. Fewer are more often the name of a pod that is gone.
+const shortestID = 3
 
 // FindPods returns the pods that a command line names, which have one name and differ in their
-// attempts, the latest first.
+// attempts, the latest first. A name counts before an id that begins like it.
 func FindPods(ctx context.Context, server Server, pod string) ([]*cri.PodSandbox, error) {
 	pods, err := server.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 	if err != nil {
 		return nil, err
 	}
-	names := map[string]bool{}
-	var found []*cri.PodSandbox
-	for _, p := range pods.Items {
-		full := PodName(p.GetMetadata())
-		if pod == full || pod == p.GetMetadata().GetName() || strings.HasPrefix(p.Id, pod) {
-			names[full] = true
-			found = append(found, p)
-		}
+	found := selected(pods.Items, func(p *cri.PodSandbox) bool {
+		return pod == PodName(p.GetMetadata()) || pod == p.GetMetadata().GetName()
+	})
+	if len(found) == 0 {
+		found = selected(pods.Items, func(p *cri.PodSandbox) bool {
+			return p.Id == pod || len(pod) >= shortestID && strings.HasPrefix(p.Id, pod)
+		})
 	}
-	if len(names) != 1 {
-		return nil, choice("pod", pod, names)
+	names := map[string]bool{}
+	for _, p := range found {
+		names[PodName(p.GetMetadata())] = true
+	}
+	switch len(names) {
+	case 0:
+		return nil, fmt.Errorf("no pod %q: crius pods lists them", pod)
+	case 1:
+	default:
+		return nil, fmt.Errorf("more than one pod matches, name one of them: %s", listed(names))
 	}
 	slices.SortFunc(found, func(a, b *cri.PodSandbox) int { return cmp.Compare(b.CreatedAt, a.CreatedAt) })
 	return found, nil
+}
+
+func selected[T any](all []T, wanted func(T) bool) (found []T) {
+	for _, one := range all {
+		if wanted(one) {
+			found = append(found, one)
+		}
+	}
+	return found
 }
 
 // FindContainer returns the id of the newest container with this name in a pod. An empty
@@ -57,16 +76,22 @@ func FindContainer(ctx context.Context, server Server, pod, container string) (s
 	var newest *cri.Container
 	for _, c := range all.Containers {
 		name := c.GetMetadata().GetName()
-		if !ids[c.PodSandboxId] || container != "" && container != name {
+		if !ids[c.PodSandboxId] {
 			continue
 		}
 		names[name] = true
-		if newest == nil || c.CreatedAt > newest.CreatedAt {
+		if (container == "" || container == name) && (newest == nil || c.CreatedAt > newest.CreatedAt) {
 			newest = c
 		}
 	}
-	if len(names) != 1 {
-		return "", choice("container", container, names)
+	full := Printable(PodName(pods[0].GetMetadata()))
+	switch {
+	case len(names) == 0:
+		return "", fmt.Errorf("pod %s has no container", full)
+	case newest == nil:
+		return "", fmt.Errorf("pod %s has no container %q: it has %s", full, container, listed(names))
+	case container == "" && len(names) > 1:
+		return "", fmt.Errorf("pod %s has more than one container, name one of them: %s", full, listed(names))
 	}
 	return newest.Id, nil
 }
@@ -138,20 +163,14 @@ func complete(cmd *cobra.Command, load Load, find func(context.Context, Server) 
 	return slices.Compact(names), cobra.ShellCompDirectiveNoFileComp
 }
 
-// choice is the error for a name that matches no object, or more than one.
-func choice(kind, name string, found map[string]bool) error {
-	if len(found) == 0 && name == "" {
-		return fmt.Errorf("the pod has no %s", kind)
-	}
-	if len(found) == 0 {
-		return fmt.Errorf("no %s %q", kind, name)
-	}
+// listed returns names in order, separated by commas.
+func listed(found map[string]bool) string {
 	var names []string
 	for one := range found {
 		names = append(names, Printable(one))
 	}
 	slices.Sort(names)
-	return fmt.Errorf("more than one %s matches, name one of them: %s", kind, strings.Join(names, ", "))
+	return strings.Join(names, ", ")
 }
 
 // PodName is NAMESPACE/NAME.

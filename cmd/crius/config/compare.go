@@ -91,6 +91,9 @@ func (l *Loaded) handlersSet() []string {
 	return set
 }
 
+// HandlerSet reports whether a handler has been configured, or is the default one.
+func (l *Loaded) HandlerSet(name string) bool { return slices.Contains(l.handlersSet(), name) }
+
 // effect is a key with its effective value.
 type effect struct {
 	key  Key

@@ -35,6 +35,32 @@ func (l *Loaded) Reloaded(wanted *Loaded) *Loaded {
 	return next
 }
 
+// WithFlags returns l with the values that a server has from flags, and these flags. settings are the
+// server's. What l has from a flag itself stays.
+func (l *Loaded) WithFlags(server *Loaded, settings []Setting) (with *Loaded, flags []string) {
+	values := map[string]Key{}
+	for key := range server.Config.keys() {
+		values[key.Path] = key
+	}
+	with = &Loaded{Config: l.Config, Files: l.Files, Ignored: l.Ignored, origin: maps.Clone(l.origin)}
+	if with.origin == nil {
+		with.origin = map[string]origin{}
+	}
+	for key := range with.Config.keys() {
+		for _, s := range settings {
+			flag, given := strings.CutPrefix(s.Origin, "flag ")
+			theirs, known := values[key.Path]
+			if s.Key != key.Path || !given || !known || l.origin[key.Path].kind == "flag" || key.TOML() == theirs.TOML() {
+				continue
+			}
+			key.value.Set(theirs.value)
+			with.origin[key.Path] = origin{"flag", flag}
+			flags = append(flags, flag+" "+theirs.TOML())
+		}
+	}
+	return with, flags
+}
+
 // copyLive copies the values that a reload applies from the table src to dst. A map of
 // tables is copied as a whole.
 func copyLive(dst, src reflect.Value) {

@@ -35,3 +35,22 @@ func TestReloaded(t *testing.T) {
 	equal(t, "origin of what has changed", next.Origin("runtime.default_handler"), wanted.Origin("runtime.default_handler"))
 	equal(t, "origin of what is gone", next.Origin("log_level"), "default")
 }
+
+// A check is of the configuration that the running server has, whose flags no file has.
+func TestFlagsOfARunningServer(t *testing.T) {
+	t.Parallel()
+	server := &Loaded{Config: Default(), origin: map[string]origin{"runtime.cgroup_driver": {"flag", "--runtime-cgroup-driver"}, "log_level": {"flag", "--log-level"}, "pod.pids_limit": {"file", "f:1"}}}
+	server.Config.Runtime.CgroupDriver, server.Config.LogLevel, server.Config.Pod.PidsLimit = "cgroupfs", "debug", 7
+	ours := &Loaded{Config: Default(), origin: map[string]origin{"log_level": {"flag", "--log-level"}}}
+	ours.Config.LogLevel = "error"
+	with, flags := ours.WithFlags(server, server.Settings())
+	if got := with.Config.Runtime.CgroupDriver; got != "cgroupfs" || with.Origin("runtime.cgroup_driver") != "flag --runtime-cgroup-driver" {
+		t.Errorf("the cgroup driver is %s, of %s", got, with.Origin("runtime.cgroup_driver"))
+	}
+	if with.Config.LogLevel != "error" || with.Config.Pod.PidsLimit != Default().Pod.PidsLimit || ours.Config.Runtime.CgroupDriver != "systemd" {
+		t.Errorf("log level %s, pids limit %d; before, %s", with.Config.LogLevel, with.Config.Pod.PidsLimit, ours.Config.Runtime.CgroupDriver)
+	}
+	if want := []string{`--runtime-cgroup-driver "cgroupfs"`}; !slices.Equal(flags, want) {
+		t.Errorf("flags %q, want %q", flags, want)
+	}
+}

@@ -4,7 +4,9 @@ package exec
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -31,6 +33,12 @@ func Command(load cli.Load) *cobra.Command {
 			"If crius is interrupted, the command may continue to run.",
 		Args: cli.Usage(checkArgs),
 	}
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if strings.HasPrefix(err.Error(), "unknown ") { // the flag may be one of the command
+			err = fmt.Errorf("%w; flags of the command stand after --: %s", err, usage)
+		}
+		return cli.UsageError{Err: err, Command: cmd.CommandPath()}
+	})
 	names := cli.CompleteContainer(load)
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 { // the command, which is the container's
@@ -70,14 +78,22 @@ func Command(load cli.Load) *cobra.Command {
 	return cmd
 }
 
+const usage = "crius exec POD -- COMMAND"
+
 // checkArgs requires the two dashes: without them flags of the command would be parsed as
 // flags of crius exec.
 func checkArgs(cmd *cobra.Command, args []string) error {
 	switch {
+	case len(args) == 0 || cmd.ArgsLenAtDash() == 0:
+		return errors.New("POD is missing: " + usage)
 	case cmd.ArgsLenAtDash() != 1:
-		return errors.New("name one pod, and put -- before the command: crius exec POD -- COMMAND")
+		return errors.New("name one pod, and put -- before the command: " + usage)
 	case len(args) == 1:
-		return errors.New("no command after --")
+		return errors.New("no command after --: " + usage)
+	case args[0] == "":
+		return errors.New("POD is empty: " + usage)
+	case cmd.Flags().Changed("container") && cmd.Flag("container").Value.String() == "":
+		return errors.New("--container is empty: " + usage)
 	}
 	return nil
 }

@@ -31,7 +31,7 @@ func PodsCommand(load cli.Load) *cobra.Command {
 	show(cmd, load, pods, func(w io.Writer, list []pod) {
 		fmt.Fprintln(w, "POD\tID\tSTATE\tAGE\tATTEMPT\tHANDLER\tADDRESSES")
 		for _, p := range list {
-			fmt.Fprintf(w, "%s\t%.13s\t%s\t%s\t%d\t%s\t%s\n", cli.Printable(p.Name), p.ID, p.State, age(p.Created), p.Attempt, orDash(p.Handler), orDash(strings.Join(p.Addresses, ",")))
+			fmt.Fprintf(w, "%s\t%.13s\t%s\t%s\t%d\t%s\t%s\n", cli.Printable(p.Name), p.ID, p.State, age(p.Created), p.Attempt, cmp.Or(p.Handler, "(default)"), orDash(strings.Join(p.Addresses, ",")))
 		}
 	})
 	return cmd

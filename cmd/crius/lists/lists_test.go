@@ -84,9 +84,9 @@ func run(t *testing.T, command func(cli.Load) *cobra.Command, args ...string) st
 func TestPods(t *testing.T) {
 	t.Parallel()
 	const want = "POD ID STATE AGE ATTEMPT HANDLER ADDRESSES\n" +
-		"default/db\\x1b p2 notready 1h 0 - -\n" +
+		"default/db\\x1b p2 notready 1h 0 (default) -\n" +
 		"default/web p1 ready 2h 1 kata 10.0.0.1,fd00::1\n" +
-		"default/web p0 notready 3h 0 - -\n"
+		"default/web p0 notready 3h 0 (default) -\n"
 	if got := run(t, PodsCommand); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
