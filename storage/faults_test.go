@@ -257,6 +257,51 @@ func TestLayerWithoutAnEnd(t *testing.T) {
 	}
 }
 
+// What a registry has to say to users is shown: printable, short, and not without end. Here the manifest
+// comes with warnings, and layers are sent on to another host, which has some, too.
+func TestWarningsOfRegistries(t *testing.T) {
+	t.Parallel()
+	warned := func(texts ...string) registry.Action {
+		return func(h http.Handler, _ <-chan struct{}) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+				for _, text := range texts {
+					w.Header().Add("Warning", text)
+				}
+				h.ServeHTTP(w, req)
+			})
+		}
+	}
+	n := newNode(t)
+	r, blobs := serve(t, "app", "1", motd(t, "warned")), serve(t, "app", "1", motd(t, "warned"))
+	r.Inject(registry.Fault{Path: "/manifests/", Do: warned(`299 - "this tag ends \"soon\": see https://u:pw@r.test/x?y=z"`, `299 - "`+strings.Repeat("long ", 100)+`"`,
+		"299 - \"a\u202eb\xff\"", `110 - "stale"`, `299 other "of no registry"`)})
+	r.Inject(registry.Fault{Path: "/blobs/", Do: registry.Redirect("http://" + blobs.Addr())})
+	blobs.Inject(registry.Fault{Path: "/blobs/", Do: warned(`299 - "from the storage"`)})
+	name := r.Addr() + "/app:1"
+	n.pull(name)
+	var got []string
+	for _, w := range n.Pulls().Warnings() {
+		if w.Image != name || w.Registry != r.Addr() && w.Registry != blobs.Addr() || len(w.Text) > 260 {
+			t.Errorf("%+v", w)
+		}
+		got = append(got, w.Text[:min(len(w.Text), 20)])
+	}
+	want := []string{`this tag ends "soon"`, "long long long long ", "a b\uFFFD", "from the storage"}
+	if slices.Sort(got); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
+		t.Errorf("%q, want %q", got, want)
+	}
+
+	many := make([]string, 2000)
+	for i := range many {
+		many[i] = fmt.Sprintf(`299 - "warning %d"`, i)
+	}
+	r.Heal()
+	r.Inject(registry.Fault{Path: "/manifests/", Do: warned(many...)})
+	if _, err := n.Pull(testContext(t), PullRequest{Image: name}); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "sent more than 1000 different warnings") {
+		t.Errorf("a registry that warns without end: %v", err)
+	}
+}
+
 // A pull that waits because its registry asks it to says so, and does not hold up the end of the
 // server.
 func TestRegistryThatAsksToWait(t *testing.T) {

@@ -47,9 +47,9 @@ import (
 	"github.com/crius-run/crius/storage/foreign"
 	"github.com/crius-run/crius/storage/liblog"
 	"github.com/crius-run/crius/storage/pull"
+	"github.com/crius-run/crius/storage/pull/notice"
 	"github.com/crius-run/crius/storage/pull/progress"
 	"github.com/crius-run/crius/storage/pull/pullerror"
-	"github.com/crius-run/crius/storage/pull/throttle"
 	"github.com/crius-run/crius/storage/quota"
 	"github.com/crius-run/crius/storage/registry"
 	"github.com/crius-run/crius/storage/registry/download"
@@ -74,9 +74,11 @@ func Init() bool {
 		return true
 	}
 	liblog.Capture(func(ctx context.Context, level slog.Level, text string) {
-		liblog.Log(ctx, level, pullerror.Cut(pullerror.Redact(text)))
+		if !notice.Heard(text) {
+			liblog.Log(ctx, level, pullerror.Cut(pullerror.Redact(text)))
+		}
 	})
-	liblog.Listen(throttle.Heard)
+	liblog.Listen(func(text string) { notice.Heard(text) })
 	return false
 }
 

@@ -39,6 +39,8 @@ type vitals struct {
 	Pending []pod.Pending   `json:"pending"` // the cleanups, with the reason of the last attempt
 	Pulls   []progress.Pull `json:"pulls"`
 
+	Warnings []progress.Warning `json:"registry_warnings,omitempty"` // the latest ones
+
 	Checkpoints []pod.Checkpointing `json:"checkpoints"` // under way
 
 	Confinement string `json:"confinement,omitempty"` // SELinux, AppArmor and seccomp, for people
@@ -67,7 +69,7 @@ func newVitals(since time.Time, inherited []string, s pod.Summary, pulls *progre
 	runtime.ReadMemStats(&memory)
 	v := vitals{
 		PID: os.Getpid(), Since: since, Inherited: inherited, Monitors: s.Monitors, Unreachable: s.Unreachable, Logs: s.Logs, Cleanups: s.Cleanups,
-		Goroutines: runtime.NumGoroutine(), Heap: memory.HeapAlloc, Work: []work{}, Pending: s.Pending, Pulls: pulls.Active(), Checkpoints: s.Checkpoints,
+		Goroutines: runtime.NumGoroutine(), Heap: memory.HeapAlloc, Work: []work{}, Pending: s.Pending, Pulls: pulls.Active(), Warnings: pulls.Warnings(), Checkpoints: s.Checkpoints,
 		Pods: states{
 			"ready":    s.Pods[cri.PodSandboxState_SANDBOX_READY],
 			"notready": s.Pods[cri.PodSandboxState_SANDBOX_NOTREADY],

@@ -133,6 +133,7 @@ func (m *Metrics) Register(ctx context.Context, s Sources) {
 		counter("crius_image_pull_resumed_bytes_total", "Bytes of image layers not downloaded again because an earlier or another pull had downloaded them.", func() float64 { return float64(s.Pulls.Resumed.Load()) }),
 		counter("crius_image_blobs_fetched_total", "Image blobs downloaded.", func() float64 { return float64(s.Pulls.Fetched.Load()) }),
 		counter("crius_image_blobs_present_total", "Image blobs not downloaded because they were present.", func() float64 { return float64(s.Pulls.Present.Load()) }),
+		counter("crius_registry_warnings_total", "Warnings for users that registries sent with their answers to image pulls.", func() float64 { return float64(s.Pulls.Warned.Load()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "crius_build_info", Help: "Version of crius as a label; the value is always 1.", ConstLabels: prometheus.Labels{"version": s.Version},
 		}, func() float64 { return 1 }),

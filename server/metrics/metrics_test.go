@@ -52,6 +52,7 @@ func full(t *testing.T) *Metrics {
 	pulls := new(progress.Counts)
 	pulls.Bytes.Store(7)
 	pulls.Resumed.Store(5)
+	pulls.Warned.Store(4)
 	pulls.Took.Note(50e6, 3*time.Second)
 	vulnerable := func() map[string][]string { return map[string][]string{"runc": {"CVE-2024-21626", "CVE-2025-31133"}} }
 	m.Register(t.Context(), Sources{Version: "1.2.3", Pulls: pulls, Vulnerable: vulnerable,
@@ -102,7 +103,7 @@ func TestMetrics(t *testing.T) {
 		`crius_pods{state="ready"} 2`, `crius_pods{state="notready"} 0`, `crius_containers{state="running"} 3`, `crius_pending_cleanups 4`,
 		`crius_operations_active{operation="run pod"} 2`, `crius_operation_longest_seconds 5`, `crius_containers_oom_total 6`,
 		`crius_image_pull_duration_seconds_bucket{size="10MB-100MB",le="5"} 1`, `crius_image_pull_duration_seconds_sum{size="10MB-100MB"} 3`, `crius_image_pull_duration_seconds_count{size="over 10GB"} 0`,
-		`crius_image_pull_bytes_total 7`, `crius_image_pull_resumed_bytes_total 5`, `crius_container_log_bytes_total 8`, `crius_container_log_discarded_bytes_total 12`, `crius_container_journal_lost_bytes_total 5`, `crius_build_info{version="1.2.3"} 1`,
+		`crius_image_pull_bytes_total 7`, `crius_image_pull_resumed_bytes_total 5`, `crius_registry_warnings_total 4`, `crius_container_log_bytes_total 8`, `crius_container_log_discarded_bytes_total 12`, `crius_container_journal_lost_bytes_total 5`, `crius_build_info{version="1.2.3"} 1`,
 		`crius_runtime_vulnerability{cve="CVE-2025-31133",handler="runc"} 1`, "\ncrius_panics_total ",
 		`crius_operation_duration_seconds_count{operation="run pod",outcome="error"} 1`,
 		`crius_step_duration_seconds_count{step="attach network"} 1`,

@@ -15,6 +15,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
+	"net/url"
 	"runtime"
 	"slices"
 	"sync/atomic"
@@ -34,9 +36,9 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/artifact"
 	"github.com/crius-run/crius/storage/durable"
+	"github.com/crius-run/crius/storage/pull/notice"
 	"github.com/crius-run/crius/storage/pull/progress"
 	"github.com/crius-run/crius/storage/pull/pullerror"
-	"github.com/crius-run/crius/storage/pull/throttle"
 	"github.com/crius-run/crius/storage/registry"
 	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/hosts"
@@ -335,10 +337,10 @@ func (p *Puller) reach(ctx context.Context, n named) (_ *source.Image, leave fun
 	if err != nil {
 		return nil, nil, err
 	}
-	endThrottle := p.reportThrottle(ctx, sys, n.name)
+	endListening := p.listen(ctx, sys, n)
 	defer func() {
 		if err != nil {
-			endThrottle()
+			endListening()
 		}
 	}()
 	src, err := p.openSource(ctx, sys, policy, n.name, dir, left)
@@ -348,23 +350,34 @@ func (p *Puller) reach(ctx context.Context, n named) (_ *source.Image, leave fun
 	if _, err := p.Verifiers.Check(ctx, n.name.String(), src.Descriptor()); err != nil {
 		return nil, nil, errors.Join(err, src.Close())
 	}
-	return src, func() { _ = src.Close(); endThrottle(); end() }, nil
+	return src, func() { _ = src.Close(); endListening(); end() }, nil
 }
 
-// reportThrottle shows and logs, until end is called, when a registry asks the pull to wait. The
+// listen shows and logs, until end is called, when a registry asks the pull to wait or warns users. The
 // library waits as it is asked.
-func (p *Puller) reportThrottle(ctx context.Context, sys *types.SystemContext, name reference.Named) (end func()) {
+func (p *Puller) listen(ctx context.Context, sys *types.SystemContext, n named) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	stop := throttle.Begin(source.Sources(sys, name), func(w throttle.Wait) {
-		slog.WarnContext(ctx, "registry asks to wait: too many requests", "registry", w.Host, "image", name.String(), "until", w.Until.Format(time.RFC3339))
-		done := p.Counts.Throttle(ctx, w.Host, w.Until)
-		go panics.Run(ctx, "show wait for registry", func() {
-			defer done()
-			wait := trace.Waiting{Name: "registry asks to wait", For: w.Host, Until: w.Until, Patient: true}
-			_ = trace.Wait(ctx, wait, func(ctx context.Context) error { poll.Pause(ctx, time.Until(w.Until)); return nil })
-		})
+	listening := notice.Begin(source.Sources(sys, n.name), notice.Listener{
+		Wait: func(w notice.Wait) {
+			slog.WarnContext(ctx, "registry asks to wait: too many requests", "registry", w.Host, "image", n.name.String(), "until", w.Until.Format(time.RFC3339))
+			done := p.Counts.Throttle(ctx, w.Host, w.Until)
+			go panics.Run(ctx, "show wait for registry", func() {
+				defer done()
+				wait := trace.Waiting{Name: "registry asks to wait", For: w.Host, Until: w.Until, Patient: true}
+				_ = trace.Wait(ctx, wait, func(ctx context.Context) error { poll.Pause(ctx, time.Until(w.Until)); return nil })
+			})
+		},
+		Warn: func(w notice.Warning) {
+			if text := pullerror.Warning(w.Text, n.secrets); p.Counts.Warn(ctx, w.Host, text) {
+				slog.WarnContext(ctx, "registry sent a warning", "registry", w.Host, "image", n.name.String(), "warning", text)
+			}
+		},
 	})
-	return func() { stop(); cancel() }
+	sys.DockerProxy = func(u *url.URL) (*url.URL, error) {
+		listening.Asked(u)
+		return http.ProxyFromEnvironment(&http.Request{URL: u}) // as the library does
+	}
+	return func() { listening.End(); cancel() }
 }
 
 // openSource reaches the first mirror of the name that has the image, or the registry itself, and

@@ -55,6 +55,7 @@ func PullCommand(load cli.Load) *cobra.Command {
 
 // pullImage shows the pull on out until it has ended.
 func pullImage(ctx context.Context, server cli.Server, image string, auth *cri.AuthConfig, out io.Writer) (id string, err error) {
+	began := time.Now()
 	watching, end := context.WithCancel(ctx)
 	watched := make(chan struct{})
 	go func() {
@@ -67,7 +68,18 @@ func pullImage(ctx context.Context, server cli.Server, image string, auth *cri.A
 	if ctx.Err() != nil {
 		return "", errors.New("interrupted; the server continues for some minutes, and crius pulls shows it")
 	}
+	tellWarnings(ctx, server, image, began, out)
 	return answer.GetImageRef(), err
+}
+
+// tellWarnings writes what registries had to say about an image since then. It ignores errors: the pull
+// has ended.
+func tellWarnings(ctx context.Context, server cli.Server, image string, since time.Time, out io.Writer) {
+	found, err := ask(ctx, server)
+	if err != nil {
+		return
+	}
+	writeWarnings(out, slices.DeleteFunc(found.Warnings, func(w progress.Warning) bool { return w.Time.Before(since) || !isNamed(w.Image, image) }))
 }
 
 // watch shows the pulls of an image until ctx ends. It ignores errors: the pull itself
@@ -81,11 +93,11 @@ func watch(ctx context.Context, server cli.Server, image string, out io.Writer) 
 		out = pages
 	}
 	for cli.Pause(ctx, every) {
-		list, err := active(ctx, server)
+		found, err := ask(ctx, server)
 		if err != nil {
 			continue
 		}
-		list = slices.DeleteFunc(list, func(p progress.Pull) bool { return !isNamed(p.Image, image) })
+		list := slices.DeleteFunc(found.Pulls, func(p progress.Pull) bool { return !isNamed(p.Image, image) })
 		now := time.Now()
 		_ = cli.Format("text").Print(out, list, func(w io.Writer) { cli.Table(w, func(w io.Writer) { write(w, list, now) }) })
 	}

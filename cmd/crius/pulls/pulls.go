@@ -22,7 +22,8 @@ func Command(load cli.Load) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pulls",
 		Short: "Show the image pulls in progress",
-		Long: "List the image pulls of the running server. Layers are downloaded a few at a time and counted once their download starts, so totals grow. " +
+		Long: "List the image pulls of the running server, and the latest warnings that registries sent to users. " +
+			"Layers are downloaded a few at a time and counted once their download starts, so totals grow. " +
 			"With --watch, a terminal shows bars with the rate of the last seconds and the time that the download of what is counted still takes.",
 		Args: cli.Operands,
 	}
@@ -39,7 +40,7 @@ func Command(load cli.Load) *cobra.Command {
 		}
 		return cli.Ask(cmd.Context(), loaded.Config.API.Listen, func(ctx context.Context, server cli.Server) error {
 			for {
-				list, err := active(ctx, server)
+				found, err := ask(ctx, server)
 				if watch && ctx.Err() != nil {
 					return nil //nolint:nilerr // an interrupt ends it normally
 				}
@@ -47,7 +48,10 @@ func Command(load cli.Load) *cobra.Command {
 					return err
 				}
 				now := time.Now()
-				err = format.Print(out, list, func(w io.Writer) { cli.Table(w, func(w io.Writer) { write(w, list, now) }) })
+				err = format.Print(out, found.Pulls, func(w io.Writer) {
+					cli.Table(w, func(w io.Writer) { write(w, found.Pulls, now) })
+					writeWarnings(w, found.Warnings)
+				})
 				if err != nil || !watch || !cli.Pause(ctx, period) {
 					return err
 				}
@@ -57,11 +61,22 @@ func Command(load cli.Load) *cobra.Command {
 	return cmd
 }
 
-// active returns the pulls in the server's verbose status.
-func active(ctx context.Context, server cli.Server) ([]progress.Pull, error) {
-	var vitals struct{ Pulls []progress.Pull }
-	err := cli.Vitals(ctx, server, &vitals)
-	return vitals.Pulls, err
+// report is what a server's verbose status has of pulls.
+type report struct {
+	Pulls    []progress.Pull
+	Warnings []progress.Warning `json:"registry_warnings"`
+}
+
+func ask(ctx context.Context, server cli.Server) (r report, err error) {
+	err = cli.Vitals(ctx, server, &r)
+	return r, err
+}
+
+// writeWarnings writes a line for each warning of a registry.
+func writeWarnings(w io.Writer, list []progress.Warning) {
+	for _, one := range list {
+		fmt.Fprintf(w, "%s %s: registry %s warns: %s\n", one.Time.Local().Format(time.DateTime), cli.Printable(one.Image), cli.Printable(one.Registry), cli.Printable(one.Text))
+	}
 }
 
 // writeLines writes a line for each pull, with its average rate since it began.

@@ -27,12 +27,13 @@ type server struct {
 	cri.UnimplementedRuntimeServiceServer
 	cri.UnimplementedImageServiceServer
 	pulls []progress.Pull
+	warns []progress.Warning
 	end   chan error
 	auth  atomic.Pointer[cri.AuthConfig] // of the last pull
 }
 
 func (s *server) Status(context.Context, *cri.StatusRequest) (*cri.StatusResponse, error) {
-	text, err := json.Marshal(map[string]any{"pulls": s.pulls})
+	text, err := json.Marshal(map[string]any{"pulls": s.pulls, "registry_warnings": s.warns})
 	return &cri.StatusResponse{Info: map[string]string{"server": string(text)}}, err
 }
 
@@ -173,6 +174,29 @@ func TestPull(t *testing.T) {
 	cancel()
 	if err := run(ctx, PullCommand(load), &out, io.Discard, "app"); err == nil || !strings.Contains(err.Error(), "interrupted") {
 		t.Errorf("interrupted: %v", err)
+	}
+}
+
+// Warnings of registries come after the pulls; crius pull has those of its image, from its beginning.
+func TestWarningsOfRegistriesAreShown(t *testing.T) {
+	t.Parallel()
+	old, now := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	s := &server{end: make(chan error), warns: []progress.Warning{
+		{Time: old, Registry: "r.test", Image: "r.test/app:latest", Text: "old"},
+		{Time: now, Registry: "r.test", Image: "r.test/app:latest", Text: "moves\x1b[2J"},
+		{Time: now, Registry: "r.test", Image: "r.test/other:1", Text: "other"},
+	}}
+	load := s.serve(t)
+	when := now.Local().Format(time.DateTime)
+	moves := when + ` r.test/app:latest: registry r.test warns: moves\x1b[2J` + "\n"
+	var out, errs strings.Builder
+	if err := run(t.Context(), Command(load), &out, io.Discard); err != nil ||
+		out.String() != "no image is being pulled\n"+old.Local().Format(time.DateTime)+" r.test/app:latest: registry r.test warns: old\n"+moves+when+" r.test/other:1: registry r.test warns: other\n" {
+		t.Errorf("%v, %q", err, out.String())
+	}
+	go func() { s.end <- nil }()
+	if err := run(t.Context(), PullCommand(load), io.Discard, &errs, "app"); err != nil || errs.String() != moves {
+		t.Errorf("%v, %q, want %q", err, errs.String(), moves)
 	}
 }
 

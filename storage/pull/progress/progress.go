@@ -107,10 +107,12 @@ type Counts struct {
 	Fetched atomic.Int64 // blobs
 	Present atomic.Int64 // blobs that did not have to be fetched
 	Took    Durations    // of pulls that brought an image
+	Warned  atomic.Int64 // warnings of registries
 
 	mu          sync.Mutex
 	active      map[*Pull]context.CancelCauseFunc
 	interrupted bool
+	warnings    []Warning // the latest ones, the oldest first
 }
 
 // Pull is a pull under way. Its layers count when it is their turn, a few at a time, so the totals
@@ -131,6 +133,11 @@ type Pull struct {
 	// Throttled is the registry that has asked to wait until Until; empty: none has.
 	Throttled string    `json:"throttled,omitempty"`
 	Until     time.Time `json:"until,omitzero"`
+
+	// Warnings are texts of registries for users, each once, the first ones.
+	Warnings []string `json:"warnings,omitempty"`
+
+	warned int // warnings in total
 }
 
 // Connections returns the event for a change of 1 or -1 in the number of connections.
@@ -147,7 +154,9 @@ func (c *Counts) Active() []Pull {
 	defer c.mu.Unlock()
 	list := make([]Pull, 0, len(c.active))
 	for p := range c.active {
-		list = append(list, *p)
+		shown := *p
+		shown.Warnings = slices.Clone(p.Warnings)
+		list = append(list, shown)
 	}
 	slices.SortFunc(list, func(a, b Pull) int { return a.Since.Compare(b.Since) })
 	return list
@@ -184,7 +193,7 @@ func (c *Counts) begin(ctx context.Context, image string) (context.Context, *Pul
 func (c *Counts) restart(p *Pull) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	*p = Pull{Image: p.Image, Since: p.Since}
+	*p = Pull{Image: p.Image, Since: p.Since, Warnings: p.Warnings, warned: p.warned}
 }
 
 // Throttle shows, until done is called, that the registry at host has asked the pull of ctx to

@@ -206,6 +206,25 @@ func Cut(text string) string {
 	return text
 }
 
+// Warning makes the text of a registry for users safe to show, on one line of bounded length.
+func Warning(text string, secrets []string) string {
+	const looked, shown = 8 << 10, 256 // bytes
+	if len(text) > looked {
+		text = text[:looked]
+	}
+	text = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, Hide(Redact(text), secrets))
+	text = strings.Join(strings.Fields(text), " ")
+	if len(text) > shown {
+		text = strings.ToValidUTF8(text[:shown], "") + "..."
+	}
+	return text
+}
+
 func redactURL(raw string) string {
 	u, err := url.Parse(raw)
 	if err != nil {

@@ -166,3 +166,17 @@ func FuzzRedact(f *testing.F) {
 		}
 	})
 }
+
+func TestWarningIsSafeToShow(t *testing.T) {
+	t.Parallel()
+	for _, c := range [][2]string{
+		{"this repository moves to r.test/new", "this repository moves to r.test/new"},
+		{"a\x1b[2J\tb\u202e  c\xff", "a [2J b c\uFFFD"},
+		{"ask https://u:pw@r.test/x?token=abc, swordfish", "ask https://r.test/x?<redacted> <redacted>"},
+		{strings.Repeat("é", 5000), strings.Repeat("é", 128) + "..."},
+	} {
+		if got := Warning(c[0], []string{"swordfish"}); got != c[1] {
+			t.Errorf("%q, want %q", got, c[1])
+		}
+	}
+}

@@ -22,8 +22,8 @@ import (
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/pull/notice"
 	"github.com/crius-run/crius/storage/pull/pullerror"
-	"github.com/crius-run/crius/storage/pull/throttle"
 	"github.com/crius-run/crius/storage/registry/trust"
 )
 
@@ -73,14 +73,14 @@ func pullSources(sys *types.SystemContext, name reference.Named) ([]sysregistrie
 }
 
 // Sources returns the repositories from which an image may be pulled.
-func Sources(sys *types.SystemContext, name reference.Named) []throttle.Source {
+func Sources(sys *types.SystemContext, name reference.Named) []notice.Source {
 	sources, err := pullSources(sys, name)
 	if err != nil {
 		sources = []sysregistriesv2.PullSource{{Reference: name}}
 	}
-	list := make([]throttle.Source, len(sources))
+	list := make([]notice.Source, len(sources))
 	for i, s := range sources {
-		list[i] = throttle.Source{Host: reference.Domain(s.Reference), Repository: reference.Path(s.Reference)}
+		list[i] = notice.Source{Host: reference.Domain(s.Reference), Repository: reference.Path(s.Reference)}
 	}
 	return list
 }

@@ -32,8 +32,12 @@ func follow(sys *types.SystemContext, name reference.Named) *requests {
 	for _, s := range Sources(sys, name) {
 		r.names[s.Address()] = s.Host
 	}
+	proxy := sys.DockerProxy
 	sys.DockerProxy = func(u *url.URL) (*url.URL, error) {
 		r.note(u)
+		if proxy != nil {
+			return proxy(u)
+		}
 		return http.ProxyFromEnvironment(&http.Request{URL: u}) // as the library does
 	}
 	return r
