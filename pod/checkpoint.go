@@ -6,6 +6,7 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"time"
@@ -158,9 +159,13 @@ func (s *Sandbox) checkpointTo(ctx context.Context, dir string, containers []*Co
 	if err != nil {
 		return err
 	}
+	request, err := s.restoreRequest(containers)
+	if err != nil {
+		return err
+	}
 	temporary := temporaryName()
 	// Of all containers: a crash may leave one of them whose checkpoint counts as unfinished.
-	unfinished := []string{checkpoint.Manifest, checkpoint.Signature, checkpoint.Shm, temporary}
+	unfinished := []string{checkpoint.Manifest, checkpoint.Signature, checkpoint.Shm, checkpoint.Request, temporary}
 	for _, c := range containers {
 		unfinished = append(unfinished, c.ID)
 	}
@@ -174,13 +179,20 @@ func (s *Sandbox) checkpointTo(ctx context.Context, dir string, containers []*Co
 				return causedBy(ctx, err)
 			}
 		}
-		return s.putManifest(ctx, shot, key, temporary)
+		return s.putManifest(ctx, shot, request, key, temporary)
 	})
 }
 
-// putManifest writes what makes the directory a checkpoint: a signed list of its files.
-func (s *Sandbox) putManifest(ctx context.Context, shot *snapshot, key ed25519.PrivateKey, temporary string) (err error) {
+// putManifest writes what makes the directory a checkpoint: a signed list of its files. request is one of them.
+func (s *Sandbox) putManifest(ctx context.Context, shot *snapshot, request []byte, key ed25519.PrivateKey, temporary string) (err error) {
 	m := s.manifest(shot)
+	if len(request) > checkpoint.MaxRequest {
+		slog.WarnContext(ctx, "checkpoint without requests: they are too large, crius restore cannot use it", "pod", s.ID, "bytes", len(request))
+	} else if err := shot.target.PutRequest(request, temporary); err != nil {
+		return err
+	} else {
+		m.Request = checkpoint.Request
+	}
 	if m.Files, err = shot.target.Digests(ctx); err != nil {
 		return causedBy(ctx, err)
 	}
@@ -199,7 +211,7 @@ func (s *Sandbox) manifest(shot *snapshot) checkpoint.PodManifest {
 	})
 	for _, c := range shot.members {
 		m.Containers = append(m.Containers, checkpoint.PodPart{
-			ID: c.ID, Name: c.plan.Config.M.GetMetadata().GetName(), ImageID: c.plan.ImageID, Directory: c.ID, Bytes: c.part.Size(),
+			ID: c.ID, Name: c.plan.Config.M.GetMetadata().GetName(), ImageID: c.plan.ImageID, ImageRef: c.plan.ImageRef, Directory: c.ID, Bytes: c.part.Size(),
 		})
 	}
 	if shot.shm != "" {

@@ -37,6 +37,12 @@ const (
 // Shm is the name of an archive of a pod's /dev/shm beside the parts of its containers.
 const Shm = "devshm-checkpoint.tar"
 
+// Request is the name of the file with the CRI requests by which the pod and its containers were made, as JSON.
+const Request = "request.json"
+
+// MaxRequest bounds that file: CRI servers read no larger messages.
+const MaxRequest = 16 << 20
+
 // Manifest is the name of the file that says what a pod's checkpoint consists of. It is written last.
 const Manifest = "manifest.json"
 

@@ -63,6 +63,7 @@ type PodManifest struct {
 	Architecture   string    `json:"architecture"`
 	Containers     []PodPart `json:"containers"`
 	SharedMemory   string    `json:"sharedMemory,omitempty"` // an archive of /dev/shm
+	Request        string    `json:"request,omitempty"`      // the file Request; empty: it was too large, or crius older
 	Files          []File    `json:"files"`                  // all others in the directory
 }
 
@@ -78,6 +79,7 @@ type PodPart struct {
 	ID        string `json:"id"`
 	Name      string `json:"name"`
 	ImageID   string `json:"imageID"`
+	ImageRef  string `json:"imageRef,omitempty"` // name with the digest by which a registry has it; empty: unknown
 	Directory string `json:"directory"`
 	Bytes     int64  `json:"bytes"` // of its files
 }

@@ -78,7 +78,7 @@ func (s *Source) open(name string) (*os.File, error) {
 	})
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return nil, fmt.Errorf("%s is missing: %w", name, fault.Invalid)
+		return nil, missing(name)
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENOTDIR):
 		return nil, fmt.Errorf("%s is not a regular file of the directory: %w", name, fault.Invalid)
 	case err != nil:
@@ -176,8 +176,11 @@ func (s *Source) checkParts() error {
 	if m.SharedMemory != "" && m.SharedMemory != Shm {
 		return fmt.Errorf("%s has shared memory in %.100q: %w", Manifest, m.SharedMemory, fault.Invalid)
 	}
+	if m.Request != "" && m.Request != Request {
+		return fmt.Errorf("%s has the requests in %.100q: %w", Manifest, m.Request, fault.Invalid)
+	}
 	for name := range s.files {
-		if dir, _, below := strings.Cut(name, "/"); below && !dirs[dir] || !below && name != m.SharedMemory {
+		if dir, _, below := strings.Cut(name, "/"); below && !dirs[dir] || !below && name != m.SharedMemory && name != m.Request {
 			return fmt.Errorf("%s has the file %.100q, which belongs to no container: %w", Manifest, name, fault.Invalid)
 		}
 	}
@@ -247,13 +250,39 @@ func (s *Source) Fetch(ctx context.Context, c PodPart, dir string) (Part, error)
 	return p, nil
 }
 
+// Request returns the CRI requests by which the pod and its containers were made, as JSON. A file that is not as
+// it was signed for is fault.Denied; a checkpoint without one is fault.Precondition.
+func (s *Source) Request() ([]byte, error) {
+	if s.Manifest.Request == "" {
+		return nil, fmt.Errorf("the checkpoint does not have the requests of its pod and containers (it is older than this crius, or they were too large): restore it by CRI's RestorePod with requests of your own: %w", fault.Precondition)
+	}
+	f, ok := s.files[Request]
+	if !ok {
+		return nil, missing(Request)
+	}
+	text, err := s.text(Request, MaxRequest)
+	if err != nil {
+		return nil, err
+	}
+	if sum := sha256.Sum256(text); hex.EncodeToString(sum[:]) != f.SHA256 {
+		return nil, notSigned(Request)
+	}
+	return text, nil
+}
+
 // FetchShm copies the archive of /dev/shm to a new file.
 func (s *Source) FetchShm(ctx context.Context, to string) error {
 	f, ok := s.files[s.Manifest.SharedMemory]
 	if !ok {
-		return fmt.Errorf("%s is missing: %w", s.Manifest.SharedMemory, fault.Invalid)
+		return missing(s.Manifest.SharedMemory)
 	}
 	return s.copyTo(ctx, f, to)
+}
+
+func missing(name string) error { return fmt.Errorf("%s is missing: %w", name, fault.Invalid) }
+
+func notSigned(name string) error {
+	return fmt.Errorf("%s is not the file that was signed for: %w", name, fault.Denied)
 }
 
 func (s *Source) copyTo(ctx context.Context, f File, at string) error {
@@ -273,7 +302,7 @@ func (s *Source) copyTo(ctx context.Context, f File, at string) error {
 	}
 	n, _ := from.Read(make([]byte, 1))
 	if err != nil || n > 0 || hex.EncodeToString(sum.Sum(nil)) != f.SHA256 {
-		return fmt.Errorf("%s is not the file that was signed for: %w", f.Path, fault.Denied)
+		return notSigned(f.Path)
 	}
 	return nil
 }

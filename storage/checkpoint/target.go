@@ -112,6 +112,11 @@ func (t *Target) PutArchive(ctx context.Context, p Part, temporary, name string)
 	})
 }
 
+// PutRequest writes the file Request in the same way.
+func (t *Target) PutRequest(text []byte, temporary string) error {
+	return t.putText(temporary, Request, text)
+}
+
 // PutManifest writes the manifest of a pod's checkpoint and its signature in the same way.
 func (t *Target) PutManifest(m PodManifest, key ed25519.PrivateKey, temporary string) error {
 	text, err := json.MarshalIndent(m, "", "  ")
