@@ -18,6 +18,7 @@ type counters struct {
 	oomKilled, monitorsLost, leftovers atomic.Uint64
 
 	checkpoints checkpointCounter
+	restored    atomic.Uint64 // bytes
 
 	log struct {
 		mu      sync.Mutex      // so that each container is counted exactly once, as present or as removed
@@ -44,6 +45,7 @@ type Summary struct {
 
 	Checkpoints  []Checkpointing // under way, by name
 	Checkpointed CheckpointCounts
+	Restored     uint64 // bytes of the checkpoints from which pods were restored
 }
 
 // Pending is a cleanup that did not finish and is retried.
@@ -77,7 +79,7 @@ func (e *Engine) Summary() Summary {
 
 		EventsDropped: e.events.Dropped(),
 
-		Checkpoints: e.checkpointing(), Checkpointed: e.counters.checkpoints.get(),
+		Checkpoints: e.checkpointing(), Checkpointed: e.counters.checkpoints.get(), Restored: e.counters.restored.Load(),
 	}
 	s.Cleanups = len(s.Pending)
 	count := func(pid int, unreachable bool) {

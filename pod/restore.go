@@ -46,14 +46,12 @@ func (e *Engine) RestoreSandbox(ctx context.Context, req RestoreRequest) (string
 		return "", fmt.Errorf("restore pod: restoring checkpoints is disabled on this node, set runtime.restore to allow it: %w", fault.Unimplemented)
 	}
 	run, err := e.podRequest(ctx, req.Handler, req.Pod)
-	if err == nil {
-		err = e.mayRestore(ctx, run, req.Containers)
-	}
 	if err != nil {
 		return "", fmt.Errorf("restore pod: %w", err)
 	}
 	run.restoring = true
-	key, err := requestOf(restoreOf{records.NameOfPod(req.Pod.GetMetadata()), req.Dir}, messages(run.handler, req)...)
+	name := records.NameOfPod(req.Pod.GetMetadata())
+	key, err := requestOf(restoreOf{name, req.Dir}, messages(run.handler, req)...)
 	if err != nil {
 		return "", err
 	}
@@ -61,8 +59,14 @@ func (e *Engine) RestoreSandbox(ctx context.Context, req RestoreRequest) (string
 		// What has been made is removed before the caller's deadline.
 		ctx, cancel := limited(ctx, left-min(left/10, 5*time.Second))
 		defer cancel()
-		if id, err = e.restoreSandbox(ctx, run, req); err != nil {
-			return "", fmt.Errorf("restore pod: %w", causedBy(ctx, err))
+		err = e.deps.Trace.Do(ctx, "restore pod", name.String(), func(ctx context.Context) (err error) {
+			if err = e.mayRestore(ctx, run, req.Containers); err == nil {
+				id, err = e.restoreSandbox(ctx, run, req)
+			}
+			return causedBy(ctx, err)
+		})
+		if err != nil {
+			return "", fmt.Errorf("restore pod: %w", err)
 		}
 		return id, nil
 	})
@@ -149,7 +153,7 @@ func checkApart(c *cri.ContainerConfig) error {
 
 func (e *Engine) restoreSandbox(ctx context.Context, run podRequest, req RestoreRequest) (_ string, err error) {
 	var source *checkpoint.Source
-	err = e.deps.Trace.Do(ctx, "read checkpoint", req.Dir, func(context.Context) error {
+	err = trace.Do(ctx, "read checkpoint", func(context.Context) error {
 		keys, err := checkpoint.TrustedKeys(e.cfg.StateDir, e.policy().RestoreKeys)
 		if err == nil {
 			source, err = checkpoint.OpenSource(req.Dir, keys)
@@ -183,6 +187,7 @@ func (e *Engine) restoreSandbox(ctx context.Context, run podRequest, req Restore
 		}
 		return "", err
 	}
+	e.counters.restored.Add(source.Size())
 	slog.InfoContext(ctx, "pod restored", "pod", id, "path", req.Dir, "key", source.Key, "checkpointed", source.Manifest.CheckpointedAt)
 	return id, nil
 }
@@ -230,12 +235,16 @@ func (e *Engine) restoreInto(ctx context.Context, id string, source *checkpoint.
 	}
 	if source.Manifest.SharedMemory != "" {
 		restore := func(ctx context.Context) error { return s.restoreShm(ctx, source) }
-		if err := e.deps.Trace.Do(ctx, "restore shared memory", id, restore); err != nil {
+		if err := trace.Do(ctx, "restore shared memory", restore); err != nil {
 			return fmt.Errorf("restore /dev/shm of the pod: %w", err)
 		}
 	}
 	for i, cfg := range req.Containers {
-		if _, err := e.createIn(ctx, s, cfg, sources{privilegedPod: privileged(req.Pod), checkpoint: origins[i]}); err != nil {
+		err := trace.Long(ctx, "restore container", func(ctx context.Context) error {
+			_, err := e.createIn(ctx, s, cfg, sources{privilegedPod: privileged(req.Pod), checkpoint: origins[i]})
+			return err
+		})
+		if err != nil {
 			return err
 		}
 	}

@@ -6,6 +6,7 @@ package metrics
 import (
 	"context"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -33,6 +34,7 @@ type Metrics struct {
 	steps      *prometheus.HistogramVec
 	pulls      *prometheus.CounterVec
 	dumps      *prometheus.CounterVec
+	restores   *prometheus.CounterVec
 }
 
 // Sources are called at every scrape.
@@ -80,6 +82,9 @@ func New() *Metrics {
 		dumps: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "crius_checkpoint_failures_total", Help: "Checkpoints of containers and pods that failed, by reason.",
 		}, []string{"reason"}),
+		restores: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "crius_restore_failures_total", Help: "Restores of pods from checkpoints that failed, by reason.",
+		}, []string{"reason"}),
 	}
 	other := reason{name: otherReason}
 	for _, reason := range append(pullReasons, other) { // 0 is a value for comparisons
@@ -88,7 +93,10 @@ func New() *Metrics {
 	for _, reason := range append(checkpointReasons, other) {
 		m.dumps.WithLabelValues(reason.name)
 	}
-	m.registry.MustRegister(m.calls, m.failures, m.operations, m.steps, m.pulls, m.dumps,
+	for _, reason := range slices.Concat(restoreReasons, []reason{other}) {
+		m.restores.WithLabelValues(reason.name)
+	}
+	m.registry.MustRegister(m.calls, m.failures, m.operations, m.steps, m.pulls, m.dumps, m.restores,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -110,15 +118,24 @@ func (m *Metrics) Begin(ctx context.Context, kind trace.Kind, name, _ string) (c
 				outcome = "error"
 			}
 			m.operations.WithLabelValues(name, outcome).Observe(took)
-			if err != nil && name == pullOperation {
-				m.pulls.WithLabelValues(reasonOf(err, pullReasons)).Inc()
-			}
-			if err != nil && isCheckpoint(name) {
-				m.dumps.WithLabelValues(reasonOf(err, checkpointReasons)).Inc()
+			if err != nil {
+				m.failed(name, err)
 			}
 		case trace.Step:
 			m.steps.WithLabelValues(name).Observe(took)
 		}
+	}
+}
+
+// failed counts the reasons of failed operations.
+func (m *Metrics) failed(operation string, err error) {
+	switch {
+	case operation == pullOperation:
+		m.pulls.WithLabelValues(reasonOf(err, pullReasons)).Inc()
+	case operation == restoreOperation:
+		m.restores.WithLabelValues(reasonOf(err, restoreReasons)).Inc()
+	case isCheckpoint(operation):
+		m.dumps.WithLabelValues(reasonOf(err, checkpointReasons)).Inc()
 	}
 }
 

@@ -75,7 +75,7 @@ func full(t *testing.T) *Metrics {
 
 				EventsDropped: 11,
 
-				Checkpointed: pod.CheckpointCounts{Bytes: 15, Times: 3, Sum: 4 * time.Second, Within: map[float64]uint64{0.5: 1, 60: 3}},
+				Checkpointed: pod.CheckpointCounts{Bytes: 15, Times: 3, Sum: 4 * time.Second, Within: map[float64]uint64{0.5: 1, 60: 3}}, Restored: 16,
 			}
 		}})
 	tracer := trace.New(m)
@@ -91,6 +91,7 @@ func full(t *testing.T) *Metrics {
 	for _, err := range []error{fmt.Errorf("dump: %w", fault.Timeout), fmt.Errorf("no space: %w", fault.Exhausted), errors.New("odd"), nil} {
 		_ = tracer.Do(t.Context(), "checkpoint", "x", func(context.Context) error { return err })
 		_ = tracer.Do(t.Context(), "checkpoint pod", "y", func(context.Context) error { return err })
+		_ = tracer.Do(t.Context(), "restore pod", "z", func(context.Context) error { return err })
 	}
 	_ = tracer.Call(t.Context(), "RunPodSandbox", func(context.Context) error { return status.Error(codes.Unknown, "broken") })
 	_ = tracer.Call(t.Context(), "Version", func(context.Context) error { return nil })
@@ -113,6 +114,7 @@ func TestMetrics(t *testing.T) {
 		`crius_events_dropped_total 11`, `crius_sessions_refused_total{reason="node"} 13`, `crius_sessions_refused_total{reason="container"} 0`,
 		`crius_stream_connections_closed_total 14`, `crius_image_pull_failures_total{reason="not found"} 1`, `crius_image_pull_failures_total{reason="signature"} 1`,
 		`crius_image_pull_failures_total{reason="denied"} 0`, `crius_image_pull_failures_total{reason="other"} 1`,
+		`crius_restore_bytes_total 16`, `crius_restore_failures_total{reason="timeout"} 1`, `crius_restore_failures_total{reason="denied"} 0`,
 		`crius_checkpoint_bytes_total 15`, `crius_checkpoint_frozen_seconds_count 3`, `crius_checkpoint_frozen_seconds_sum 4`, `crius_checkpoint_frozen_seconds_bucket{le="0.5"} 1`,
 		`crius_checkpoint_failures_total{reason="timeout"} 2`, `crius_checkpoint_failures_total{reason="disk full"} 2`, `crius_checkpoint_failures_total{reason="other"} 2`, `crius_checkpoint_failures_total{reason="exists"} 0`,
 		"\nprocess_resident_memory_bytes ", "\ngo_goroutines ",

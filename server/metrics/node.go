@@ -34,7 +34,7 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 
 // Describe implements prometheus.Collector.
 func (c *nodeCollector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{pods, containers, monitors, cleanups, active, longest, oomKilled, monitorsLost, leftovers, dropped, checkpointBytes, frozen} {
+	for _, d := range []*prometheus.Desc{pods, containers, monitors, cleanups, active, longest, oomKilled, monitorsLost, leftovers, dropped, checkpointBytes, restoredBytes, frozen} {
 		out <- d
 	}
 }
@@ -70,7 +70,7 @@ func (c *nodeCollector) Collect(out chan<- prometheus.Metric) {
 	count(monitorsLost, s.MonitorsLost)
 	count(leftovers, s.Leftovers)
 	count(dropped, s.EventsDropped)
-	collectCheckpoints(out, s.Checkpointed)
+	collectCheckpoints(out, s.Checkpointed, s.Restored)
 }
 
 // lastWord returns the state in CONTAINER_RUNNING.
