@@ -71,7 +71,7 @@ func (p *program) root() *cobra.Command {
 	root.SetUsageFunc(p.printUsage)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return cli.UsageError{Err: err, Command: cmd.CommandPath()} })
 	root.SetHelpCommand(helpCommand())
-	root.AddCommand(p.serveCommand(), p.statusCommand(), p.eventsCommand(), pulls.PullCommand(p.loadForClient), pulls.Command(p.loadForClient), checkpoint.Command(p.loadForClient), logs.Command(p.loadForClient), exec.Command(p.loadForClient), top.Command(p.loadForClient), images.Command(p.loadForClient), lists.PodsCommand(p.loadForClient), lists.ContainersCommand(p.loadForClient), p.configCommand(), p.reloadCommand(), p.checkCommand(), p.debugCommand(), p.wipeCommand(), versionCommand(), completionCommand(), generateCommand(), flagsTopic(p.flags))
+	root.AddCommand(p.serveCommand(), p.statusCommand(), p.eventsCommand(), pulls.PullCommand(p.loadForClient), pulls.Command(p.loadForClient), checkpoint.Command(p.loadForClient), checkpoint.RestoreCommand(p.loadForClient), logs.Command(p.loadForClient), exec.Command(p.loadForClient), top.Command(p.loadForClient), images.Command(p.loadForClient), lists.PodsCommand(p.loadForClient), lists.ContainersCommand(p.loadForClient), p.configCommand(), p.reloadCommand(), p.checkCommand(), p.debugCommand(), p.wipeCommand(), versionCommand(), completionCommand(), generateCommand(), flagsTopic(p.flags))
 	cli.CompleteNothing(root)
 	return root
 }

@@ -61,6 +61,7 @@ var elsewhere = []struct{ part, why string }{
 	{"skopeo copy --encryption-key", "there is no registry to push to; the tests of storage pull what ocicrypt has encrypted"},
 	{"/mnt/models", "there is no shared disk; the tests of storage/artifact use such a directory"},
 	{"crius checkpoint ", "there may be no criu; TestCheckpointCommand of test/integration"},
+	{"crius restore ", "there may be no criu; TestRestoreCommand of test/integration"},
 	{"ssh -L", "there is no other machine"},
 	{"$ curl", "a session with its output; TestHealth of server/metrics"},
 	{"RuntimeReady is false", "the output of that session"},

@@ -1,4 +1,4 @@
-// Package checkpoint writes checkpoints of containers and pods.
+// Package checkpoint writes checkpoints of containers and pods, and restores pods from them.
 package checkpoint
 
 import (
@@ -86,7 +86,7 @@ func (w writer) container(ctx context.Context, pod, name string) (string, error)
 	if err != nil {
 		return "", err
 	}
-	return path, w.watched(ctx, id, func(ctx context.Context) error {
+	return path, watched(ctx, w.server, id, w.progress, func(ctx context.Context) error {
 		_, err := w.server.CheckpointContainer(ctx, &cri.CheckpointContainerRequest{ContainerId: id, Location: path, Timeout: int64(w.timeout.Seconds())})
 		return err
 	})
@@ -121,7 +121,7 @@ func (w writer) pod(ctx context.Context, name string) (string, error) {
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
 	}
-	err = w.watched(ctx, pod.Id, func(ctx context.Context) error {
+	err = watched(ctx, w.server, pod.Id, w.progress, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, w.timeout)
 		defer cancel()
 		_, err := w.server.CheckpointPod(ctx, &cri.CheckpointPodRequest{PodSandboxId: pod.Id, OutputPath: path, ContainerIds: ids})
@@ -141,21 +141,4 @@ func (w writer) path(pod *cri.PodSandboxMetadata, container, suffix string) (str
 		return "", fmt.Errorf("--output is %q: give the path of a file that does not exist", path)
 	}
 	return filepath.Abs(path)
-}
-
-// watched shows the progress of the checkpoint of an object while write has the server write it.
-func (w writer) watched(ctx context.Context, id string, write func(context.Context) error) error {
-	watching, end := context.WithCancel(ctx)
-	watched := make(chan struct{})
-	go func() {
-		defer close(watched)
-		watch(watching, w.server, id, w.progress)
-	}()
-	err := write(ctx)
-	end()
-	<-watched
-	if ctx.Err() != nil {
-		return errors.New("interrupted; the server continues until the time limit, and crius status shows it")
-	}
-	return err
 }

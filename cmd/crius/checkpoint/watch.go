@@ -2,8 +2,10 @@ package checkpoint
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/crius-run/crius/cmd/crius/cli"
@@ -25,9 +27,29 @@ type operation struct {
 	WaitsFor  string
 }
 
-// watch shows what the server does with an object until ctx ends. It ignores errors: the checkpoint itself
+// watched shows what the server does with an object while work has it do that.
+func watched(ctx context.Context, server cli.Server, object string, out io.Writer, work func(context.Context) error) error {
+	watching, end := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		watch(watching, server, object, out)
+	}()
+	err := work(ctx)
+	end()
+	<-done
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return errors.New("interrupted; the server continues until the time limit, and crius status shows it")
+	}
+	return err
+}
+
+// operations are those that watch shows.
+var operations = []string{"checkpoint", "checkpoint pod", "restore pod"}
+
+// watch shows what the server does with an object until ctx ends. It ignores errors: the work itself
 // reports them.
-func watch(ctx context.Context, server cli.Server, id string, out io.Writer) {
+func watch(ctx context.Context, server cli.Server, object string, out io.Writer) {
 	terminal := cli.IsTerminal(out)
 	if terminal {
 		pages := cli.NewPages(out)
@@ -42,7 +64,7 @@ func watch(ctx context.Context, server cli.Server, id string, out io.Writer) {
 			continue
 		}
 		for _, o := range vitals.Work {
-			if o.Object != id || o.Operation != "checkpoint" && o.Operation != "checkpoint pod" {
+			if o.Object != object || !slices.Contains(operations, o.Operation) {
 				continue
 			}
 			if doing := o.doing(); terminal || doing != last || time.Since(shown) >= linePeriod {
