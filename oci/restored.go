@@ -218,7 +218,8 @@ func checkHeld(init int, group string, spec *specs.Spec) error {
 	return err
 }
 
-// besides returns the other processes in the PID namespace of one, wherever their cgroups are.
+// besides returns the other processes in the PID namespace of one, wherever their cgroups are. The dead
+// that nobody has reaped run nothing, and are in no cgroup.
 func besides(init int) (pids []int, err error) {
 	in, err := pidNamespace(strconv.Itoa(init))
 	if err != nil {
@@ -227,11 +228,21 @@ func besides(init int) (pids []int, err error) {
 	links, err := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range links {
 		pid, _ := strconv.Atoi(filepath.Base(dir))
-		if at, gone := pidNamespace(strconv.Itoa(pid)); gone == nil && at == in && pid != init {
+		if at, gone := pidNamespace(strconv.Itoa(pid)); gone == nil && at == in && pid != init && !isDead(dir) {
 			pids = append(pids, pid)
 		}
 	}
 	return pids, err
+}
+
+// isDead reports whether all threads of a process have ended. Its first thread may end before the others.
+func isDead(dir string) bool {
+	text, err := os.ReadFile(filepath.Join(dir, "status"))
+	if err != nil {
+		return !errors.Is(err, fs.ErrPermission)
+	}
+	status := parseStatus(string(text))
+	return strings.ContainsAny(status["State"][:min(1, len(status["State"]))], "ZX") && status["Threads"] == "1"
 }
 
 func pidNamespace(pid string) (string, error) { return os.Readlink("/proc/" + pid + "/ns/pid") }

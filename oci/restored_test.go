@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -181,6 +182,16 @@ func TestProcessesBesides(t *testing.T) {
 		return len(pids) > 0
 	})
 	if len(pids) != 1 || pids[0] == init.Process.Pid {
-		t.Errorf("beside %d there are %v", init.Process.Pid, pids)
+		t.Fatalf("beside %d there are %v", init.Process.Pid, pids)
+	}
+	if err := syscall.Kill(pids[0], syscall.SIGKILL); err != nil { // init is its parent, and reaps nobody
+		t.Fatal(err)
+	}
+	wait.For(t, "it to count no more", func() bool {
+		left, err := besides(init.Process.Pid)
+		return err == nil && len(left) == 0
+	})
+	if _, err := pidNamespace(strconv.Itoa(pids[0])); err != nil {
+		t.Errorf("it has left the namespace, so nothing was shown: %v", err)
 	}
 }
