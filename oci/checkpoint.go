@@ -267,7 +267,8 @@ func (g gentle) run(ctx context.Context) (said string, err error) {
 	if len(ended) == 0 {
 		err = killDump(ctx, g.group)
 	}
-	return diag.String(), errors.Join(<-ended, err)
+	err = errors.Join(<-ended, err)
+	return diag.String(), err // nobody writes it any more
 }
 
 // killAlone kills a runtime without a criu: no container depends on it. A criu that it starts at this moment
