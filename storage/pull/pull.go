@@ -249,6 +249,9 @@ func (p *Puller) pullOnce(ctx context.Context, n named) error {
 		return err
 	}
 	defer leave()
+	if ctx.Err() != nil { // what the registry has said ends a pull of what is present, too
+		return context.Cause(ctx)
+	}
 	if err := n.request.Kind.Check(src.Document().Content, src.Files); err != nil {
 		return err
 	}
