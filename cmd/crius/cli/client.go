@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
@@ -50,7 +51,13 @@ func Ask(ctx context.Context, socket string, f func(context.Context, Server) err
 // foreign reports whether a socket accepts connections but speaks another protocol, so that no
 // connection became ready.
 func foreign(ctx context.Context, conn *grpc.ClientConn, answer *grpcstatus.Status) bool {
-	return answer.Code() == codes.Unavailable && ctx.Err() == nil && conn.GetState() == connectivity.TransientFailure
+	if answer.Code() != codes.Unavailable || ctx.Err() != nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	conn.WaitForStateChange(ctx, connectivity.Connecting) // a call may end before the state changes
+	return conn.GetState() == connectivity.TransientFailure
 }
 
 // Unserved returns an error with advice if no server can be reached at the socket.
