@@ -276,7 +276,7 @@ func TestCheckpointPod(t *testing.T) {
 		}
 	}
 	equal(t, "containers", strings.Join(parts, " "), strings.Join(ids, " "))
-	want := append(slices.Clone(ids), checkpoint.Shm, checkpoint.Manifest, checkpoint.Signature)
+	want := append(slices.Clone(ids), checkpoint.Shm, checkpoint.Request, checkpoint.Manifest, checkpoint.Signature)
 	slices.Sort(want)
 	equal(t, "files", strings.Join(names(t, out), " "), strings.Join(want, " "))
 }

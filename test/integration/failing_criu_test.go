@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/kit/wait"
@@ -60,8 +61,11 @@ func TestRuntimeThatFailsToCheckpoint(t *testing.T) {
 	p, out := w.run(t, "brittle"), w.dir(t)
 	c := p.start(t, "lines 1000000000 20ms")
 	c.says(t, "line 1")
-	archive := func(ctx context.Context, limit int64) error {
-		_, err := w.Runtime().CheckpointContainer(ctx, &cri.CheckpointContainerRequest{ContainerId: c.id, Location: filepath.Join(out, "x.tar"), Timeout: limit})
+	archive := func(ctx context.Context, limit int64) (err error) {
+		wait.For(t, "the checkpoint before to be over", func() bool { // its client may be gone first
+			_, err = w.Runtime().CheckpointContainer(ctx, &cri.CheckpointContainerRequest{ContainerId: c.id, Location: filepath.Join(out, "x.tar"), Timeout: limit})
+			return status.Code(err) != codes.Unavailable
+		})
 		return err
 	}
 	for _, fault := range []struct {
