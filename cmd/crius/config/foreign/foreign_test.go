@@ -374,6 +374,7 @@ func TestContainerdValues(t *testing.T) {
 				"runtime.handlers.b.privileged_without_host_devices_all_devices_allowed": "true"}},
 		{cri + ".registry]\nconfig_path = '/etc/containerd/certs.d:/etc/docker/certs.d'", map[string]string{"image.hosts_dirs": `["/etc/containerd/certs.d", "/etc/docker/certs.d"]`}},
 		{"[grpc]\ngid = 100\nmax_recv_message_size = 5", map[string]string{"api.socket_group": `"100"`, "api.max_message_size": "5"}},
+		{"[plugins.'io.containerd.server.v1.grpc']\naddress = '/run/c.sock'\nuid = 0\ngid = 100\nmax_recv_message_size = 5", map[string]string{"api.socket_group": `"100"`, "api.max_message_size": "5"}},
 		{"[plugins.'io.containerd.server.v1.metrics']\naddress = '127.0.0.1:1338'", map[string]string{"metrics.address": `"127.0.0.1:1338"`}},
 		{"[plugins.'io.containerd.tracing.processor.v1.otlp']\nendpoint = 'h:4317'\ninsecure = true\n[plugins.'io.containerd.internal.v1.tracing']\nsampling_ratio = 0.5",
 			map[string]string{"tracing.endpoint": `"http://h:4317"`, "tracing.protocol": `"http/protobuf"`, "tracing.sampling_rate_per_million": "500000"}},
