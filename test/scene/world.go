@@ -293,8 +293,19 @@ func (w *World) warmUp(ctx context.Context, handler string) error {
 	if _, err := w.Runtime().StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: pod.PodSandboxId}); err != nil {
 		return err
 	}
-	_, err = w.Runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: pod.PodSandboxId})
-	return err
+	if _, err = w.Runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: pod.PodSandboxId}); err != nil {
+		return err
+	}
+	// A cleanup that has failed at first is retried, and the node is at rest until then.
+	records := []string{filepath.Join(w.StateRoot(), "containers", c.ContainerId), filepath.Join(w.StateRoot(), "pods", pod.PodSandboxId)}
+	isThere := func(path string) bool {
+		_, err := os.Lstat(path)
+		return !errors.Is(err, os.ErrNotExist)
+	}
+	if !wait.Until(ctx, func() bool { return !slices.ContainsFunc(records, isThere) }) {
+		return fmt.Errorf("the first pod was removed, and a record of it stays: %q", records)
+	}
+	return nil
 }
 
 // Image pushes and pulls a variant of the probe under the test's own name and
