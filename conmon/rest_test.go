@@ -358,7 +358,7 @@ func TestServerThatDiesWakesNoMonitor(t *testing.T) {
 	other.atRest()
 	before, noticed := c.sleeps(), other.sleeps()
 	_ = client.Close()
-	_ = unix.Close(old.fd)
+	must(unix.Shutdown(old.fd, unix.SHUT_RDWR)) // the end of the test closes it
 	wait.For(t, "the monitor of an old client to wake and to rest again", func() bool { return other.sleeps() > noticed+1 && other.resting(other.processes().Monitor.PID) })
 	next := c.dial()
 	if now := c.sleeps(); now > before+1 {

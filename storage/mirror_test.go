@@ -147,7 +147,7 @@ func TestSilentMirrorLeavesTimeForOthers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
-			n.puller.Settings.Load().ProgressTimeout = 5 * time.Second
+			n.puller.Settings.Load().ProgressTimeout = 30 * time.Second // enough for a request in a share of it on a slow machine
 			home, first, second := registrytest.Start(t), registrytest.StartAt(t, "127.0.0.2:0"), registrytest.StartAt(t, "127.0.0.3:0")
 			for _, r := range []*registry.Registry{home, first, second} {
 				r.Push("app", "1", a)
