@@ -161,12 +161,11 @@ func (x *shimExec) forget(ctx context.Context) {
 // and, once the session is over as well, deletes the command in the shim.
 func (x *shimExec) session(ctx context.Context, c Command, pid int) *execution {
 	// The shim has opened the write ends of the output FIFOs by now. The server's
-	// are closed, because otherwise no reader would see end of file. The shim may
-	// open the read end of the input FIFO later: the server's stays open, or the
-	// data in it would be lost.
+	// are closed, because otherwise no reader would see end of file.
 	ends := stdio.Ends{Stdout: x.fifos[1].Read, Terminal: c.Terminal}
 	_ = x.fifos[1].Write.Close()
 	if in := x.fifos[0]; in != nil {
+		x.awaitReader(ctx, in)
 		ends.Stdin = in.Write
 	}
 	if words := x.fifos[2]; words != nil {
@@ -201,6 +200,14 @@ func (x *shimExec) session(ctx context.Context, c Command, pid int) *execution {
 		x.task.ref.limits().ShareOOMScore(x.task.PID(), pid)
 	}
 	return e
+}
+
+func (x *shimExec) awaitReader(ctx context.Context, in *shim.Fifo) {
+	ctx, cancel := context.WithTimeout(ctx, lastTime)
+	defer cancel()
+	if err := in.AwaitReader(ctx); err != nil {
+		slog.WarnContext(ctx, "shim does not read the input of an exec process, which may not see its end", "container", x.task.ref.ID, "err", err)
+	}
 }
 
 // hangUp does what closing a terminal does elsewhere: the shim keeps it open.

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/crius-run/crius/conmon/shim"
 	"github.com/crius-run/crius/conmon/wire"
@@ -72,6 +73,10 @@ func leads(dir string) bool {
 	return slices.ContainsFunc(shim.Workers(dir), func(w wire.Process) bool { return w.PID != os.Getpid() })
 }
 
+// inputTime is how long a shim may take to open the container's standard input once it has
+// created the container.
+const inputTime = 10 * time.Second
+
 // stdio returns the streams of the container. The caller calls endInput once the container
 // has them.
 //
@@ -94,8 +99,11 @@ func (a arguments) stdio() (io shim.Stdio, endInput func(context.Context, *shim.
 		}
 		io.Stdin = fifo.Path
 		return io, func(ctx context.Context, client *shim.Client) {
+			reading, cancel := context.WithTimeout(ctx, inputTime)
+			defer cancel()
+			err := fifo.AwaitReader(reading)
 			fifo.Close()
-			if err := client.CloseStdin(ctx, shim.Process{ID: a.program.ID}); err != nil {
+			if err := errors.Join(err, client.CloseStdin(ctx, shim.Process{ID: a.program.ID})); err != nil {
 				fmt.Fprintln(os.Stderr, "cannot end the container's standard input:", err)
 			}
 		}, nil

@@ -1,11 +1,16 @@
 package shim
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/backoff"
 )
 
 // Fifo is a named pipe. Its maker keeps both ends open, so that a reader does not see
@@ -37,6 +42,33 @@ func openFifo(path string, mode int) (*os.File, error) {
 		return nil, fmt.Errorf("open fifo %s: %w", path, err)
 	}
 	return os.NewFile(uintptr(fd), path), nil
+}
+
+// AwaitReader waits until the shim has opened the pipe for reading, which it may do after it
+// has answered, and closes its maker's read end. The stream must not end earlier: the shim
+// would wait for ever for a writer, and the process for the end of its input. If ctx ends
+// first, the read end is opened again, and the error says so.
+func (f *Fifo) AwaitReader(ctx context.Context) error {
+	_ = f.Read.Close() // otherwise it is the reader, as are its copies
+	syscall.ForkLock.RLock()
+	syscall.ForkLock.RUnlock() //nolint:staticcheck // no child is between its fork and its program any more
+	for pauses := backoff.New(time.Millisecond, 50*time.Millisecond); ; {
+		probe, err := openFifo(f.Path, unix.O_WRONLY)
+		if err == nil {
+			return probe.Close()
+		}
+		if !errors.Is(err, unix.ENXIO) {
+			return err
+		}
+		if !pauses.Pause(ctx) {
+			break
+		}
+	}
+	var err error
+	if f.Read, err = openFifo(f.Path, unix.O_RDONLY); err != nil {
+		return err
+	}
+	return fmt.Errorf("the shim has not opened %s for reading: %w", f.Path, context.Cause(ctx))
 }
 
 // Close closes what is still open.

@@ -460,6 +460,38 @@ func TestFifo(t *testing.T) {
 	}
 }
 
+// A stream that ends before its reader has come leaves the reader waiting for a writer, so the
+// maker waits until it has come.
+func TestFifoAwaitsItsReader(t *testing.T) {
+	t.Parallel()
+	f, err := NewFifo(filepath.Join(t.TempDir(), "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := f.AwaitReader(over); !errors.Is(err, context.Canceled) {
+		t.Errorf("without a reader: %v", err)
+	}
+	if _, err := f.Write.WriteString("abc"); err != nil {
+		t.Errorf("write after that: %v", err)
+	}
+	read := make(chan string)
+	go func() { // the shim, which opens the pipe late
+		time.Sleep(20 * time.Millisecond)
+		text, _ := os.ReadFile(f.Path)
+		read <- string(text)
+	}()
+	if err := f.AwaitReader(t.Context()); err != nil {
+		t.Error(err)
+	}
+	f.Close()
+	if text := <-read; text != "abc" {
+		t.Errorf("read %q", text)
+	}
+}
+
 func TestCheckPID(t *testing.T) {
 	t.Parallel()
 	largest := ^uint32(0) // that a shim can report
