@@ -14,6 +14,7 @@ import (
 
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/test/kit/tools"
+	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -74,6 +75,10 @@ func TestShimThatCannotBeReached(t *testing.T) {
 			}
 		})
 		c, other := p.Create(t, "sleep"), p.Create(t, "sleep")
+		waiters := helpersOf(t, c.ID, other.ID)
+		wait.For(t, "those who wait for the containers to reach the shim", func() bool {
+			return !slices.ContainsFunc(waiters, func(pid int) bool { return !hasSocket(pid) })
+		})
 		c.Start(t)
 		shim, address := shimOf(t, runDir(c))
 		if path, isFile := strings.CutPrefix(address, "unix://"); isFile {
@@ -172,4 +177,13 @@ func helpersOf(t *testing.T, ids ...string) (pids []int) {
 		}
 	}
 	return pids
+}
+
+// hasSocket reports whether a process has a connection.
+func hasSocket(pid int) bool {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	return slices.ContainsFunc(files, func(file string) bool {
+		target, _ := os.Readlink(file)
+		return strings.HasPrefix(target, "socket:")
+	})
 }

@@ -243,6 +243,15 @@ func (w *World) Gone(t *testing.T, ids ...string) {
 	}
 }
 
+// Stock is that of the node once nothing is left of what tests have removed: a cleanup that has
+// failed at first is retried, and the node is at rest until then.
+func (w *World) Stock(ctx context.Context) (*inventory.Snapshot, error) {
+	if err := w.leftBehind(); err != nil {
+		return nil, err
+	}
+	return w.Node.Stock(ctx)
+}
+
 // leftBehind waits until nothing has an id that is gone. Its error names what
 // does, and the tests.
 func (w *World) leftBehind() error {
