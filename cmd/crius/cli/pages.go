@@ -63,6 +63,22 @@ func (p *Pages) Write(page []byte) (int, error) {
 	return len(page), nil
 }
 
+// Changes returns a writer that drops a page which is the same as the one before.
+func Changes(out io.Writer) io.Writer { return &changes{out: out} }
+
+type changes struct {
+	out  io.Writer
+	last []byte
+}
+
+func (c *changes) Write(page []byte) (int, error) {
+	if c.last != nil && bytes.Equal(page, c.last) {
+		return len(page), nil
+	}
+	c.last = bytes.Clone(page)
+	return c.out.Write(page)
+}
+
 // Pause waits for d and reports whether ctx is still alive.
 func Pause(ctx context.Context, d time.Duration) bool {
 	select {

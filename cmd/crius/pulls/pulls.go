@@ -35,8 +35,11 @@ func Command(load cli.Load) *cobra.Command {
 			return err
 		}
 		out, write := cmd.OutOrStdout(), writeLines
-		if watch && *format == "text" && cli.IsTerminal(out) {
+		switch {
+		case watch && *format == "text" && cli.IsTerminal(out):
 			out, write = cli.NewPages(out), new(bars).write
+		case watch:
+			out = cli.Changes(out)
 		}
 		return cli.Ask(cmd.Context(), loaded.Config.API.Listen, func(ctx context.Context, server cli.Server) error {
 			for {

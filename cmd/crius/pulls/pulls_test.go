@@ -30,9 +30,11 @@ type server struct {
 	warns []progress.Warning
 	end   chan error
 	auth  atomic.Pointer[cri.AuthConfig] // of the last pull
+	asked atomic.Int64                   // calls of Status
 }
 
 func (s *server) Status(context.Context, *cri.StatusRequest) (*cri.StatusResponse, error) {
+	s.asked.Add(1)
 	text, err := json.Marshal(map[string]any{"pulls": s.pulls, "registry_warnings": s.warns})
 	return &cri.StatusResponse{Info: map[string]string{"server": string(text)}}, err
 }
@@ -87,6 +89,28 @@ func TestWatchPulls(t *testing.T) {
 	}
 	if text := out.String(); !strings.HasPrefix(text, "r.test/app:latest  ") || !strings.Contains(text, "4.0 of 8.0 MiB  1 of 4 blobs, 2 being unpacked  ") {
 		t.Errorf("%q", text)
+	}
+}
+
+// A file does not fill with lines that say the same.
+func TestWatchedPullsAreWrittenToAFileWhenTheyChange(t *testing.T) {
+	t.Parallel()
+	for format, want := range map[string]string{"text": "no image is being pulled\n", "json": "null\n"} {
+		t.Run(format, func(t *testing.T) {
+			t.Parallel()
+			s := &server{}
+			load := s.serve(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var out strings.Builder
+			ended := make(chan error, 1)
+			go func() { ended <- run(ctx, Command(load), &out, io.Discard, "-w", "-o", format) }()
+			wait.For(t, "the third look", func() bool { return s.asked.Load() >= 3 })
+			cancel()
+			if err := <-ended; err != nil || out.String() != want {
+				t.Errorf("%v, %q", err, out.String())
+			}
+		})
 	}
 }
 
