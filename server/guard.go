@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
 )
@@ -115,26 +116,38 @@ func withNames(err error, engine Engine) error {
 	if err == nil || engine == nil {
 		return err
 	}
-	answer, text := status.Convert(err).Proto(), strings.Builder{}
-	rest, at := answer.GetMessage(), 0
-	var named []string
+	answer := status.Convert(err).Proto()
+	text := withNamesIn(answer.GetMessage(), engine)
+	if text == answer.GetMessage() {
+		return err
+	}
+	answer.Message = clip(text)
+	return status.ErrorProto(answer)
+}
+
+// TextFor returns a function for the texts of errors that do not pass through this package: they name
+// pods and containers as those of calls do.
+func TextFor(engine Engine) func(err error) string {
+	return func(err error) string { return clip(withNamesIn(fault.Plain(err), engine)) }
+}
+
+// withNamesIn returns a text with the name of the pod or container after each id.
+func withNamesIn(rest string, engine Engine) string {
+	text, at := strings.Builder{}, 0
+	var done []string
 	for _, found := range wholeID.FindAllStringIndex(rest, -1) {
 		text.WriteString(rest[at:found[1]])
 		at = found[1]
 		id := rest[found[0]:at]
-		if slices.Contains(named, id) || strings.HasPrefix(rest[at:], " (") {
+		if slices.Contains(done, id) || strings.HasPrefix(rest[at:], " (") {
 			continue
 		}
 		if name := nameOf(id, engine); name != "" {
 			text.WriteString(" (" + name + ")")
 		}
-		named = append(named, id)
+		done = append(done, id)
 	}
-	if at == 0 {
-		return err
-	}
-	answer.Message = clip(text.String() + rest[at:])
-	return status.ErrorProto(answer)
+	return text.String() + rest[at:]
 }
 
 // nameOf returns NAMESPACE/POD or NAMESPACE/POD/CONTAINER; empty: nothing has the id.

@@ -152,6 +152,24 @@ func TestErrorsNamePodsAndContainersBesideIDs(t *testing.T) {
 	}
 }
 
+// Errors of sessions go to clients without a call.
+func TestTextsOfSessionsNamePodsAndContainers(t *testing.T) {
+	t.Parallel()
+	id, pod := strings.Repeat("0a", 32), strings.Repeat("0b", 32)
+	text := TextFor(&fakeEngine{
+		sandboxes:  []*view.Sandbox{{ID: pod, Config: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "web", Namespace: "shop"}}}},
+		containers: []*view.Container{{ID: id, SandboxID: pod, Config: &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "nginx"}}}},
+	})
+	for want, err := range map[string]error{
+		"exec in container " + id + " (shop/web/nginx): no such command": fmt.Errorf("exec in container %s: no such command: %w", id, fault.Invalid),
+		"pod " + pod + " (shop/web) is not ready":                         fmt.Errorf("pod %s is not ready: %w", pod, fault.Precondition),
+	} {
+		if got := text(err); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 func TestMessageSizes(t *testing.T) {
 	t.Parallel()
 	n := start(t, func(c *Config, _ *Services) { c.MaxMessageSize = minMessageSize })

@@ -261,7 +261,7 @@ func (f *forwarder) connect(ctx context.Context, p *pair, w *wire) {
 	err := f.forward(ctx, p.port, w)
 	conclude := func() {
 		if f.tells(p.port, err) {
-			_, _ = io.WriteString(p.error, err.Error())
+			_, _ = io.WriteString(p.error, f.session.server.text(err))
 		} else {
 			_ = p.data.Close()
 		}
@@ -342,7 +342,7 @@ func (f *forwarder) forwardWebSocket(ports []int32) {
 			_, _ = data.Write(greeting)
 			_, _ = status.Write(greeting)
 			if err := f.forward(f.session.ctx, uint16(port), data); err != nil {
-				_, _ = io.WriteString(status, err.Error())
+				_, _ = io.WriteString(status, f.session.server.text(err))
 			}
 		})
 	}

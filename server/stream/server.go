@@ -38,6 +38,9 @@ type Config struct {
 	// have all places; nil: all are in one.
 	Namespace func(id string) string
 
+	// Text returns the text of an error for clients; nil: that of the error.
+	Text func(err error) string
+
 	// Trail records sessions; nil: nothing does.
 	Trail *trail.Trail
 
@@ -225,6 +228,14 @@ func (s *Server) partyOf(target string) party {
 		p.namespace = s.cfg.Namespace(target)
 	}
 	return p
+}
+
+// text returns what a client is told of an error.
+func (s *Server) text(err error) string {
+	if s.cfg.Text != nil {
+		return s.cfg.Text(err)
+	}
+	return err.Error()
 }
 
 // Counts are what the stream server refused since it was started.

@@ -115,7 +115,7 @@ func (v *session) converse(w wanted, run run) {
 	if stdin != nil {
 		_ = stdin.Close()
 	}
-	v.partWith(func() { d.conclude(err) })
+	v.partWith(func() { d.conclude(v.server.statusOf(err)) })
 }
 
 // partWith says the last words and closes the connection when the client has them,
@@ -196,7 +196,7 @@ type statusCause struct {
 }
 
 // statusOf says how a session ended as the Kubernetes API does.
-func statusOf(err error) status {
+func (s *Server) statusOf(err error) status {
 	var code exit
 	switch {
 	case err == nil:
@@ -209,12 +209,11 @@ func statusOf(err error) status {
 			Details: &statusDetails{[]statusCause{{"ExitCode", fmt.Sprint(int32(code))}}},
 		}
 	}
-	return status{Status: "Failure", Message: err.Error(), Reason: "InternalError", Code: http.StatusInternalServerError}
+	return status{Status: "Failure", Message: s.text(err), Reason: "InternalError", Code: http.StatusInternalServerError}
 }
 
 // conclude tells the client how it ended. Old protocols tell of failures only.
-func (d *dialogue) conclude(err error) {
-	last := statusOf(err)
+func (d *dialogue) conclude(last status) {
 	text := []byte(last.Message)
 	if d.document {
 		text, _ = json.Marshal(last) // of strings and numbers

@@ -163,6 +163,52 @@ func TestExecWithRealClients(t *testing.T) {
 	}
 }
 
+// Clients see errors of commands and connections in the words of Config.Text.
+func TestErrorsForClientsAreInWordsForPeople(t *testing.T) {
+	text := func(err error) string { return "shop/web/nginx: " + err.Error() }
+	for name, executor := range executors {
+		t.Run(name, func(t *testing.T) {
+			s := serveWith(t, Config{Text: text}, &fakeEngine{exec: echo})
+			for command, want := range map[string]string{"error": "shop/web/nginx: no such command", "seven": "command terminated with exit code 7"} {
+				address, err := s.Exec(t.Context(), &cri.ExecRequest{ContainerId: "x", Cmd: []string{command}, Stdout: true, Stderr: true})
+				if err != nil {
+					t.Fatal(err)
+				}
+				u, err := url.Parse(address)
+				if err != nil {
+					t.Fatal(err)
+				}
+				e, err := executor(u)
+				if err != nil {
+					t.Fatal(err)
+				}
+				err = e.StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdout: io.Discard, Stderr: io.Discard})
+				if err == nil || !strings.HasSuffix(err.Error(), want) {
+					t.Errorf("%s ended with %v, want %q", command, err, want)
+				}
+			}
+		})
+	}
+	t.Run("port-forward", func(t *testing.T) {
+		s := serveWith(t, Config{Text: text}, &fakeEngine{forward: intoThisPod})
+		address, err := s.PortForward(t.Context(), &cri.PortForwardRequest{PodSandboxId: "x"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn := speakSPDY(t, address, forwardProtocol)
+		headers := func(kind string) http.Header {
+			return http.Header{"Streamtype": {kind}, "Port": {fmt.Sprint(closedPort(t))}, "Requestid": {"1"}}
+		}
+		failure, data := openStream(t, conn, headers("error")), openStream(t, conn, headers("data"))
+		if err := errors.Join(failure.WaitTimeout(patience), data.WaitTimeout(patience)); err != nil {
+			t.Fatal(err)
+		}
+		if said, err := io.ReadAll(failure); !strings.HasPrefix(string(said), "shop/web/nginx: error forwarding port") {
+			t.Errorf("the client is told %q, %v", said, err)
+		}
+	})
+}
+
 // running has every pod and container that is asked for.
 type running struct{}
 

@@ -110,8 +110,8 @@ func (t *tickets) end(p party) {
 func (t *tickets) full(p party) (reason string, err error) {
 	switch open := t.open; {
 	case t.mostEach > 0 && open.targets[p.target] >= t.mostEach:
-		return refusedContainer, fmt.Errorf("too many sessions of %s (%d): end some, or raise api.stream_max_sessions_per_container: %w",
-			p.target, open.targets[p.target], fault.Exhausted)
+		return refusedContainer, fmt.Errorf("too many sessions (%d) of %s: end some, or raise api.stream_max_sessions_per_container: %w",
+			open.targets[p.target], p.target, fault.Exhausted)
 	case !open.admits(p):
 		return refusedNode, fmt.Errorf("too many exec, attach and port-forward sessions on this node (%d, of which namespace %q has %d and %s has %d; some of api.stream_max_sessions = %d are kept for others): end some, or raise api.stream_max_sessions: %w",
 			open.sum, p.namespace, open.namespaces[p.namespace], p.target, open.targets[p.target], open.most, fault.Exhausted)

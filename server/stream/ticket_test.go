@@ -106,7 +106,7 @@ func TestSessionsAreCounted(t *testing.T) {
 		if _, err := issue("a"); err != nil { // and nobody comes
 			t.Fatal(err)
 		}
-		refused("a", "api.stream_max_sessions_per_container")
+		refused("a", " of a: end some, or raise api.stream_max_sessions_per_container")
 		begin("b")
 		begin("b")
 		refused("c", "api.stream_max_sessions:")
