@@ -44,7 +44,7 @@ const maxDocument = 16 << 10
 func ReadExit(file string) (Exit, error) {
 	text, err := regular.ReadIn(filepath.Dir(file), filepath.Base(file), maxDocument)
 	if errors.Is(err, fs.ErrNotExist) {
-		return Exit{}, fmt.Errorf("exit file %s: %w", file, fault.NotFound)
+		return Exit{}, fmt.Errorf("exit file %s %w", file, fault.NotFound)
 	}
 	if err != nil {
 		return Exit{}, fmt.Errorf("exit file %w", err)
@@ -88,7 +88,7 @@ func ReadProcesses(dir string) (Processes, error) {
 	file := dir + "/" + wire.Processes
 	text, err := regular.ReadIn(dir, wire.Processes, maxDocument)
 	if errors.Is(err, fs.ErrNotExist) {
-		return Processes{}, fmt.Errorf("%s: %w", file, fault.NotFound)
+		return Processes{}, fmt.Errorf("%s %w", file, fault.NotFound)
 	}
 	if err != nil {
 		return Processes{}, err

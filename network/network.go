@@ -391,12 +391,12 @@ func (n *Network) Info() map[string]any {
 		err = n.installed(chosen.list)
 	}
 	if err != nil {
-		info["error"] = err.Error()
+		info["error"] = fault.Text(err)
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.health.err != nil {
-		info["notReadySince"], info["notReady"] = n.health.since, n.health.err.Error()
+		info["notReadySince"], info["notReady"] = n.health.since, fault.Text(n.health.err)
 	}
 	return info
 }

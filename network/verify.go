@@ -56,7 +56,7 @@ func (n *Network) Verify(pods []Attached) map[string][]Damage {
 	for i, err := range failed {
 		id := pods[i].ID
 		if namespaceGone(err) {
-			found[id] = append(found[id], Damage{err.Error(), true})
+			found[id] = append(found[id], Damage{fault.Text(err), true})
 		} else {
 			found[id] = append(found[id], unseen(err))
 		}
@@ -67,7 +67,7 @@ func (n *Network) Verify(pods []Attached) map[string][]Damage {
 // unseen says that a pod's network could not be checked, which says nothing
 // about it.
 func unseen(err error) Damage {
-	return Damage{"its network cannot be checked: " + err.Error(), false}
+	return Damage{"its network cannot be checked: " + fault.Text(err), false}
 }
 
 // namespaceGone reports whether an error of ns.Each means that the namespace
@@ -109,7 +109,7 @@ func (p Attached) inside() []Damage {
 func (p Attached) unleased() []Damage {
 	list, err := p.list()
 	if err != nil {
-		return []Damage{{err.Error(), false}}
+		return []Damage{{fault.Text(err), false}}
 	}
 	var damage []Damage
 	for _, dir := range leaseDirs(list) {

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/containerd/nri/pkg/adaptation"
+
+	"github.com/crius-run/crius/internal/fault"
 )
 
 // State is what the server knows about a plugin.
@@ -60,7 +62,7 @@ type states struct {
 func (s *states) cannotStart(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.startError = err.Error()
+	s.startError = fault.Text(err)
 }
 
 // change ignores plugins beyond maxStates.
@@ -90,7 +92,7 @@ func (m metrics) RecordPluginInvocation(plugin, operation string, err error) {
 		s.Requests++
 		if err != nil {
 			s.Failures++
-			s.LastError, s.FailedAt = cut(operation+": "+err.Error()), time.Now()
+			s.LastError, s.FailedAt = cut(operation+": "+fault.Text(err)), time.Now()
 		}
 	})
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/crius-run/crius/internal/capture"
@@ -124,7 +123,7 @@ func notStarted(ctx context.Context, err error) error {
 	if ctx.Err() != nil || !errors.Is(err, fault.Timeout) {
 		return err
 	}
-	return fmt.Errorf("%s: %w", strings.TrimSuffix(err.Error(), ": "+fault.Timeout.Error()), fault.Unavailable)
+	return fmt.Errorf("%s: %w", fault.Text(err), fault.Unavailable)
 }
 
 // Open has the runtime start the command detached, with pipes or a terminal of

@@ -161,7 +161,7 @@ func (t *watched) execFailed(ctx context.Context, p *specs.Process, said string,
 	case blamesProgram(said, p):
 		return &ProgramError{err.Error()}
 	case t.ending(ctx):
-		return fmt.Errorf("the container ended before the command ran (%s): %w", err.Error(), fault.Precondition)
+		return fmt.Errorf("the container ended before the command ran (%s): %w", fault.Text(err), fault.Precondition)
 	}
 	return err
 }

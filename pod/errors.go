@@ -16,7 +16,7 @@ func overtaken(ctx context.Context, by oci.Task, err error) error {
 	if ctx.Err() != nil || errors.Is(err, fault.Precondition) || errors.Is(err, fault.Timeout) || !oci.Exited(by) {
 		return err
 	}
-	return fmt.Errorf("container has exited meanwhile: %s: %w", err.Error(), fault.Precondition)
+	return fmt.Errorf("container has exited meanwhile: %s: %w", fault.Text(err), fault.Precondition)
 }
 
 // causedBy puts the cause of the end of ctx before the error of the work that ended with it,
@@ -24,7 +24,7 @@ func overtaken(ctx context.Context, by oci.Task, err error) error {
 // not err itself: callers would take it for a failure of the step.
 func causedBy(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
-		return fmt.Errorf("%w (%s)", cause, err.Error())
+		return fmt.Errorf("%w (%s)", cause, fault.Text(err))
 	}
 	return err
 }

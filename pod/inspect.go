@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/pod/records"
@@ -25,7 +26,7 @@ func (e *Engine) Inspect(ctx context.Context) ([]audit.Finding, error) {
 	for id, rec := range pods {
 		s, err := e.newSandbox(id, *rec)
 		if err != nil {
-			findings = append(findings, audit.Finding{Object: "pod " + id, Wrong: err.Error(), Advice: "add the handler to runtime.handlers again; until then the pod is not touched"})
+			findings = append(findings, audit.Finding{Object: "pod " + id, Wrong: fault.Text(err), Advice: "add the handler to runtime.handlers again; until then the pod is not touched"})
 			continue
 		}
 		e.sandboxes.Publish(id, s)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 )
 
@@ -35,7 +36,7 @@ func (c *Container) endLeftovers(exit *conmon.Exit) {
 	}
 	err = c.engine.deps.Trace.Do(ctx, "end leftover processes", c.ID, c.killLeftovers)
 	if err != nil {
-		exit.Message = err.Error()
+		exit.Message = fault.Text(err)
 		slog.ErrorContext(ctx, "container has exited, but not all of its processes", "container", c.ID, "err", err)
 	}
 }

@@ -95,11 +95,11 @@ func (c *Container) recordStart(ctx context.Context) error { return c.Finish(ctx
 // failStart ends a container whose start failed. It can never be started.
 func (c *Container) failStart(ctx context.Context, cause error) error {
 	if c.stop.Asked() { // the step failed because the container was dead or gone
-		cause = fmt.Errorf("stopped while starting: %s: %w", cause.Error(), fault.Precondition)
+		cause = fmt.Errorf("stopped while starting: %s: %w", fault.Text(cause), fault.Precondition)
 	}
 	ctx, cancel := undoContext(ctx)
 	defer cancel()
-	c.Change(func(now *liveContainer) { now.StartError, now.StartedAt = cause.Error(), time.Time{} })
+	c.Change(func(now *liveContainer) { now.StartError, now.StartedAt = fault.Text(cause), time.Time{} })
 	err := errors.Join(cause, c.Put(ctx), c.stop.Kill(ctx))
 	c.restoreCPUs() // if it was dead before
 	c.nri.End(ctx, nil)

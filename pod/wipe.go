@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/pod/audit"
 )
 
@@ -39,7 +40,7 @@ func (e *Engine) Wipe(ctx context.Context) ([]audit.Finding, error) {
 	pods, _, _, readErr := e.records.Pods.Read()
 	for id, rec := range pods {
 		if _, err := e.runtimeOf(rec.Handler, rec.Origin); err != nil {
-			left = append(left, audit.Finding{Object: "pod " + id, Wrong: err.Error(), Advice: "add the handler to runtime.handlers again; without it crius cannot stop the pod"})
+			left = append(left, audit.Finding{Object: "pod " + id, Wrong: fault.Text(err), Advice: "add the handler to runtime.handlers again; without it crius cannot stop the pod"})
 		}
 	}
 	return left, errors.Join(append(errs, err, readErr)...)

@@ -66,7 +66,7 @@ func answerJSON(w http.ResponseWriter, answer any, err error) {
 		if errors.Is(err, fault.NotFound) || errors.Is(err, fault.Invalid) {
 			code = http.StatusNotFound
 		}
-		http.Error(w, valid(err.Error()), code)
+		http.Error(w, valid(fault.Text(err)), code)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")

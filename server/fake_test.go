@@ -174,7 +174,7 @@ func (f *fakeEngine) Sandbox(id string) (*view.Sandbox, error) {
 			return v, f.did(context.Background(), "Sandbox", id)
 		}
 	}
-	return nil, fmt.Errorf("pod %q: %w", id, fault.NotFound)
+	return nil, fmt.Errorf("pod %q %w", id, fault.NotFound)
 }
 
 func (f *fakeEngine) Sandboxes() []*view.Sandbox { return f.sandboxes }
@@ -201,7 +201,7 @@ func (f *fakeEngine) Container(id string) (*view.Container, error) {
 			return v, f.did(context.Background(), "Container", id)
 		}
 	}
-	return nil, fmt.Errorf("container %q: %w", id, fault.NotFound)
+	return nil, fmt.Errorf("container %q %w", id, fault.NotFound)
 }
 
 func (f *fakeEngine) Containers() []*view.Container { return f.containers }

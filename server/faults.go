@@ -78,7 +78,7 @@ func createFault(err error) error {
 	if !volume && !signature {
 		return err
 	}
-	text, code := err.Error(), codeOf(err)
+	text, code := fault.Text(err), codeOf(err)
 	if signature {
 		text, code = crierrors.ErrSignatureValidationFailed.Error()+": "+text, codes.Unknown
 	}
@@ -101,7 +101,7 @@ func pullFault(err error) error {
 		{fault.Unavailable, crierrors.ErrRegistryUnavailable},
 	} {
 		if errors.Is(err, known.cause) {
-			return status.Error(codes.Unknown, clip(known.reason.Error()+": "+err.Error()))
+			return status.Error(codes.Unknown, clip(known.reason.Error()+": "+fault.Text(err)))
 		}
 	}
 	return err

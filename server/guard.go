@@ -128,7 +128,7 @@ func withNames(err error, engine Engine) error {
 // TextFor returns a function for the texts of errors that do not pass through this package: they name
 // pods and containers as those of calls do.
 func TextFor(engine Engine) func(err error) string {
-	return func(err error) string { return clip(withNamesIn(fault.Plain(err), engine)) }
+	return func(err error) string { return clip(withNamesIn(fault.Text(err), engine)) }
 }
 
 // withNamesIn returns a text with the name of the pod or container after each id.

@@ -57,7 +57,7 @@ func TestStatusNotReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := resp.Status.Conditions
-	if got[0].Status || got[0].Reason != "RuntimeNotReady" || got[0].Message != "handler runc: unavailable" {
+	if got[0].Status || got[0].Reason != "RuntimeNotReady" || got[0].Message != "handler runc" {
 		t.Errorf("runtime condition %v", got[0])
 	}
 	if got[1].Status || got[1].Reason != "NetworkPluginNotReady" || !strings.HasPrefix(got[1].Message, "no CNI configuration \uFFFD") || len(got[1].Message) > maxText {

@@ -109,7 +109,7 @@ type health struct {
 
 func (h *health) Check(_ context.Context, req *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
 	if _, ok := h.services[req.GetService()]; !ok && req.GetService() != "" {
-		return nil, fmt.Errorf("service %s: %w", brief(req.GetService()), fault.NotFound)
+		return nil, fmt.Errorf("service %s %w", brief(req.GetService()), fault.NotFound)
 	}
 	return &healthpb.HealthCheckResponse{Status: healthpb.HealthCheckResponse_SERVING}, nil
 }

@@ -186,7 +186,7 @@ func checkID(field, id string) error {
 		return in(field, bad("is empty; send the ID that crius returned"))
 	}
 	if len(id) > 64 || strings.Trim(id, "0123456789abcdef") != "" {
-		return fmt.Errorf("%s %q: %w", field, brief(id), fault.NotFound)
+		return fmt.Errorf("%s %q %w", field, brief(id), fault.NotFound)
 	}
 	return nil
 }

@@ -113,7 +113,7 @@ func (s *Store) Spec(ctx context.Context, image *Image) (*imagespec.Image, error
 	}
 	spec, _, err := readSpec(ctx, s.store, image.ID)
 	if errors.Is(err, imagetransport.ErrNoSuchImage) || errors.Is(err, cstorage.ErrImageUnknown) {
-		err = fmt.Errorf("image %s: %w", image.ID, fault.NotFound)
+		err = fmt.Errorf("image %s %w", image.ID, fault.NotFound)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read image config: %w", err)

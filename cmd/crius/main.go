@@ -106,7 +106,7 @@ func lines(err error) []string {
 	}
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
-		return []string{fault.Plain(err)}
+		return []string{fault.Text(err)}
 	}
 	var texts, all []string
 	for _, part := range joined.Unwrap() {
@@ -114,7 +114,7 @@ func lines(err error) []string {
 		all = append(all, lines(part)...)
 	}
 	if err.Error() != strings.Join(texts, "\n") {
-		return []string{fault.Plain(err)}
+		return []string{fault.Text(err)}
 	}
 	return all
 }

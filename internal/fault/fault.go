@@ -40,33 +40,50 @@ var (
 	Unimplemented = errors.New("unimplemented")
 )
 
-// Text returns an error's text for people: if a sentinel was wrapped more than
-// once, or in the middle of a sentence, it stands last in the result or not at
-// all.
+// kinds are the sentinels whose words say nothing that the error around them does not.
+var kinds = []error{Invalid, NotFound, Exists, Precondition, Unavailable, Timeout, Exhausted, Denied, Unauthenticated, Unimplemented}
+
+// Text returns an error's text for people: without the words of the sentinels that are wrapped in it,
+// unless they are all of it, since the rest says what is wrong. Callers get the kind by other means,
+// such as a gRPC code.
 func Text(err error) string {
 	text := ": " + err.Error()
-	for _, sentinel := range []error{
-		Invalid, NotFound, Exists, Precondition, Unavailable, Timeout, Exhausted, Denied, Unauthenticated, Internal, Unimplemented,
-	} {
-		if words := ": " + sentinel.Error(); errors.Is(err, sentinel) {
-			for strings.Contains(text, words+": ") {
-				text = strings.ReplaceAll(text, words+": ", ": ")
-			}
+	for _, kind := range kinds {
+		for range count(err, kind) {
+			text = cut(text, ": "+kind.Error())
 		}
 	}
 	return strings.TrimPrefix(text, ": ")
 }
 
-// Plain returns an error's text for people who see no code of it, as on a terminal: without a sentinel
-// at its end, if that is not all of it.
-func Plain(err error) string {
-	text := Text(err)
-	for _, sentinel := range []error{Invalid, Precondition} { // the others say something
-		if errors.Is(err, sentinel) {
-			text = strings.TrimSuffix(text, ": "+sentinel.Error())
+// count returns how often kind is wrapped in err.
+func count(err, kind error) (n int) {
+	if err == kind { //nolint:errorlint // errors.Is does not count
+		return 1
+	}
+	switch wrapper := err.(type) { //nolint:errorlint // errors.As finds one
+	case interface{ Unwrap() error }:
+		return count(wrapper.Unwrap(), kind)
+	case interface{ Unwrap() []error }:
+		for _, part := range wrapper.Unwrap() {
+			n += count(part, kind)
 		}
 	}
-	return text
+	return n
+}
+
+// cut removes the last occurrence of words that ends a part of text, unless it is all of the text. Texts of
+// others, which may have the same words, come earlier.
+func cut(text, words string) string {
+	for at := len(text); ; {
+		at = strings.LastIndex(text[:at], words)
+		if at < 0 || at == 0 && len(words) == len(text) {
+			return text
+		}
+		if rest := text[at+len(words):]; rest == "" || strings.HasPrefix(rest, ": ") || rest[0] == '\n' {
+			return text[:at] + rest
+		}
+	}
 }
 
 // Scarce reports whether a system call has failed because descriptors or memory

@@ -91,7 +91,7 @@ func (x *Index[N, T]) Find(id string) (T, error) {
 	case 1:
 		return object, nil
 	case 0:
-		return none, fmt.Errorf("%s %q: %w", x.noun, id, fault.NotFound)
+		return none, fmt.Errorf("%s %q %w", x.noun, id, fault.NotFound)
 	default:
 		return none, fmt.Errorf("%s ID prefix %q is ambiguous (%d matches), use more digits: %w", x.noun, id, matches, fault.Invalid)
 	}

@@ -38,7 +38,7 @@ func Level(name string) (slog.Level, error) {
 // format "text" or "json". A *slog.LevelVar lets the level change later. Records
 // for the journal carry their priority.
 func New(w io.Writer, format string, level slog.Leveler) (*slog.Logger, error) {
-	options := &slog.HandlerOptions{Level: level}
+	options := &slog.HandlerOptions{Level: level, ReplaceAttr: errorText}
 	switch {
 	case format != "text" && format != "json":
 	case Journal(w):
@@ -49,6 +49,14 @@ func New(w io.Writer, format string, level slog.Leveler) (*slog.Logger, error) {
 		return slog.New(handler{slog.NewJSONHandler(w, options)}), nil
 	}
 	return nil, fmt.Errorf("log format %q: must be text or json: %w", format, fault.Invalid)
+}
+
+// errorText replaces an error by its text for people.
+func errorText(_ []string, a slog.Attr) slog.Attr {
+	if err, is := a.Value.Any().(error); is {
+		a.Value = slog.StringValue(fault.Text(err))
+	}
+	return a
 }
 
 type attrsKey struct{}

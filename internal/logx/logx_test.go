@@ -3,6 +3,7 @@ package logx
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -117,5 +118,17 @@ func TestLevels(t *testing.T) {
 	}
 	if _, err := New(b, "xml", &level); !errors.Is(err, fault.Invalid) {
 		t.Errorf("format xml: %v", err)
+	}
+}
+
+// Errors are logged in the words that people read elsewhere.
+func TestErrorsAreLoggedWithoutTheWordsOfTheirKind(t *testing.T) {
+	t.Parallel()
+	for format, want := range map[string]string{"text": `err="no runc: install it"`, "json": `"err":"no runc: install it"`} {
+		l, b := logger(t, format, slog.LevelInfo)
+		l.Info("m", "err", fmt.Errorf("no runc: install it: %w", fault.Unavailable), "n", 1)
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("%s lacks %s", b.String(), want)
+		}
 	}
 }

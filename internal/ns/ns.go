@@ -303,7 +303,7 @@ func Each(paths []string, f func(i int) error) (errs map[int]error) {
 func enterPinned(path string) error {
 	handle, err := netns.GetFromPath(path)
 	if errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("network namespace %s: %w", path, fault.NotFound)
+		return fmt.Errorf("network namespace %s %w", path, fault.NotFound)
 	}
 	if err != nil {
 		return fmt.Errorf("network namespace %s: %w", path, err)
@@ -325,7 +325,7 @@ func enterPinned(path string) error {
 func Inode(path string) (uint64, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {
-		return 0, fmt.Errorf("namespace %s: %w", path, fault.NotFound)
+		return 0, fmt.Errorf("namespace %s %w", path, fault.NotFound)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("namespace %s: %w", path, err)
@@ -359,7 +359,7 @@ func place(dir, name string, perm os.FileMode) error {
 	path := filepath.Join(dir, name)
 	file, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE|os.O_EXCL, 0o444)
 	if errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("namespace %s: %w", path, fault.Exists)
+		return fmt.Errorf("namespace %s %w", path, fault.Exists)
 	}
 	if err != nil {
 		return err

@@ -145,7 +145,7 @@ func (d *Dir[T]) Get(id string) (*T, error) {
 func (d *Dir[T]) read(id, file string) (*T, error) {
 	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("record %s: %w", id, fault.NotFound)
+		return nil, fmt.Errorf("record %s %w", id, fault.NotFound)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("record %s: %w", id, err)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/storage"
@@ -134,7 +135,7 @@ func (a *Auditor) containerProblems(ctx context.Context, c *Container, roots map
 	defer cancel()
 	task, err := c.Runtime.Load(ctx, c.Ref)
 	if err != nil {
-		return append(found, Problem{Wrong: err.Error(), Advice: "check its monitor (crius-conmon); if it hangs, kill it: crius then kills the container"})
+		return append(found, Problem{Wrong: fault.Text(err), Advice: "check its monitor (crius-conmon); if it hangs, kill it: crius then kills the container"})
 	}
 	if task != c.Now().Task {
 		defer task.Close()

@@ -144,7 +144,7 @@ func (a *Auditor) readyProblems(ctx context.Context, p *Pod, now *PodNow, damage
 		}
 	}
 	for _, err := range lost {
-		found = append(found, Problem{Wrong: err.Error(), Remedy: over})
+		found = append(found, Problem{Wrong: fault.Text(err), Remedy: over})
 	}
 	if p.Plan.BootID != a.Boot {
 		return found

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/crius-run/crius/internal/fault"
 )
 
 // Finding is a difference between the node and its records, or an object without one.
@@ -68,7 +70,7 @@ func (r *Report) Add(ctx context.Context, object string, problems []Problem) {
 			}
 			f.Repaired = err == nil
 			if err != nil {
-				f.Err = err.Error()
+				f.Err = fault.Text(err)
 			}
 		}
 		r.mu.Lock()

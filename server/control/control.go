@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/storage"
@@ -79,7 +80,7 @@ func (n Node) checked(findings []audit.Finding, err error) (Checked, error) {
 		Findings: append([]audit.Finding{}, findings...), OpaqueIPAM: n.Engine.Audit().OpaqueIPAM(),
 	}
 	if err != nil {
-		c.Incomplete = err.Error()
+		c.Incomplete = fault.Text(err)
 	}
 	return c, nil
 }
@@ -144,7 +145,7 @@ func texts(errs ...error) []string {
 	all := []string{}
 	for _, err := range errs {
 		if err != nil {
-			all = append(all, err.Error())
+			all = append(all, fault.Text(err))
 		}
 	}
 	return all

@@ -11,6 +11,8 @@ import (
 	"runtime/pprof"
 	"strconv"
 	"time"
+
+	"github.com/crius-run/crius/internal/fault"
 )
 
 // maxDump bounds a dump, for the server and the client.
@@ -91,7 +93,7 @@ func serveDumps(mux *http.ServeMux) {
 
 func writeDump(w http.ResponseWriter, data []byte, err error) {
 	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
+		http.Error(w, fault.Text(err), http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")

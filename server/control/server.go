@@ -151,10 +151,10 @@ func answer[T any](mux *http.ServeMux, pattern string, work func(*http.Request) 
 		result, err := work(r)
 		switch {
 		case errors.Is(err, errForm):
-			http.Error(w, err.Error(), http.StatusBadRequest)
+			http.Error(w, fault.Text(err), http.StatusBadRequest)
 			return
 		case err != nil:
-			http.Error(w, fault.Plain(err), http.StatusInternalServerError)
+			http.Error(w, fault.Text(err), http.StatusInternalServerError)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")

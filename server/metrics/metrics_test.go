@@ -401,6 +401,6 @@ func TestHealth(t *testing.T) {
 			t.Errorf("asked %d times", asked)
 		}
 		time.Sleep(healthAge)
-		probe(503, "RuntimeReady is false: runc is not there: unavailable\n")
+		probe(503, "RuntimeReady is false: runc is not there\n")
 	})
 }

@@ -218,7 +218,7 @@ func (t *Traces) Begin(ctx context.Context, kind trace.Kind, name, object string
 	}
 	return ctx, func(err error) {
 		if err != nil {
-			span.SetStatus(codes.Error, err.Error())
+			span.SetStatus(codes.Error, fault.Text(err))
 		}
 		if kind == trace.RPC {
 			span.SetAttributes(attribute.Int("rpc.grpc.status_code", int(status.Code(err))))

@@ -235,7 +235,7 @@ func (s *Server) text(err error) string {
 	if s.cfg.Text != nil {
 		return s.cfg.Text(err)
 	}
-	return err.Error()
+	return fault.Text(err)
 }
 
 // Counts are what the stream server refused since it was started.

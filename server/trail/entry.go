@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/peer"
 	"github.com/crius-run/crius/server/caller"
 )
@@ -228,7 +229,7 @@ func (e *Entry) End(exitCode *int32, err error) {
 			r.Connections = &connections
 		}
 		if err != nil && !errors.Is(err, context.Canceled) { // the client has left
-			r.Error = cut(err.Error())
+			r.Error = cut(fault.Text(err))
 		}
 		r.Milliseconds = time.Since(r.Time).Milliseconds()
 		e.trail.take(*r)

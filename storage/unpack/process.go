@@ -346,7 +346,7 @@ func (w *process) fetch(ctx context.Context, info types.BlobInfo) error {
 			_ = w.cmd.Process.Kill() // what it already has may keep it busy for hours
 		}
 		if err != nil {
-			text := pullerror.Cut(pullerror.Hide(pullerror.Redact(err.Error()), w.Secrets))
+			text := pullerror.Cut(pullerror.Hide(pullerror.Redact(fault.Text(err)), w.Secrets))
 			last = append([]byte{wire.PacketError}, text...)
 		}
 		_, _ = conn.Write(last) // the worker may have ended

@@ -55,7 +55,7 @@ type Failed struct {
 // New returns the failure of a pull, with the kinds of err, what to do about it, and without the
 // secrets in its text.
 func New(pull Failed, err error) error {
-	text := Cut(Hide(Redact(err.Error()), pull.Secrets)) // in this order: half a secret would not be found
+	text := Cut(Hide(Redact(fault.Text(err)), pull.Secrets)) // in this order: half a secret would not be found
 	failure := &pullError{kinds: Kinds(err)}
 	if advice := advice(reference.Domain(pull.Name), err, failure.kinds, pull.Login); advice != "" {
 		text += "; " + Hide(advice, pull.Secrets)
