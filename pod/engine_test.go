@@ -506,7 +506,8 @@ func TestOneServerAtATime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Lock(t.Context(), dir, 0); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), dir) {
+	who := fmt.Sprintf("another crius instance, process %d, which", os.Getpid())
+	if _, err := Lock(t.Context(), dir, 0); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), who) {
 		t.Errorf("second server: %v", err)
 	}
 	if err := lock.Close(); err != nil {

@@ -36,7 +36,7 @@ func Lock(ctx context.Context, stateDir string, limit time.Duration) (io.Closer,
 	defer cancel()
 	err = flock.TryUntil(ctx, f, 5*time.Millisecond)
 	if errors.Is(err, flock.ErrBusy) {
-		err = fmt.Errorf("%s is locked: another crius instance serves this state directory; stop it or set a different root: %w", path, fault.Precondition)
+		err = fmt.Errorf("%s is locked by %s, which serves this state directory; stop it or set a different root: %w", path, owner.Owner{PID: flock.Holder(f)}, fault.Precondition)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())

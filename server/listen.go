@@ -17,6 +17,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/flock"
+	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/peer"
 	"github.com/crius-run/crius/internal/unixsocket"
 )
@@ -116,7 +117,7 @@ func (a address) lock() (*os.File, error) {
 	}
 	err = flock.Try(lock)
 	if errors.Is(err, flock.ErrBusy) || err == nil && !named(lock) {
-		err = fmt.Errorf("another crius instance serves %s; stop it or set a different %s: %w", a.path, a.option, fault.Exists)
+		err = fmt.Errorf("%s is served by %s; stop it or set a different %s: %w", a.path, owner.Owner{PID: flock.Holder(lock)}, a.option, fault.Exists)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lock CRI socket: %w", err), lock.Close())

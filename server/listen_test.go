@@ -128,8 +128,9 @@ func TestOneServerPerSocket(t *testing.T) {
 	cfg := listenConfig(t)
 	listen(t, cfg)
 	_, err := Listen(t.Context(), cfg)
-	if !errors.Is(err, fault.Exists) || !strings.Contains(err.Error(), cfg.Listen) {
-		t.Errorf("got %v", err)
+	want := fmt.Sprintf("%s is served by another crius instance, process %d;", cfg.Listen, os.Getpid())
+	if !errors.Is(err, fault.Exists) || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want %q", err, want)
 	}
 	if _, err := net.Dial("unix", cfg.Listen); err != nil {
 		t.Errorf("the first server is gone: %v", err)

@@ -6,7 +6,10 @@ package flock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,6 +36,28 @@ func TryUntil(ctx context.Context, f *os.File, period time.Duration) (err error)
 
 // Wait locks a file, however long others keep it locked.
 func Wait(f *os.File) error { return lock(f, unix.LOCK_EX) }
+
+// Holder returns the process that has locked a file; 0: there is none, or it is unknown, since it has
+// left the lock to a forked copy, for instance, or is in another PID namespace.
+func Holder(f *os.File) int {
+	var st unix.Stat_t
+	table, err := os.ReadFile("/proc/locks")
+	if err != nil || unix.Fstat(int(f.Fd()), &st) != nil {
+		return 0
+	}
+	// 1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF; one that waits has "->" before FLOCK.
+	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
+	for line := range strings.Lines(string(table)) {
+		if field := strings.Fields(line); len(field) > 5 && field[1] == "FLOCK" && field[5] == file {
+			pid, err := strconv.Atoi(field[4])
+			if err != nil || unix.Kill(pid, 0) == unix.ESRCH { //nolint:errorlint // of a system call
+				return 0
+			}
+			return max(pid, 0)
+		}
+	}
+	return 0
+}
 
 // Release unlocks a file at once, whoever has copies of it, and closes it.
 func Release(f *os.File) error { return errors.Join(lock(f, unix.LOCK_UN), f.Close()) }

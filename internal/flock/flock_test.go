@@ -101,3 +101,17 @@ func TestOtherErrorsAreNotBusy(t *testing.T) {
 		}
 	}
 }
+
+func TestHolderIsTheProcessThatHasLocked(t *testing.T) {
+	t.Parallel()
+	mine, other := open(t)
+	if pid := Holder(mine); pid != 0 {
+		t.Errorf("nobody has locked, but process %d", pid)
+	}
+	if err := Try(mine); err != nil {
+		t.Fatal(err)
+	}
+	if pid := Holder(other); pid != os.Getpid() {
+		t.Errorf("process %d has locked, want %d", pid, os.Getpid())
+	}
+}
