@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -307,6 +308,22 @@ func TestRegistriesConfDropIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.write("registries.conf.d/10-local.conf", insecure("127.0.0.1"))
+	n.pull(r.Addr() + "/app:1")
+}
+
+// The error for a registry without TLS has the line that cures it.
+func TestPlainHTTPIsCuredByWhatTheErrorSays(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := serve(t, "app", "1", motd(t, "x"))
+	n.write("registries.conf", "")
+	ok(t, os.Mkdir(n.cfg.RegistriesConf+".d", 0o700))
+	_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})
+	said := regexp.MustCompile(`registries\.conf\.d/50-insecure\.conf: (.*\]);`).FindStringSubmatch(fmt.Sprint(err))
+	if said == nil {
+		t.Fatalf("no line for registries.conf.d in %v", err)
+	}
+	n.write("registries.conf.d/50-insecure.conf", said[1]+"\n")
 	n.pull(r.Addr() + "/app:1")
 }
 

@@ -53,7 +53,7 @@ func unavailable(at place, err error) string {
 	case errors.Is(err, http.ErrSchemeMismatch) && at.from != "":
 		return fmt.Sprintf("%s speaks plain HTTP: correct the address in the configuration of %s", at, at.from)
 	case errors.Is(err, http.ErrSchemeMismatch):
-		return fmt.Sprintf("%s speaks plain HTTP: if it is meant to, set insecure = true for it in /etc/containers/registries.conf.d, or begin its URL in hosts.toml with http://", at.host)
+		return fmt.Sprintf("%s speaks plain HTTP: if it is meant to, write to /etc/containers/registries.conf.d/50-insecure.conf: registry = [{location = %q, insecure = true}]; or begin its URL in hosts.toml with http://", at.host, at.host)
 	case errors.As(err, &authority):
 		return fmt.Sprintf("to trust the authority, write its certificate to /etc/containers/certs.d/%s/ca.crt", at.trusts())
 	case errors.As(err, &name):
