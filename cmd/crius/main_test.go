@@ -78,7 +78,7 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{[]string{"config", "--accept", "crio.x"}, 2, "crius: --accept is for --from-crio and --from-containerd (see crius config --help)\n"},
 		{[]string{"config", "--from-crio", "config/testdata/crio-defaults", "--accept", "crio.x"}, 1, "crius: --accept crio.x: nothing of the configuration of CRI-O is lost under this name\n"},
 		{[]string{"config", "--from-containerd", "config/testdata/containerd/v3.toml"}, 0, ""},
-		{[]string{"config", "--from-crio", "/nonexistent"}, 1, "crius: read the configuration of CRI-O: stat /nonexistent: no such file or directory\n"},
+		{[]string{"config", "--from-crio", "/nonexistent"}, 1, "crius: no configuration of CRI-O at /nonexistent: it should be a directory with crio.conf and crio.conf.d, or a file; if it is elsewhere, give its path as the argument\n"},
 		{[]string{"config", "--from-containerd", bad}, 1, "crius: " + bad + ": version: version 1 is not supported: migrate the file with containerd config migrate (containerd 1.7 or earlier)\n"},
 		{[]string{"completion", "tcsh"}, 2, "crius: no completion for \"tcsh\": must be bash, zsh or fish (see crius completion --help)\n"},
 		{[]string{"completion"}, 2, "crius: bash|zsh|fish is missing: crius completion bash|zsh|fish (see crius completion --help)\n"},

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net"
 	"os"
@@ -47,6 +48,9 @@ func containerdFiles(file string) (top *table, files []string, version int64, er
 			continue
 		}
 		one, err := r.read(path)
+		if errors.Is(err, fs.ErrNotExist) && path == file {
+			return nil, nil, 0, &absentError{containerd, path, "a file, as containerd config dump prints it", err}
+		}
 		if err != nil {
 			return nil, nil, 0, fmt.Errorf("read the configuration of containerd: %w", err)
 		}

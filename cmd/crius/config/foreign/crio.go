@@ -22,6 +22,9 @@ const (
 // a runtime or workload replaces an earlier one as a whole.
 func CRIO(path string) (*Import, error) {
 	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, &absentError{crio, path, "a directory with crio.conf and crio.conf.d, or a file", err}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration of CRI-O: %w", err)
 	}

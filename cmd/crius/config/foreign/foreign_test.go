@@ -328,12 +328,12 @@ func TestUnreadableConfigurations(t *testing.T) {
 	if err := unix.Mkfifo(filepath.Join(dir, "fifo"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for path, want := range map[string]string{"gone": "no such file", "loop.toml": "gone.toml: no such file", "dir": "not a regular file", "fifo": "not a regular file"} {
+	for path, want := range map[string]string{"gone": "gone: it should be a file, as containerd config dump prints it", "loop.toml": "gone.toml: no such file", "dir": "not a regular file", "fifo": "not a regular file"} {
 		if _, err := Containerd(filepath.Join(dir, path)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("containerd, %s: %v, want %q", path, err, want)
 		}
 	}
-	if _, err := CRIO(filepath.Join(dir, "gone")); err == nil || !strings.Contains(err.Error(), "no such file") {
+	if _, err := CRIO(filepath.Join(dir, "gone")); err == nil || !strings.Contains(err.Error(), "gone: it should be a directory with crio.conf") {
 		t.Errorf("CRI-O, no directory: %v", err)
 	}
 	if _, err := CRIO(dir); err == nil || !strings.Contains(err.Error(), "larger than") {

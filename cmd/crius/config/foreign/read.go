@@ -16,6 +16,18 @@ const (
 	maxFiles = 256
 )
 
+// absentError says that there is no configuration, and what was looked for.
+type absentError struct {
+	of, path, what string
+	err            error
+}
+
+func (e *absentError) Error() string {
+	return fmt.Sprintf("no configuration of %s at %s: it should be %s; if it is elsewhere, give its path as the argument", e.of, e.path, e.what)
+}
+
+func (e *absentError) Unwrap() error { return e.err }
+
 // reader reads the files of one configuration.
 type reader struct{ files []string }
 
