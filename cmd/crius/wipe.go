@@ -49,7 +49,10 @@ func (p *program) wipeCommand() *cobra.Command {
 		}
 		ask := question(cmd.InOrStdin(), cmd.OutOrStdout())
 		if yes {
-			ask = func(string) error { return nil }
+			ask = func(about string) error {
+				_, err := io.WriteString(cmd.OutOrStdout(), about)
+				return err
+			}
 		}
 		return wipe(cmd.Context(), loaded.Config, wiping{keepImages, ask, cmd.OutOrStdout()})
 	}
@@ -126,7 +129,7 @@ func gone(h control.Holdings, keepImages bool) string {
 func loss(cfg config.Config, h control.Holdings, keepImages bool) string {
 	mib := func(bytes uint64) float64 { return float64(bytes) / (1 << 20) }
 	var b strings.Builder
-	fmt.Fprintf(&b, "This removes from the node:\n  pods        %d\n  containers  %d, killed if they run", h.Pods, h.Containers)
+	fmt.Fprintf(&b, "This removes from the node:\n  pods        %d\n  containers  %d, of which %d run and are killed", h.Pods, h.Containers, liveContainers(cfg.RunRoot))
 	if h.ContainerBytes > 0 {
 		fmt.Fprintf(&b, "; %.1f MiB in writable layers", mib(h.ContainerBytes))
 	}
