@@ -77,6 +77,9 @@ func TestImportOfCrioDefaults(t *testing.T) {
 		h.Path, h.MinMemory = "/usr/libexec/crio/crun", 12<<20
 	}))
 	equal(t, "criu", c.Runtime.Criu, "criu")
+	if strings.Contains(text, "unknown to crius") {
+		t.Errorf("CRI-O's own keys are called unknown in\n%s", text)
+	}
 	if n := strings.Count(text, "crio.conf:"); n < 50 {
 		t.Errorf("only %d lines of the file are named", n)
 	}

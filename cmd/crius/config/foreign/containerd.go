@@ -30,7 +30,7 @@ func Containerd(file string) (*Import, error) {
 	c.out.Files = files
 	c.plain(containerdRules, c.containerdKeys)
 	d := containerdConversion{c, version}
-	for _, joint := range []func(){d.socket, d.streams, d.pinned, d.apparmor, d.unprivileged, d.capabilities, d.plugins, d.tracing, d.disabled, d.verifiers, d.old, d.runtimes} {
+	for _, joint := range []func(){d.socket, d.streams, d.pinned, d.apparmor, d.unprivileged, d.capabilities, d.plugins, d.tracing, d.pulls, d.keys, d.disabled, d.verifiers, d.old, d.runtimes} {
 		joint()
 	}
 	c.out.Differ = append(c.out.Differ, "images: crius does not use containerd's image store; images are pulled again")
@@ -289,6 +289,50 @@ func (c containerdConversion) tracing() {
 	c.set("tracing.protocol", cmp.Or(c.text(protocol...), "http/protobuf"), c.from(protocol), "")
 }
 
+// pulls imports what both the CRI plugin for images and the transfer service have. The CRI plugin's
+// values count unless they are the defaults, which containerd config default writes into both tables.
+func (c containerdConversion) pulls() {
+	transfer := []string{"plugins", "io.containerd.transfer.v1.local"}
+	path, at := c.criText("registry", "config_path")
+	if other := append(slices.Clone(transfer), "config_path"); path == "" && c.text(other...) != "" {
+		path, at = c.text(other...), other
+	}
+	if _, set := c.top.leaf(at...); set {
+		dirs := slices.DeleteFunc(filepath.SplitList(path), func(dir string) bool { return dir == "" })
+		c.set("image.hosts_dirs", dirs, c.from(at), "")
+	}
+	const usual = 3
+	_, at = c.cri("max_concurrent_downloads")
+	n, set := typed[int64](c.conversion, at)
+	other := append(slices.Clone(transfer), "max_concurrent_downloads")
+	if m, also := typed[int64](c.conversion, other); also && (!set || n == usual) {
+		n, set, at = m, true, other
+	}
+	if set {
+		c.set("image.parallel_layers", n, c.from(at), "")
+	}
+}
+
+// keys has crius decrypt images with the keys that the stream processors of ocicrypt use. It remarks on
+// other processors.
+func (c containerdConversion) keys() {
+	table := c.top.table("stream_processors")
+	if table == nil {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(table.tables)) {
+		l, _ := table.leaf(name, "args")
+		args, _ := textsOf(l.value)
+		at := slices.Index(args, "--decryption-keys-path") + 1
+		if !strings.HasPrefix(name, "io.containerd.ocicrypt.") || at == 0 || at == len(args) {
+			of := table.tables[name].asLeaf()
+			c.remark(keyOf([]string{"stream_processors", name}), of, notEncrypted)
+			continue
+		}
+		c.set("image.decryption_keys_path", args[at], l.place+" "+keyOf([]string{"stream_processors", name, "args"}), "")
+	}
+}
+
 // disabledPlugins lists the plugins that containerd does not load.
 func (c containerdConversion) disabledPlugins() []string {
 	l, set := c.top.leaf("disabled_plugins")
@@ -321,23 +365,30 @@ func (c containerdConversion) verifiers() {
 		dir = "/opt/containerd/image-verifier/bin" // containerd's default
 	}
 	most := []string{"plugins", verifierPlugin, "max_verifiers"}
-	if n, set := typed[int64](c.conversion, most); set && n == 0 || slices.Contains(c.disabledPlugins(), verifierPlugin) {
+	n, limited := typed[int64](c.conversion, most)
+	if limited && n != 0 {
+		c.out.Builtin = append(c.out.Builtin, keyOf(most)+": crius asks all programs in image.verifiers_dir")
+	}
+	if limited && n == 0 || slices.Contains(c.disabledPlugins(), verifierPlugin) {
 		return // it asks none
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) == 0 {
+		if _, set := c.top.leaf(path...); set {
+			c.out.Unused = append(c.out.Unused, keyOf(path)+": there are no programs in it, and containerd accepts every image; with image.verifiers_dir, crius would accept none")
+		}
 		return
 	}
-	c.set("image.verifiers_dir", dir, c.from(path), "all programs in it are asked, whatever max_verifiers says")
+	c.set("image.verifiers_dir", dir, c.from(path), "")
 	c.set("image.verifiers_at_pull_only", true, c.from(path), "as containerd; without this line they are asked when an image is run as well")
 }
 
 // old remarks on two old tables of runtimes without a name.
 func (c containerdConversion) old() {
 	for _, key := range []string{"default_runtime", "untrusted_workload_runtime"} {
-		at := []string{"plugins", "io.containerd.grpc.v1.cri", "containerd", key, "runtime_type"}
-		if l, _ := c.top.leaf(at...); l.value != nil && l.value != "" {
+		at := []string{"plugins", "io.containerd.grpc.v1.cri", "containerd", key}
+		if kind, _ := c.top.leaf(append(slices.Clone(at), "runtime_type")...); kind.value != nil && kind.value != "" {
 			rule := c.rules["plugins.cri.containerd."+key]
-			c.remark(keyOf(at), l, rule.why)
+			c.remark(keyOf(at), leaf{c.top.table(at...).asLeaf().value, kind.place}, rule.why)
 			c.lastRestricts(rule.restricts)
 		}
 	}

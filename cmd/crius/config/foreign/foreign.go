@@ -129,7 +129,7 @@ func (c *conversion) plain(rules []rule, visit func(func(found))) {
 		set[f.general] = true
 		if !known {
 			c.remark(f.key, f.leaf, "unknown to crius; if "+c.out.Of+" does not know this key either, it has no effect there")
-			c.lastRestricts(restrictiveTable(f.general))
+			c.lastRestricts(mayRestrict(f.general))
 			return
 		}
 		c.follow(r, f)
@@ -179,9 +179,10 @@ func (c *conversion) follow(r rule, f found) {
 	}
 }
 
-// restrictiveTable reports whether a key that is unknown belongs to a table in which keys restrict.
-func restrictiveTable(key string) bool {
-	return strings.Contains(key, "validator") || strings.Contains(key, "verifier")
+// mayRestrict reports whether the name of an unknown key, or of its table, suggests that it restricts.
+func mayRestrict(key string) bool {
+	return slices.ContainsFunc([]string{"validator", "verifier", "verify", "allow", "deny", "reject", "restrict", "policy", "seccomp", "apparmor", "selinux", "tls"},
+		func(word string) bool { return strings.Contains(strings.ToLower(key), word) })
 }
 
 // lastRestricts notes whether the key of the last remark restricts.

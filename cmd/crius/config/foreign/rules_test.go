@@ -1,6 +1,7 @@
 package foreign
 
 import (
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -10,151 +11,141 @@ import (
 	"testing"
 )
 
-// crioKeyNames are the keys of crio.conf(5), by table.
-var crioKeyNames = map[string]string{
-	"crio": "root runroot storage_driver storage_option log_dir version_file version_file_persist imagestore internal_wipe " +
-		"internal_repair clean_shutdown_file",
-	"crio.api": "listen stream_address stream_port stream_enable_tls stream_idle_timeout stream_tls_cert stream_tls_key " +
-		"stream_tls_ca tls_min_version tls_cipher_suites grpc_max_send_msg_size grpc_max_recv_msg_size",
-	"crio.runtime": "default_runtime default_ulimits no_pivot decryption_keys_path additional_artifact_stores conmon conmon_cgroup " +
-		"conmon_env default_env min_injected_gomaxprocs selinux seccomp_profile privileged_seccomp_profile apparmor_profile " +
-		"blockio_config_file blockio_reload cdi_spec_dirs irqbalance_config_file irqbalance_config_restore_file rdt_config_file " +
-		"cgroup_manager default_capabilities add_inheritable_capabilities default_sysctls allowed_devices additional_devices " +
-		"hooks_dir default_mounts default_mounts_file pids_limit log_filter log_level log_size_max log_to_journald " +
-		"container_exits_dir container_attach_socket_dir bind_mount_prefix read_only uid_mappings minimum_mappable_uid " +
-		"gid_mappings minimum_mappable_gid ctr_stop_timeout drop_infra_ctr infra_ctr_cpuset shared_cpuset namespaces_dir " +
-		"pinns_path absent_mount_sources_to_reject device_ownership_from_security_context enable_criu_support " +
-		"enable_pod_events hostnetwork_disable_selinux disable_hostport_mapping timezone",
-	"crio.runtime.runtimes.NAME": "runtime_path runtime_root runtime_type inherit_default_runtime runtime_config_path " +
-		"privileged_without_host_devices allowed_annotations container_min_memory platform_runtime_paths no_sync_log " +
-		"default_annotations stream_websockets seccomp_profile container_create_timeout",
-	"crio.runtime.workloads.NAME":           "activation_annotation annotation_prefix allowed_annotations",
-	"crio.runtime.workloads.NAME.resources": "cpushares cpuquota cpuperiod cpuset cpulimit",
-	"crio.checkpoint":                       "container_level",
-	"crio.image": "default_transport global_auth_file pause_image pause_image_auth_file pause_command pinned_images " +
-		"signature_policy signature_policy_dir image_volumes big_files_temporary_dir separate_pull_cgroup " +
-		"auto_reload_registries pull_progress_timeout oci_artifact_mount_support short_name_mode",
-	"crio.network": "cni_default_network network_dir plugin_dirs cni_status_grace_period",
-	"crio.metrics": "enable_metrics metrics_collectors metrics_host metrics_port metrics_socket metrics_cert metrics_key",
-	"crio.tracing": "enable_tracing tracing_endpoint tracing_sampling_rate_per_million",
-	"crio.stats":   "stats_collection_period collection_period included_pod_metrics",
-	"crio.nri": "enable_nri nri_listen nri_plugin_dir nri_plugin_config_dir nri_disable_connections " +
-		"nri_plugin_registration_timeout nri_plugin_request_timeout",
-	"crio.nri.default_validator": "nri_enable_default_validator nri_validator_reject_oci_hook_adjustment " +
-		"nri_validator_reject_runtime_default_seccomp_adjustment nri_validator_reject_unconfined_seccomp_adjustment " +
-		"nri_validator_reject_custom_seccomp_adjustment nri_validator_reject_namespace_adjustment " +
-		"nri_validator_reject_sysctl_adjustment nri_validator_required_plugins nri_validator_tolerate_missing_plugins_annotation",
-	"crio.checkpoint_restore": "container_level_enabled",
-}
+// line is a key in a file of testdata/keys, with a value that is not the default.
+type line struct{ key, value, versions string }
 
-// crioOtherNames are keys that are missing in the manual page: those of older versions, of
-// installers, and undocumented ones.
-var crioOtherNames = map[string]string{
-	"crio":     "file_locking file_locking_path",
-	"crio.api": "host_ip",
-	"crio.runtime": "seccomp_use_default_when_empty separate_pull_cgroup manage_ns_lifecycle " +
-		"manage_network_ns_lifecycle",
-	"crio.runtime.runtimes.NAME":  "monitor_path monitor_cgroup monitor_exec_cgroup monitor_env runtime_pull_image exec_cpu_affinity",
-	"crio.runtime.workloads.NAME": "disallowed_annotations",
-	"crio.image":                  "namespaced_auth_dir insecure_registries registries",
-	"crio.network":                "plugin_dir",
-}
-
-func namesOf(tables map[string]string) (keys []string) {
-	for table, names := range tables {
-		for _, name := range strings.Fields(names) {
-			keys = append(keys, table+"."+name)
-		}
-	}
-	slices.Sort(keys)
-	return keys
-}
-
-func TestEveryKeyOfCrioHasOneRule(t *testing.T) {
-	documented := namesOf(crioKeyNames)
-	if len(documented) < 127 {
-		t.Errorf("only %d keys are listed", len(documented))
-	}
-	wanted := append(slices.Clone(documented), namesOf(crioOtherNames)...)
-	slices.Sort(wanted)
-	var have []string
-	for _, r := range crioRules {
-		have = append(have, r.key)
-	}
-	slices.Sort(have)
-	if !slices.Equal(wanted, have) {
-		for _, key := range wanted {
-			if !slices.Contains(have, key) {
-				t.Errorf("%s has no rule", key)
-			}
-		}
-		for i, key := range have {
-			if !slices.Contains(wanted, key) {
-				t.Errorf("%s is not a key of CRI-O", key)
-			}
-			if i > 0 && have[i-1] == key {
-				t.Errorf("%s has two rules", key)
-			}
-		}
-	}
-	// The file with all defaults contains each of them.
-	files, err := below("../testdata/crio-defaults")
-	if err != nil {
-		t.Fatal(err)
-	}
-	top, _, err := crioFiles(files)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var set []string
-	newConversion(crio, top, crioRules).crioKeys(func(f found) { set = append(set, f.general) })
-	slices.Sort(set)
-	for _, key := range documented {
-		if !slices.Contains(set, key) {
-			t.Errorf("%s is not in the file of all defaults", key)
-		}
-	}
-}
-
-// keysIn returns the keys in a file of testdata/keys, without their versions.
-func keysIn(t *testing.T, file string) (keys []string) {
+// linesIn returns the lines of a file of testdata/keys.
+func linesIn(t *testing.T, file string) (lines []line) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata/keys", file))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for line := range strings.Lines(string(text)) {
-		if key, _, _ := strings.Cut(strings.TrimSpace(line), " "); key != "" && key != "#" {
-			keys = append(keys, key)
+	for text := range strings.Lines(string(text)) {
+		key, rest, is := strings.Cut(strings.TrimSpace(text), " = ")
+		if !is || strings.HasPrefix(text, "#") {
+			continue
 		}
+		value, versions, _ := strings.Cut(rest, " # ")
+		lines = append(lines, line{key, value, versions})
 	}
-	return keys
+	return lines
 }
 
-// Nothing that a version of the programs reads is unknown, as their sources say.
-func TestEveryKeyThatIsReadHasARule(t *testing.T) {
+// in reports whether a version reads the key.
+func (l line) in(version string) bool {
+	first, last, isRange := strings.Cut(l.versions, "-")
+	return version == first || isRange && first <= version && version <= last
+}
+
+func document(lines []line) string {
+	var b strings.Builder
+	for _, l := range lines {
+		b.WriteString(l.key + " = " + l.value + "\n")
+	}
+	return b.String()
+}
+
+// general returns the key in the rules of a key in testdata/keys.
+func (l line) general(of func(path []string) (string, string)) string {
+	path := strings.Split(l.key, ".")
+	if before, rest, quoted := strings.Cut(l.key, `."`); quoted {
+		id, after, _ := strings.Cut(rest, `".`)
+		path = append([]string{before, id}, strings.Split(after, ".")...)
+	}
+	key, _ := of(path)
+	return key
+}
+
+func TestEveryKeyOfCrioHasOneRule(t *testing.T) {
 	t.Parallel()
-	covered := func(rules []rule, general string) bool {
-		return slices.ContainsFunc(rules, func(r rule) bool { return r.key == general || strings.HasPrefix(general, r.key+".") })
+	var wanted, have []string
+	for _, l := range linesIn(t, "crio.txt") {
+		wanted = append(wanted, l.general(generalCRIO))
 	}
-	crios, containerds := keysIn(t, "crio.txt"), keysIn(t, "containerd.txt")
-	if len(crios) < 100 || len(containerds) < 190 {
-		t.Errorf("only %d and %d keys are listed", len(crios), len(containerds))
+	if len(wanted) < 150 {
+		t.Errorf("only %d keys are listed", len(wanted))
 	}
-	for _, key := range crios {
-		if general, _ := generalCRIO(strings.Split(key, ".")); !covered(crioRules, general) {
-			t.Errorf("CRI-O's %s has no rule", key)
+	for _, r := range crioRules {
+		have = append(have, r.key)
+	}
+	for _, key := range wanted {
+		if !slices.Contains(have, key) {
+			t.Errorf("%s has no rule", key)
 		}
 	}
-	for _, key := range containerds {
-		path := strings.Split(key, ".")
-		if before, rest, quoted := strings.Cut(key, `."`); quoted {
-			id, after, _ := strings.Cut(rest, `".`)
-			path = append([]string{before, id}, strings.Split(after, ".")...)
+	for _, key := range have {
+		if !slices.Contains(wanted, key) {
+			t.Errorf("%s is not a key of CRI-O", key)
 		}
-		if general, _ := generalContainerd(path); !covered(containerdRules, general) {
-			t.Errorf("containerd's %s has no rule", key)
+	}
+}
+
+// wantEachToCount fails for keys that change nothing and of which nothing is said, and for those of which
+// the import says only that it does not know them.
+func wantEachToCount(t *testing.T, lines []line, read func(text string) (*Import, error)) {
+	t.Helper()
+	all, err := read(document(lines))
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := slices.Concat(all.Builtin, all.Unused)
+	for _, r := range all.Remarks {
+		said = append(said, r.Key)
+		if strings.Contains(r.Text, "unknown") {
+			t.Errorf("%s: %s", r.Key, r.Text)
 		}
+	}
+	none, err := read("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, l := range lines {
+		if slices.ContainsFunc(said, l.isNamedBy) {
+			continue
+		}
+		without, err := read(document(slices.Concat(lines[:i:i], lines[i+1:])))
+		if err != nil || !sameSettings(all, without) { // an error: the others need it
+			continue
+		}
+		if alone, err := read(document(lines[i : i+1])); err != nil || sameSettings(none, alone) {
+			t.Errorf("%s = %s is lost without a word", l.key, l.value)
+		}
+	}
+}
+
+// isNamedBy reports whether what an import says of a key, which may be that of a table, is about l.
+func (l line) isNamedBy(said string) bool {
+	said, _, _ = strings.Cut(said, ": ")
+	return said == l.key || strings.HasPrefix(said, l.key+".") || strings.HasPrefix(l.key, said+".")
+}
+
+func sameSettings(a, b *Import) bool {
+	return slices.EqualFunc(a.Settings, b.Settings, func(a, b Setting) bool { return a.Key == b.Key && Format(a.Value) == Format(b.Value) })
+}
+
+func TestNoKeyOfCrioIsLostWithoutAWord(t *testing.T) {
+	t.Parallel()
+	wantEachToCount(t, linesIn(t, "crio.txt"), func(text string) (*Import, error) {
+		return CRIO(etc(t, map[string]string{"crio.conf": text}))
+	})
+}
+
+func TestNoKeyOfContainerdIsLostWithoutAWord(t *testing.T) {
+	t.Parallel()
+	all := linesIn(t, "containerd.txt")
+	if len(all) < 280 {
+		t.Errorf("only %d keys are listed", len(all))
+	}
+	for version, format := range map[string]int{"1.7": 2, "2.0": 3, "2.1": 3, "2.2": 3, "2.3": 4, "2.4": 4} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			lines := slices.DeleteFunc(slices.Clone(all), func(l line) bool { return !l.in(version) })
+			wantEachToCount(t, lines, func(text string) (*Import, error) {
+				dir := etc(t, map[string]string{"c.toml": fmt.Sprintf("version = %d\n%s", format, text)})
+				return Containerd(filepath.Join(dir, "c.toml"))
+			})
+		})
 	}
 }
 

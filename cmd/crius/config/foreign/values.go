@@ -83,15 +83,6 @@ func textsOf(value any) ([]string, error) {
 	return list, nil
 }
 
-// searchPath accepts directories separated by colons.
-func searchPath(value any) (any, error) {
-	text, ok := value.(string)
-	if !ok {
-		return nil, fmt.Errorf("must be of type string, got %s", Format(value))
-	}
-	return slices.DeleteFunc(filepath.SplitList(text), func(dir string) bool { return dir == "" }), nil
-}
-
 // sysctls accepts "key = value" as well as "key=value".
 func sysctls(value any) (any, error) {
 	list, err := textsOf(value)
