@@ -2,6 +2,8 @@ package spec
 
 import (
 	"errors"
+	"path"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -45,6 +47,48 @@ func TestCgroupsPathOfCrio(t *testing.T) {
 		}
 		if dir, err := CgroupfsPath(driver, path); err != nil || dir != want[2] {
 			t.Errorf("%s: lies at %s, %v", driver, dir, err)
+		}
+	}
+}
+
+// How agents get the id of a container from the path of its cgroup, as their code says.
+var agents = map[string]func(cgroup string) (id string){
+	// Falco: what stands between a prefix and a suffix of its list, at the end, if it has 64 digits.
+	"Falco": func(cgroup string) string {
+		for _, form := range [][2]string{{"/", ""}, {"/crio-", ""}, {"/cri-containerd-", ".scope"}, {"/crio-", ".scope"}, {":cri-containerd:", ""}, {"/docker-", ".scope"}} {
+			at := strings.LastIndex(cgroup, form[0])
+			id, is := strings.CutSuffix(cgroup[max(at, 0):], form[1])
+			if id = strings.TrimPrefix(id, form[0]); at >= 0 && is && len(id) == 64 {
+				return id
+			}
+		}
+		return ""
+	},
+	// Datadog's agent: 64 digits anywhere in the last name.
+	"Datadog": func(cgroup string) string { return regexp.MustCompile("[0-9a-f]{64}").FindString(path.Base(cgroup)) },
+}
+
+func TestAgentsFindContainersByTheirCgroups(t *testing.T) {
+	t.Parallel()
+	id := strings.Repeat("0123456789abcdef", 4)
+	for prefix, finds := range map[string]map[string]bool{
+		CgroupPrefix: {"Falco": false, "Datadog": true}, // docs/installers.md says what Falco needs
+		CrioPrefix:   {"Falco": true, "Datadog": true},
+	} {
+		for driver, parent := range map[string]string{Cgroupfs: "/kubepods/burstable/pod1", Systemd: "kubepods-burstable-pod1.slice"} {
+			of, err := CgroupsPath(driver, prefix, parent, id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cgroup, err := CgroupfsPath(driver, of)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for agent, find := range agents {
+				if got := find(cgroup); finds[agent] != (got == id) {
+					t.Errorf("%s finds %q in %s", agent, got, cgroup)
+				}
+			}
 		}
 	}
 }
