@@ -118,6 +118,12 @@ func (o *Options) projects() *quota.Projects {
 	return quota.In(o.containersDir(), o.limits(&o.Config))
 }
 
+// CheckLayerSizes says why a container cannot have a limit of its writable layer. The error is
+// fault.Precondition.
+func (o *Options) CheckLayerSizes() error {
+	return o.projects().With(quota.Limits{Bytes: 1}).Check()
+}
+
 // limits returns the limits of new writable layers.
 func (o *Options) limits(c *Config) quota.Limits {
 	return quota.Limits{Bytes: cmp.Or(uint64(c.WritableSize), o.ofLibrary.Bytes), Inodes: cmp.Or(uint64(c.WritableInodes), o.ofLibrary.Inodes)}

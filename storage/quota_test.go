@@ -51,12 +51,18 @@ func TestWritableLayerQuota(t *testing.T) {
 		return func(o *Options) { o.StateDir, o.WritableSize = filepath.Join(dir, "state"), limit }
 	}
 	if dir, ok := ext4(t, "quota,project", "prjquota"); ok {
+		if err := (&Options{StateDir: dir}).CheckLayerSizes(); err != nil {
+			t.Errorf("a disk with project quotas: %v", err)
+		}
 		testQuota(t, newNode(t, limited(dir)), limit)
 		return
 	}
 	dir, ok := ext4(t, "^has_journal")
 	if !ok {
 		t.Fatal("cannot mount an ext4 file system at all")
+	}
+	if err := (&Options{StateDir: dir}).CheckLayerSizes(); !errors.Is(err, fault.Precondition) {
+		t.Errorf("a disk without project quotas: %v", err)
 	}
 	n := newNode(t, func(o *Options) { o.StateDir = filepath.Join(dir, "unlimited") })
 	asking := n.rootfs("asking", n.pull(serve(t, "app", "1", motd(t, "x")).Addr()+"/app:1").ID)

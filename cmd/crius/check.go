@@ -64,6 +64,7 @@ func (n *node) checks() []check {
 		{"hooks", n.checkHooks},
 		{"resource classes", n.checkClasses},
 		{"storage", n.checkStorage},
+		{"layer sizes", n.checkLayerSizes},
 		{"pulls", checkUnpacker},
 		{"registries", n.checkRegistries},
 		{"other runtimes", n.checkForeign},

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/annotation"
 	"github.com/crius-run/crius/oci/criu"
 	"github.com/crius-run/crius/storage"
 	"github.com/crius-run/crius/storage/registry/hosts"
@@ -133,6 +135,31 @@ func (n *node) checkStorage(ctx context.Context) []finding {
 		return []finding{fail("", "%v", err)}
 	}
 	return []finding{ok("the image store is writable")}
+}
+
+// checkLayerSizes asks whether the disk can limit writable layers, if annotations of pods may.
+func (n *node) checkLayerSizes(context.Context) []finding {
+	runtime := n.config.Config.Runtime
+	var who []string
+	for _, name := range slices.Sorted(maps.Keys(runtime.Handlers)) {
+		h := runtime.Handlers[name]
+		if annotation.AllowsLayerSize(h.AllowedAnnotations) || slices.Contains(h.AllowedContainerAnnotations, annotation.LayerSizeKey) {
+			who = append(who, "handler "+name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(runtime.Workloads)) {
+		if annotation.AllowsLayerSize(runtime.Workloads[name].Allowed) {
+			who = append(who, "workload "+name)
+		}
+	}
+	if len(who) == 0 {
+		return nil
+	}
+	options := imageOptions(n.config.Config)
+	if err := options.CheckLayerSizes(); err != nil {
+		return []finding{warn("", "containers of %s that ask for a size of their writable layer by annotation are refused: %s", strings.Join(who, ", "), fault.Text(err))}
+	}
+	return []finding{ok("containers of %s may ask for a size of their writable layer by annotation", strings.Join(who, ", "))}
 }
 
 // checkUnpacker starts the program that unpacks images.

@@ -436,6 +436,33 @@ func TestCheckStorageWantsAPolicy(t *testing.T) {
 	want(t, n.checkStorage(context.Background()), "signature policy", statusFail)
 }
 
+// /proc has no project quotas.
+func TestCheckSaysThatLayerSizesAreRefused(t *testing.T) {
+	t.Parallel()
+	const (
+		root     = "root = '/proc/crius'\n"
+		handler  = "[runtime.handlers.runc]\n"
+		workload = "[runtime.workloads.small]\nactivation_annotation = 'small'\n"
+	)
+	for text, who := range map[string]string{
+		root + handler + "allowed_annotations = ['writable-layer-size.crius.run']":             "handler runc",
+		root + handler + "allowed_annotations = ['containerd.io/snapshot/max-size']":           "handler runc",
+		root + handler + "allowed_container_annotations = ['containerd.io/snapshot/max-size']": "handler runc",
+		root + workload + "allowed_annotations = ['writable-layer-size.crius.run']":            "workload small",
+		root + handler + "allowed_annotations = ['shm-size.crio.io', 'containerd.io/*/*']":     "",
+	} {
+		found := testNode(t, text, nil).checkLayerSizes(t.Context())
+		if who == "" {
+			if len(found) > 0 {
+				t.Errorf("%s: %+v", text, found)
+			}
+			continue
+		}
+		want(t, found, "containers of "+who+" that ask for a size of their writable layer by annotation are refused", statusWarn)
+		want(t, found, "the proc file system mounted at /proc has no project quotas", statusWarn)
+	}
+}
+
 func TestCheckUnpacker(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("PATH", dir)

@@ -22,6 +22,10 @@ const (
 // of the pod or of the container.
 const LayerSizeKey = "containerd.io/snapshot/max-size"
 
+// AllowsLayerSize reports whether allowed annotations include a request for a limit of the writable
+// layer.
+func AllowsLayerSize(allowed []string) bool { return allowsAsked(allowed, askLayerSize) }
+
 // The least size of a writable layer is that of image.writable_layer_size. The largest is more than
 // any disk has: quotas of larger sizes would overflow in the kernel.
 const (
