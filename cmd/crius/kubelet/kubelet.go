@@ -31,6 +31,7 @@ var (
 	driverFlag   = regexp.MustCompile(`--cgroup-driver[= ]["']?([^\s"']+)`)
 	driverKey    = regexp.MustCompile(`(?m)^cgroupDriver:\s*["']?([^\s"'#]+)`)
 	configDir    = regexp.MustCompile(`--config-dir[= ]["']?([^\s"']+)`)
+	crictlKey    = regexp.MustCompile(`(?m)^runtime-endpoint:\s*["']?([^\s"'#]+)`)
 	statsKey     = regexp.MustCompile(`(?m)^[^#\n]*[\s{,]PodAndContainerStatsFromCRI:\s*(true|false)\b`)
 )
 
@@ -46,6 +47,22 @@ func NoPodNames() diagnosis.Finding {
 // Endpoint returns the kubelet's runtime endpoint, such as unix:///run/crius/crius.sock.
 // The node's files are below root.
 func Endpoint(root string) Setting { return find(root, endpointFlag, endpointKey) }
+
+// InstanceEndpoint returns the endpoint that kubeadm 1.34 and later write into the kubelet's
+// configuration at each upgrade.
+func InstanceEndpoint(root string) Setting {
+	return findIn(root, "/var/lib/kubelet/instance-config.yaml", endpointKey)
+}
+
+// CrictlEndpoint returns the endpoint of crictl, which asks the same runtime as the kubelet.
+func CrictlEndpoint(root string) Setting { return findIn(root, "/etc/crictl.yaml", crictlKey) }
+
+func findIn(root, file string, key *regexp.Regexp) Setting {
+	if m := key.FindStringSubmatch(read(root, file)); m != nil {
+		return Setting{m[1], file}
+	}
+	return Setting{}
+}
 
 // CgroupDriver returns systemd or cgroupfs. Newer kubelets ask their runtime first.
 func CgroupDriver(root string) Setting { return find(root, driverFlag, driverKey) }
@@ -63,8 +80,8 @@ func find(root string, flag, key *regexp.Regexp) Setting {
 
 func findFlag(root string, flag *regexp.Regexp) Setting {
 	for _, file := range flagFiles {
-		if m := flag.FindStringSubmatch(read(root, file)); m != nil {
-			return Setting{m[1], file}
+		if s := findIn(root, file, flag); s != (Setting{}) {
+			return s
 		}
 	}
 	return Setting{}
@@ -73,8 +90,8 @@ func findFlag(root string, flag *regexp.Regexp) Setting {
 // findKey finds the last file that has the key.
 func findKey(root string, key *regexp.Regexp) (found Setting) {
 	for _, file := range configFiles(root) {
-		if m := key.FindStringSubmatch(read(root, file)); m != nil {
-			found = Setting{m[1], file}
+		if s := findIn(root, file, key); s != (Setting{}) {
+			found = s
 		}
 	}
 	return found

@@ -232,6 +232,19 @@ func (c *comparison) kubelet(context.Context) []diagnosis.Finding {
 		findings = append(findings, diagnosis.Fail(fmt.Sprintf("set it to unix://%s with the switch", api.Listen),
 			"its runtime endpoint is %s (%s), where crius does not listen: no pod starts", endpoint.Value, endpoint.File))
 	}
+	for _, other := range []struct {
+		kubelet.Setting
+		uses string
+	}{
+		{kubelet.InstanceEndpoint(c.root), "kubeadm's next upgrade has the kubelet use"},
+		{kubelet.CrictlEndpoint(c.root), "crictl uses"},
+	} {
+		socket := strings.TrimPrefix(other.Value, "unix://")
+		if other.Value != "" && !sameSocket(socket, api.Listen) && (api.CrioSocket == "" || !sameSocket(socket, api.CrioSocket)) {
+			findings = append(findings, diagnosis.Warn(fmt.Sprintf("set it to unix://%s with the switch", api.Listen),
+				"%s %s (%s), where crius does not listen", other.uses, other.Value, other.File))
+		}
+	}
 	if api.CrioSocket == "" && !kubelet.StatsFromCRI(c.root) {
 		findings = append(findings, kubelet.NoPodNames())
 	}

@@ -89,6 +89,7 @@ const (
 
 var kubeletHere = map[string]string{
 	"var/lib/kubelet/config.yaml": "cgroupDriver: systemd\ncontainerRuntimeEndpoint: unix:///run/crius/crius.sock\n",
+	"etc/crictl.yaml":             "runtime-endpoint: unix:///var/run/crio/crio.sock\n",
 }
 
 // On a prepared node nothing is left to do.
@@ -126,6 +127,10 @@ func TestSwitchFindsDifferences(t *testing.T) {
 			word: "where crius does not listen", want: diagnosis.StatusFail, do: "set it to unix:///run/crius/crius.sock with the switch"},
 		"the endpoint of CRI-O": {files: map[string]string{"var/lib/kubelet/config.yaml": "containerRuntimeEndpoint: unix:///var/run/crio/crio.sock\n"},
 			word: "where crius answers for api.crio_socket", want: diagnosis.StatusWarn},
+		"the endpoint of crictl": {files: map[string]string{"etc/crictl.yaml": "image-endpoint: unix:///x\nruntime-endpoint: \"unix:///run/containerd/containerd.sock\"\n"},
+			word: "crictl uses unix:///run/containerd/containerd.sock (/etc/crictl.yaml), where crius does not listen", want: diagnosis.StatusWarn, do: "set it to unix:///run/crius/crius.sock with the switch"},
+		"the endpoint of kubeadm": {files: map[string]string{"var/lib/kubelet/instance-config.yaml": "containerRuntimeEndpoint: unix:///run/containerd/containerd.sock\n"},
+			word: "kubeadm's next upgrade has the kubelet use unix:///run/containerd/containerd.sock (/var/lib/kubelet/instance-config.yaml)", want: diagnosis.StatusWarn},
 		"no kubelet":        {files: map[string]string{}, word: "do not say where it looks", want: diagnosis.StatusWarn},
 		"a file":            {crius: "image.auth_file = '/nonexistent/auth.json'\n", word: "image.auth_file: /nonexistent/auth.json does not exist", want: diagnosis.StatusWarn},
 		"metrics of pods":   {crius: "api.crio_socket = ''\n", word: "lack pod names", want: diagnosis.StatusWarn},

@@ -22,11 +22,14 @@ const oldest, newest = 2, 4
 // Containerd reads the configuration of containerd from file, /etc/containerd/config.toml
 // on a node, and the files that it imports. Tables merge, and later files win.
 func Containerd(file string) (*Import, error) {
-	top, files, version, err := containerdFiles(file)
+	top, ignored, files, version, err := containerdFiles(file)
 	if err != nil {
 		return nil, err
 	}
 	c := newConversion(containerd, top, containerdRules)
+	for _, f := range ignored {
+		c.remark(f.key, f.leaf, "containerd ignores this key here since version 3 of its configuration: it belongs to io.containerd.cri.v1.runtime or io.containerd.cri.v1.images")
+	}
 	c.out.Files = files
 	c.plain(containerdRules, c.containerdKeys)
 	d := containerdConversion{c, version}
@@ -38,7 +41,7 @@ func Containerd(file string) (*Import, error) {
 	return c.out, errors.Join(c.problems...)
 }
 
-func containerdFiles(file string) (top *table, files []string, version int64, err error) {
+func containerdFiles(file string) (top *table, ignored []found, files []string, version int64, err error) {
 	var r reader
 	top = newTable()
 	for pending := []string{file}; len(pending) > 0; {
@@ -52,21 +55,44 @@ func containerdFiles(file string) (top *table, files []string, version int64, er
 			return nil, nil, 0, &absentError{containerd, path, "a file, as containerd config dump prints it", err}
 		}
 		if err != nil {
-			return nil, nil, 0, fmt.Errorf("read the configuration of containerd: %w", err)
+			return nil, nil, nil, 0, fmt.Errorf("read the configuration of containerd: %w", err)
 		}
 		if len(r.files) == 1 {
 			if version, err = versionOf(path, one); err != nil {
-				return nil, nil, 0, err
+				return nil, nil, nil, 0, err
 			}
 		}
 		more, err := imports(path, one)
 		if err != nil {
-			return nil, nil, 0, err
+			return nil, nil, nil, 0, err
 		}
 		pending = append(pending, more...)
+		ignored = append(ignored, takeIgnored(one)...)
 		top.overlay(one, func([]string) bool { return false })
 	}
-	return top, r.files, version, nil
+	return top, ignored, r.files, version, nil
+}
+
+// takeIgnored removes and returns the keys in a file that containerd ignores: from version 3 on, the
+// CRI plugin of version 2 has only those of its streams.
+func takeIgnored(file *table) (ignored []found) {
+	const old = "io.containerd.grpc.v1.cri"
+	l, _ := file.leaf("version")
+	plugin := file.table("plugins", old)
+	if version, _ := l.value.(int64); version < 3 || plugin == nil {
+		return nil
+	}
+	streams := func(name string) bool {
+		return strings.HasPrefix(name, "stream_") || slices.Contains([]string{"disable_tcp_service", "enable_tls_streaming", "x509_key_pair_streaming"}, name)
+	}
+	plugin.walk(func([]string) bool { return false }, func(path []string, l leaf) {
+		if !streams(path[0]) {
+			ignored = append(ignored, found{leaf: l, key: keyOf(append([]string{"plugins", old}, path...))})
+		}
+	})
+	maps.DeleteFunc(plugin.leaves, func(name string, _ leaf) bool { return !streams(name) })
+	maps.DeleteFunc(plugin.tables, func(name string, _ *table) bool { return !streams(name) })
+	return ignored
 }
 
 // versionOf returns the version of a file. It refuses versions with other plugin names.

@@ -97,6 +97,19 @@ func TestContainerdDecryptsImages(t *testing.T) {
 	}
 }
 
+// Since version 3, the CRI plugin's old table has only the keys of streams.
+func TestContainerdIgnoresKeysOfVersion2_containerd_10132(t *testing.T) {
+	t.Parallel()
+	const cri = "[plugins.'io.containerd.grpc.v1.cri'"
+	imp := containerdOf(t, "version = 3\n"+cri+"]\nenable_selinux = true\nstream_idle_timeout = '1h'\n"+cri+".registry]\nconfig_path = '/a'\n")
+	wantSettings(t, imp, map[string]string{"pod.selinux": "false", "image.hosts_dirs": "", "api.stream_idle_timeout": `"1h"`})
+	for _, key := range []string{"enable_selinux", "registry.config_path"} {
+		if !remarked(imp, `plugins."io.containerd.grpc.v1.cri".`+key) {
+			t.Errorf("nothing is said of %s", key)
+		}
+	}
+}
+
 func TestContainerdRemarks(t *testing.T) {
 	const cri = "[plugins.'io.containerd.grpc.v1.cri'"
 	imp := containerdOf(t, "version = 2\n"+cri+"]\nenable_tls_streaming = true\n"+

@@ -147,7 +147,7 @@ var crioRules = []rule{
 	{key: "crio.image.auto_reload_registries", verdict: builtin, why: "registries.conf and its drop-ins are read for every pull"},
 	{key: "crio.image.pull_progress_timeout", verdict: mapped, to: "image.progress_timeout", as: duration, differs: "a pull without progress is cancelled after 5m by crius; CRI-O's default depends on its version (image.progress_timeout)"},
 	{key: "crio.image.oci_artifact_mount_support", verdict: builtin, off: []any{true}, restricts: true, why: "OCI artifacts can always be mounted as image volumes"},
-	{key: "crio.image.short_name_mode", verdict: mapped, to: "image.short_name_mode", as: shortNames, unset: "enforcing", note: "CRI-O refuses ambiguous short names, whatever registries.conf says"},
+	{key: "crio.image.short_name_mode", verdict: mapped, to: "image.short_name_mode", as: shortNames, unset: "enforcing", note: "CRI-O refuses ambiguous short names since 1.34; earlier versions pulled from the first registry, which is \"disabled\" here"},
 
 	{key: "crio.network.cni_default_network", verdict: mapped, to: "network.default_network", as: as[string]},
 	{key: "crio.network.network_dir", verdict: mapped, to: "network.conf_dir", as: as[string]},

@@ -33,6 +33,18 @@ func TestCrioReports(t *testing.T) {
 			map[string]string{"crio.conf.d/99-kata": "[crio.runtime.runtimes.kata]\nruntime_path = '/opt/kata/bin/containerd-shim-kata-v2'\nruntime_type = 'vm'\n"},
 			map[string]string{"runtime.default_handler": `"crun"`, "runtime.handlers.kata.type": `"shim"`},
 		},
+		"harbor_helm_2249_short_names_as_before_1_34": {
+			map[string]string{"crio.conf": "[crio.image]\nshort_name_mode = 'disabled'\n"}, map[string]string{"image.short_name_mode": `"disabled"`},
+		},
+		"gpu_operator_1796_hook_in_place_of_a_handler": {
+			map[string]string{"crio.conf.d/99-nvidia.toml": "[crio]\n[crio.runtime]\nhooks_dir = ['/run/containers/oci/hooks.d', '/usr/share/containers/oci/hooks.d']\n"},
+			map[string]string{"runtime.hooks_dir": `["/run/containers/oci/hooks.d", "/usr/share/containers/oci/hooks.d"]`, "runtime.default_handler": `"crun"`},
+		},
+		"gpu_operator_984_crun_of_the_package_is_in_no_path": {
+			map[string]string{"crio.conf.d/10-crio.conf": "[crio.runtime.runtimes.crun]\nruntime_path = '/usr/libexec/crio/crun'\n",
+				"crio.conf.d/99-nvidia.conf": "[crio.runtime.runtimes.nvidia]\nruntime_path = '/usr/local/nvidia/toolkit/nvidia-container-runtime'\n"},
+			map[string]string{"runtime.default_handler": `"crun"`, "runtime.handlers.crun.path": `"/usr/libexec/crio/crun"`, "runtime.handlers.nvidia.path": `"/usr/local/nvidia/toolkit/nvidia-container-runtime"`},
+		},
 		"crio_6862_patterns_of_pinned_images": {
 			map[string]string{"crio.conf": "[crio.image]\npinned_images = ['quay.io/pause:4.4', 'acme.io/k8s/*', '*pause*']\n"},
 			map[string]string{"image.pinned_images": `["quay.io/pause:4.4", "acme.io/k8s/*", "*pause*"]`},
@@ -83,6 +95,28 @@ func TestContainerdReports(t *testing.T) {
 		},
 		"containerd_4203_key_in_the_wrong_spelling": {
 			map[string]string{"config.toml": "version = 2\n" + v2 + ".containerd.runtimes.runc.options]\nsystemd_cgroup = true\n"}, map[string]string{"runtime.cgroup_driver": `"cgroupfs"`},
+		},
+		"containerd_10132_keys_that_version_3_ignores": {
+			map[string]string{"config.toml": "version = 3\n" + v2 + "]\nstream_server_port = '10010'\n" + v2 + ".containerd]\ndefault_runtime_name = 'kata'\n" + v2 + ".containerd.runtimes.kata]\nruntime_type = 'io.containerd.kata.v2'\n"},
+			map[string]string{"runtime.default_handler": `"runc"`, "runtime.handlers.kata.type": "", "api.stream_address": `"127.0.0.1:10010"`},
+		},
+		"kata_containers_12936_drop_in_of_version_3_for_version_4": {
+			map[string]string{
+				"config.toml":             "version = 4\nimports = ['conf.d/*.toml']\n" + v3 + ".containerd]\ndefault_runtime_name = 'runc'\n" + v3 + ".containerd.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\n",
+				"conf.d/kata-deploy.toml": "version = 3\n" + v3 + ".containerd.runtimes.kata-qemu]\nruntime_type = 'io.containerd.kata-qemu.v2'\n",
+			},
+			map[string]string{"runtime.default_handler": `"runc"`, "runtime.handlers.runc.type": `"oci"`, "runtime.handlers.kata-qemu.type": `"shim"`},
+		},
+		"kata_containers_3229_only_the_runtimes_of_an_installer": {
+			map[string]string{"config.toml": "version = 2\n" + v2 + ".containerd.runtimes.kata-qemu]\nruntime_type = 'io.containerd.kata-qemu.v2'\n"},
+			map[string]string{"runtime.default_handler": `"runc"`, "runtime.handlers.kata-qemu.path": `"containerd-shim-kata-qemu-v2"`},
+		},
+		"containerd_6389_default_runtime_beside_an_import": {
+			map[string]string{
+				"config.toml":            imports + v2 + ".containerd]\ndefault_runtime_name = 'nvidia'\n" + v2 + ".containerd.runtimes.nvidia]\nruntime_type = 'io.containerd.runc.v2'\n" + v2 + ".containerd.runtimes.nvidia.options]\nBinaryName = '/usr/bin/nvidia-container-runtime'\n",
+				"conf.d/registries.toml": "version = 2\n" + v2 + ".registry]\nconfig_path = '/etc/containerd/certs.d'\n",
+			},
+			map[string]string{"runtime.default_handler": `"nvidia"`, "runtime.handlers.nvidia.path": `"/usr/bin/nvidia-container-runtime"`, "image.hosts_dirs": `["/etc/containerd/certs.d"]`},
 		},
 		"containerd_11041_both_ways_of_mirrors": {
 			map[string]string{"config.toml": "version = 3\n[plugins.'io.containerd.cri.v1.images'.registry]\nconfig_path = '/etc/containerd/certs.d'\n[plugins.'io.containerd.cri.v1.images'.registry.mirrors.'docker.io']\nendpoint = ['https://m']\n"},
