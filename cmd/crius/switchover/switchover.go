@@ -71,7 +71,7 @@ func (c *comparison) files(context.Context) []diagnosis.Finding {
 func (c *comparison) unsupported(context.Context) []diagnosis.Finding {
 	var findings []diagnosis.Finding
 	for _, err := range hosts.Check(c.Theirs.Image.HostsDirs) {
-		findings = append(findings, diagnosis.Fail("correct the file", "pulls from its registry would fail: %s", fault.Text(err)))
+		findings = append(findings, diagnosis.Fail("correct the file", "pulls from its registry would fail: %s", fault.Plain(err)))
 	}
 	for _, r := range c.Import.Remarks {
 		text := strings.ReplaceAll(r.Text, "\n", " ")
@@ -133,7 +133,7 @@ func (c *comparison) handlers(ctx context.Context) []diagnosis.Finding {
 	}
 	table, err := oci.NewTable(c.now.Config.Runtime, c.now.Config.RunRoot)
 	if err != nil {
-		return append(findings, diagnosis.Fail("", "%v", err))
+		return append(findings, diagnosis.Fail("", "%s", fault.Plain(err)))
 	}
 	reports, _ := table.Report(ctx)
 	for _, r := range reports {
@@ -195,9 +195,9 @@ func (c *comparison) network(ctx context.Context) []diagnosis.Finding {
 	err, theirErr := ours.Ready(ctx), theirs.Ready(ctx)
 	switch {
 	case err != nil && theirErr != nil:
-		findings = append(findings, diagnosis.Warn("", "neither %s nor crius can put pods into a network: %s", c.Import.Of, fault.Text(err)))
+		findings = append(findings, diagnosis.Warn("", "neither %s nor crius can put pods into a network: %s", c.Import.Of, fault.Plain(err)))
 	case err != nil:
-		findings = append(findings, diagnosis.Fail("", "pods would not get into %s, where %s puts them: %s", networkOf(theirs), c.Import.Of, fault.Text(err)))
+		findings = append(findings, diagnosis.Fail("", "pods would not get into %s, where %s puts them: %s", networkOf(theirs), c.Import.Of, fault.Plain(err)))
 	case theirErr == nil && networkOf(ours) != networkOf(theirs):
 		findings = append(findings, diagnosis.Fail("correct network.conf_dir or network.default_network",
 			"%s puts pods into %s, crius would put them into %s", c.Import.Of, networkOf(theirs), networkOf(ours)))
@@ -270,13 +270,13 @@ func isCrios(path string) bool {
 }
 
 // paths lists the files that crius is configured to read but that are missing or will be
-// removed with CRI-O. A missing directory counts as empty, except that of CNI.
+// removed with CRI-O. A missing directory counts as empty, except those of CNI and of image verifiers.
 func (c *comparison) paths(context.Context) []diagnosis.Finding {
 	var findings []diagnosis.Finding
 	for _, s := range c.now.Inputs() {
 		_, err := os.Stat(s.Value)
 		switch {
-		case err != nil && (strings.HasSuffix(s.Key, "_dir") || strings.HasSuffix(s.Key, "_dirs")):
+		case err != nil && isDirectory(s.Key) && s.Key != "image.verifiers_dir":
 		case errors.Is(err, os.ErrNotExist):
 			findings = append(findings, diagnosis.Warn("make it or correct "+s.Key, "%s: %s does not exist (%s)", s.Key, s.Value, s.Origin))
 		case isCrios(s.Value):
@@ -287,4 +287,8 @@ func (c *comparison) paths(context.Context) []diagnosis.Finding {
 		return []diagnosis.Finding{diagnosis.OK("nothing that the configuration of crius names is missing or CRI-O's")}
 	}
 	return findings
+}
+
+func isDirectory(key string) bool {
+	return strings.HasSuffix(key, "_dir") || strings.HasSuffix(key, "_dirs") || key == "image.decryption_keys_path"
 }
