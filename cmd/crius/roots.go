@@ -14,6 +14,8 @@ import (
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/storage/checkpoint"
+	"github.com/crius-run/crius/storage/checkpoint/remote"
 )
 
 // root is a state directory.
@@ -39,7 +41,7 @@ type roots []root
 func rootsOf(cfg config.Config) roots {
 	all := roots{
 		{path: cfg.RunRoot, names: []string{"pods", "containers", "runtime", "metrics.sock", "control.sock", stacksFile, facadeLink, "lock"}, last: "lock"},
-		{path: cfg.Root, names: []string{"pods", "containers", "pod-cidr", "pause", "pause.partial", "tuning", pod.LevelFile, pod.LevelFile + ".new", "lock"}, last: "lock"},
+		{path: cfg.Root, names: []string{"pods", "containers", "pod-cidr", "pause", "pause.partial", "tuning", pod.LevelFile, pod.LevelFile + ".new", checkpoint.KeyFile, checkpoint.PublicFile, remote.Transfers, "lock"}, last: "lock"},
 	}
 	for i := range all {
 		r := &all[i]

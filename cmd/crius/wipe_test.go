@@ -70,6 +70,21 @@ func TestRootsAreRemoved(t *testing.T) {
 	}
 }
 
+// A node that has signed, pushed or pulled a checkpoint can be wiped.
+func TestWipeRemovesWhatCheckpointsLeave(t *testing.T) {
+	cfg := stateOf(t, "lib/checkpoint.key", "lib/checkpoint.pub", "lib/transfers/1/pod/manifest.json")
+	if err := os.RemoveAll(filepath.Join(cfg.Root, "images")); err != nil {
+		t.Fatal(err)
+	}
+	r := rootsOf(cfg)
+	if err := errors.Join(r.ours(), r.remove()); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(cfg.Root); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
 // Entries that the configuration puts below a name of crius stay.
 func TestAllowedNamesStay(t *testing.T) {
 	cfg := stateOf(t, "lib/containers/storage/x", "run/runtime/images/x")

@@ -32,6 +32,7 @@ const (
 	diffFile    = "rootfs-diff.tar"
 	deletedFile = "deleted.files"
 	opaqueFile  = "opaque.dirs" // crius's own
+	DumpLog     = "dump.log"    // of criu
 )
 
 // Shm is the name of an archive of a pod's /dev/shm beside the parts of its containers.

@@ -84,8 +84,8 @@ type PodPart struct {
 	Bytes     int64  `json:"bytes"` // of its files
 }
 
-// maxManifest bounds the encoding of a PodManifest.
-const maxManifest = 8 << 20
+// MaxManifest bounds the encoding of a PodManifest.
+const MaxManifest = 8 << 20
 
 // manifestVersion is that of PodManifest. Version 1 had no files and no signature.
 const manifestVersion = 2

@@ -26,8 +26,8 @@ const Signature = "manifest.sig"
 
 // Files of a node's key pair.
 const (
-	keyFile    = "checkpoint.key"
-	publicFile = "checkpoint.pub"
+	KeyFile    = "checkpoint.key"
+	PublicFile = "checkpoint.pub"
 )
 
 const (
@@ -40,7 +40,7 @@ const (
 // checkpoint.key in dir, which only root can read, and checkpoint.pub, which other nodes may trust and which
 // always belongs to it. Both are PEM.
 func NodeKey(dir string) (ed25519.PrivateKey, error) {
-	path := filepath.Join(dir, keyFile)
+	path := filepath.Join(dir, KeyFile)
 	key, err := readPrivate(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err := makeKey(path); err != nil && !errors.Is(err, fs.ErrExist) { // another call has made it meanwhile
@@ -51,7 +51,7 @@ func NodeKey(dir string) (ed25519.PrivateKey, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := showPublic(filepath.Join(dir, publicFile), key); err != nil {
+	if err := showPublic(filepath.Join(dir, PublicFile), key); err != nil {
 		return nil, fmt.Errorf("write the public key of this node: %w", err)
 	}
 	return key, nil

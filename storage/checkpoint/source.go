@@ -1,7 +1,6 @@
 package checkpoint
 
 import (
-	"cmp"
 	"context"
 	"crypto/ed25519"
 	"crypto/sha256"
@@ -11,12 +10,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"os"
 	"path"
 	"path/filepath"
-	"runtime"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -30,16 +26,14 @@ const (
 	maxFiles     = 1 << 14
 	maxParts     = 1 << 8
 	maxDocument  = 16 << 20 // spec.dump, config.dump and the lists of paths
-	maxSignature = 1 << 10
+	MaxSignature = 1 << 10
 )
 
 // Source is the directory of a pod's checkpoint, which stays open and is not changed. Its files are read only
 // below that directory, behind no link and no mount, and only those that a trusted key has signed for.
 type Source struct {
-	Manifest PodManifest
-	Key      string // name of the key that has signed it
-	dir      *os.File
-	files    map[string]File
+	Signed
+	dir *os.File
 }
 
 // OpenSource opens the directory at an absolute path, and verifies the signature of its manifest by one of keys
@@ -110,81 +104,26 @@ func (s *Source) text(name string, most int64) ([]byte, error) {
 }
 
 func (s *Source) read(keys []ed25519.PublicKey) error {
-	signature, err := s.text(Signature, maxSignature)
+	signature, err := s.text(Signature, MaxSignature)
 	if err != nil {
 		return err
 	}
-	manifest, err := s.text(Manifest, maxManifest)
+	manifest, err := s.text(Manifest, MaxManifest)
 	if err != nil {
 		return err
 	}
-	if s.Key, err = verify(keys, manifest, signature); err != nil {
+	if s.Signed, err = ReadSigned(keys, manifest, signature); err != nil {
 		return err
 	}
-	if err := json.Unmarshal(manifest, &s.Manifest); err != nil {
-		return fmt.Errorf("%s: %w: %w", Manifest, err, fault.Invalid)
-	}
-	return cmp.Or(s.checkOrigin(), s.checkFiles(), s.checkParts(), s.checkSet())
+	return s.checkSet()
 }
 
-func (s *Source) checkOrigin() error {
-	switch m := &s.Manifest; {
-	case m.Version != manifestVersion:
-		return fmt.Errorf("version %d of the checkpoint is not known to this crius, which knows %d: %w", m.Version, manifestVersion, fault.Precondition)
-	case m.Architecture != runtime.GOARCH:
-		return fmt.Errorf("the checkpoint is of the architecture %q and this node is %s: %w", m.Architecture, runtime.GOARCH, fault.Precondition)
+// Open opens a file of the checkpoint, its manifest or its signature. Nobody has verified what is in it.
+func (s *Source) Open(name string) (*os.File, error) {
+	if _, known := s.files[name]; !known && name != Manifest && name != Signature {
+		return nil, missing(name)
 	}
-	return nil
-}
-
-// checkFiles checks the list of files.
-func (s *Source) checkFiles() error {
-	if len(s.Manifest.Files) > maxFiles {
-		return fmt.Errorf("%s has more than %d files: %w", Manifest, maxFiles, fault.Invalid)
-	}
-	s.files = map[string]File{}
-	var size int64
-	for _, f := range s.Manifest.Files {
-		if !filepath.IsLocal(f.Path) || path.Clean(f.Path) != f.Path || strings.Count(f.Path, "/") > 2 {
-			return fmt.Errorf("%s has the path %.100q: %w", Manifest, f.Path, fault.Invalid)
-		}
-		if _, twice := s.files[f.Path]; twice || f.Path == Manifest || f.Path == Signature {
-			return fmt.Errorf("%s has %.100q twice: %w", Manifest, f.Path, fault.Invalid)
-		}
-		if f.Size < 0 || f.Size > math.MaxInt64-size {
-			return fmt.Errorf("%s has a file of %d bytes: %w", Manifest, f.Size, fault.Invalid)
-		}
-		size += f.Size
-		s.files[f.Path] = f
-	}
-	return nil
-}
-
-// checkParts checks the list of containers: each has a name and a directory of its own.
-func (s *Source) checkParts() error {
-	m := &s.Manifest
-	if len(m.Containers) == 0 || len(m.Containers) > maxParts {
-		return fmt.Errorf("%s has %d containers, at least 1 and at most %d are allowed: %w", Manifest, len(m.Containers), maxParts, fault.Invalid)
-	}
-	names, dirs := map[string]bool{}, map[string]bool{}
-	for _, c := range m.Containers {
-		if c.Name == "" || names[c.Name] || dirs[c.Directory] || !filepath.IsLocal(c.Directory) || strings.Contains(c.Directory, "/") || c.Directory == "." {
-			return fmt.Errorf("%s has the container %.100q in %.100q: %w", Manifest, c.Name, c.Directory, fault.Invalid)
-		}
-		names[c.Name], dirs[c.Directory] = true, true
-	}
-	if m.SharedMemory != "" && m.SharedMemory != Shm {
-		return fmt.Errorf("%s has shared memory in %.100q: %w", Manifest, m.SharedMemory, fault.Invalid)
-	}
-	if m.Request != "" && m.Request != Request {
-		return fmt.Errorf("%s has the requests in %.100q: %w", Manifest, m.Request, fault.Invalid)
-	}
-	for name := range s.files {
-		if dir, _, below := strings.Cut(name, "/"); below && !dirs[dir] || !below && name != m.SharedMemory && name != m.Request {
-			return fmt.Errorf("%s has the file %.100q, which belongs to no container: %w", Manifest, name, fault.Invalid)
-		}
-	}
-	return nil
+	return s.open(name)
 }
 
 // checkSet checks that the directory has the files of the manifest and no others.
@@ -209,23 +148,6 @@ func (s *Source) checkSet() error {
 		err = fmt.Errorf("%d of the %d files of its manifest are there: %w", found, len(s.files), fault.Invalid)
 	}
 	return err
-}
-
-// Size returns how many bytes the files of the checkpoint have.
-func (s *Source) Size() (size uint64) {
-	for _, f := range s.files {
-		size += uint64(f.Size)
-	}
-	return size
-}
-
-// Part returns the container with a name.
-func (s *Source) Part(name string) (PodPart, bool) {
-	i := slices.IndexFunc(s.Manifest.Containers, func(c PodPart) bool { return c.Name == name })
-	if i < 0 {
-		return PodPart{}, false
-	}
-	return s.Manifest.Containers[i], true
 }
 
 // Fetch copies the files of a container to a new directory, and returns it. A file that is not as it was signed
@@ -279,32 +201,13 @@ func (s *Source) FetchShm(ctx context.Context, to string) error {
 	return s.copyTo(ctx, f, to)
 }
 
-func missing(name string) error { return fmt.Errorf("%s is missing: %w", name, fault.Invalid) }
-
-func notSigned(name string) error {
-	return fmt.Errorf("%s is not the file that was signed for: %w", name, fault.Denied)
-}
-
 func (s *Source) copyTo(ctx context.Context, f File, at string) error {
 	from, err := s.open(f.Path)
 	if err != nil {
 		return err
 	}
 	defer from.Close()
-	to, err := os.OpenFile(at, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	sum := sha256.New()
-	err = copyFile(ctx, io.MultiWriter(to, sum), from, f.Size)
-	if err := errors.Join(err, to.Close()); err != nil && !errors.Is(err, io.EOF) {
-		return fmt.Errorf("copy %s: %w", f.Path, err)
-	}
-	n, _ := from.Read(make([]byte, 1))
-	if err != nil || n > 0 || hex.EncodeToString(sum.Sum(nil)) != f.SHA256 {
-		return notSigned(f.Path)
-	}
-	return nil
+	return f.Receive(ctx, at, from)
 }
 
 // Spec returns the OCI spec of the container that was checkpointed.

@@ -60,7 +60,7 @@ func TestSource(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	s, err := OpenSource(dir, trusted(t, other, filepath.Join(keys, publicFile)))
+	s, err := OpenSource(dir, trusted(t, other, filepath.Join(keys, PublicFile)))
 	must(t, err)
 	defer s.Close()
 	part, ok := s.Part("c")
@@ -137,11 +137,11 @@ func TestTrustedKeys(t *testing.T) {
 	}
 	_, err := NodeKey(dir)
 	must(t, err)
-	if keys := trusted(t, dir, filepath.Join(dir, publicFile)); len(keys) != 2 {
+	if keys := trusted(t, dir, filepath.Join(dir, PublicFile)); len(keys) != 2 {
 		t.Errorf("there are %d keys", len(keys))
 	}
 	for name, text := range map[string]string{
-		"empty": "", "text": "key", "private": read(t, filepath.Join(dir, keyFile)),
+		"empty": "", "text": "key", "private": read(t, filepath.Join(dir, KeyFile)),
 		"other": string(pem.EncodeToMemory(&pem.Block{Type: pemPublic, Bytes: []byte("x")})),
 	} {
 		put(t, filepath.Join(dir, name), text)

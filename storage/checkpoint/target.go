@@ -124,8 +124,8 @@ func (t *Target) PutManifest(m PodManifest, key ed25519.PrivateKey, temporary st
 		return err
 	}
 	text = append(text, '\n')
-	if len(text) > maxManifest {
-		return fmt.Errorf("%s would have %d bytes, at most %d are allowed: %w", Manifest, len(text), maxManifest, fault.Exhausted)
+	if len(text) > MaxManifest {
+		return fmt.Errorf("%s would have %d bytes, at most %d are allowed: %w", Manifest, len(text), MaxManifest, fault.Exhausted)
 	}
 	return cmp.Or(t.putText(temporary, Signature, sign(key, text)), t.putText(temporary, Manifest, text))
 }

@@ -19,7 +19,7 @@ import (
 // public ones in files.
 func TrustedKeys(dir string, files []string) ([]ed25519.PublicKey, error) {
 	var keys []ed25519.PublicKey
-	own, err := readPrivate(filepath.Join(dir, keyFile))
+	own, err := readPrivate(filepath.Join(dir, KeyFile))
 	switch {
 	case err == nil:
 		keys = append(keys, own.Public().(ed25519.PublicKey)) //nolint:forcetypeassert // by its documentation

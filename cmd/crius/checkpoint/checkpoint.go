@@ -17,6 +17,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/cmd/crius/cli"
+	"github.com/crius-run/crius/cmd/crius/credentials"
+	"github.com/crius-run/crius/internal/fault"
 )
 
 // timeLimit is the default of --timeout.
@@ -24,42 +26,66 @@ const timeLimit = 10 * time.Minute
 
 // Command is crius checkpoint.
 func Command(load cli.Load) *cobra.Command {
-	var output string
+	var output, push string
 	var timeout time.Duration
+	var given credentials.Flags
 	cmd := &cobra.Command{
 		Use:   "checkpoint POD [CONTAINER]",
 		Short: "Write a running container or pod to files",
 		Long: "Have the running server write a running container, with its memory, to a new archive, or without CONTAINER all running containers of a pod, " +
 			"as they are at one moment, to an empty directory, and print its path. " + cli.PodNames +
 			". The containers are frozen meanwhile and continue afterwards. The files have all secrets of the processes. " +
+			"With --push the pod's directory goes to a registry as an OCI artifact, from which crius restore takes it; its name by digest is printed, and the directory is kept only if --output names it. " +
+			"Registries are used as for pulls. " +
 			"Standard error shows what the server does: on a terminal continuously, else a line for each step. " +
 			"If crius is interrupted, the server continues until the time limit.",
 		Args:              cli.Operands,
 		ValidArgsFunction: cli.CompleteContainer(load),
 	}
 	cmd.Flags().StringVar(&output, "output", "", "`path` of the archive, which must not exist, or of the pod's directory, which is created if it does not exist (default: a name made of the pod's and the time, in the current directory)")
-	cmd.Flags().DurationVar(&timeout, "timeout", timeLimit, "time limit; when it is exceeded, nothing is written")
+	cmd.Flags().DurationVar(&timeout, "timeout", timeLimit, "time limit of the checkpoint; when it is exceeded, nothing is written")
+	cmd.Flags().StringVar(&push, "push", "", "push the checkpoint of the pod under this `name`, with its registry and a tag")
+	given.Add(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if timeout < time.Second {
-			return cli.UsageError{Err: fmt.Errorf("--timeout is %s: give a second or more", timeout), Command: cmd.CommandPath()}
+		usage := func(text string, args ...any) error {
+			return cli.UsageError{Err: fmt.Errorf(text, args...), Command: cmd.CommandPath()}
+		}
+		switch pushes := cmd.Flags().Changed("push"); {
+		case timeout < time.Second:
+			return usage("--timeout is %s: give a second or more", timeout)
+		case pushes && push == "":
+			return usage("--push is empty: give the name of an artifact, such as registry.example/checkpoints/web:1")
+		case pushes && len(args) == 2:
+			return usage("--push is for pods: leave out the container")
+		case !pushes && given.Any(cmd):
+			return usage("credentials are for --push")
 		}
 		loaded, err := load(cmd)
 		if err != nil {
 			return err
 		}
-		return cli.Ask(cmd.Context(), loaded.Config.API.Listen, func(ctx context.Context, server cli.Server) error {
-			w := writer{server, output, timeout, cmd.ErrOrStderr()}
+		w := writer{output: output, timeout: timeout, progress: cmd.ErrOrStderr()}
+		var printed string
+		if push != "" {
+			auth, err := given.Read(cmd, push)
+			if err != nil {
+				return err
+			}
+			printed, err = w.push(cmd.Context(), args[0], push, loaded.Config, auth)
+			if err != nil {
+				return errors.New(fault.Text(err))
+			}
+		} else {
 			write := w.pod
 			if len(args) == 2 {
 				write = func(ctx context.Context, pod string) (string, error) { return w.container(ctx, pod, args[1]) }
 			}
-			path, err := write(ctx, args[0])
-			if err != nil {
+			if printed, err = w.asked(cmd.Context(), loaded.Config.API.Listen, args[0], write); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), path)
-			return err
-		})
+		}
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), printed)
+		return err
 	}
 	return cmd
 }
@@ -72,8 +98,18 @@ type writer struct {
 	progress io.Writer
 }
 
+// asked connects to the server for write, and returns the path of what it has written.
+func (w *writer) asked(ctx context.Context, socket, pod string, write func(context.Context, string) (string, error)) (path string, err error) {
+	err = cli.Ask(ctx, socket, func(ctx context.Context, server cli.Server) error {
+		w.server = server
+		path, err = write(ctx, pod)
+		return err
+	})
+	return path, err
+}
+
 // container returns the path of the archive.
-func (w writer) container(ctx context.Context, pod, name string) (string, error) {
+func (w *writer) container(ctx context.Context, pod, name string) (string, error) {
 	pods, err := cli.FindPods(ctx, w.server, pod)
 	if err != nil {
 		return "", err
@@ -93,7 +129,7 @@ func (w writer) container(ctx context.Context, pod, name string) (string, error)
 }
 
 // pod returns the path of the directory.
-func (w writer) pod(ctx context.Context, name string) (string, error) {
+func (w *writer) pod(ctx context.Context, name string) (string, error) {
 	pods, err := cli.FindPods(ctx, w.server, name)
 	if err != nil {
 		return "", err
@@ -134,7 +170,7 @@ func (w writer) pod(ctx context.Context, name string) (string, error) {
 }
 
 // path returns the absolute path of what is to be written.
-func (w writer) path(pod *cri.PodSandboxMetadata, container, suffix string) (string, error) {
+func (w *writer) path(pod *cri.PodSandboxMetadata, container, suffix string) (string, error) {
 	name := fmt.Sprintf("checkpoint-%s_%s%s-%s%s", pod.GetName(), pod.GetNamespace(), container, time.Now().UTC().Format("20060102T150405Z"), suffix)
 	path := cmp.Or(w.output, strings.ReplaceAll(name, "/", "_"))
 	if strings.HasSuffix(path, "/") && suffix != "" {

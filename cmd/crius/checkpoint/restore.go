@@ -16,6 +16,7 @@ import (
 
 	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
+	"github.com/crius-run/crius/cmd/crius/credentials"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/pod/records"
@@ -25,10 +26,13 @@ import (
 // RestoreCommand is crius restore.
 func RestoreCommand(load cli.Load) *cobra.Command {
 	var r restorer
+	var given credentials.Flags
 	cmd := &cobra.Command{
-		Use:   "restore DIR",
+		Use:   "restore DIR|REF",
 		Short: "Restore a pod from a checkpoint",
-		Long: "Have the running server make a pod from the checkpoint of one in a directory, as crius checkpoint POD writes it, start its containers where they were, and print the pod's id. " +
+		Long: "Have the running server make a pod from the checkpoint of one, start its containers where they were, and print the pod's id. " +
+			"The checkpoint is in a directory, as crius checkpoint POD writes it, or an artifact in a registry, as crius checkpoint --push does. " +
+			"What begins with / or . is a directory, and so is what exists as one; a REF has its registry in front (registry.example/checkpoints/web:1). " +
 			"The server must allow it (runtime.restore), and this node or a key of runtime.restore_keys must have signed the checkpoint, which also says how the pod and its containers were made. " +
 			"While that pod still exists, give the new one another --name. The new one has a uid and logs of its own. Images that are missing are pulled. " +
 			"It is for nodes without a kubelet, which removes pods that it does not know. " +
@@ -40,6 +44,7 @@ func RestoreCommand(load cli.Load) *cobra.Command {
 	flags.StringVar(&r.namespace, "namespace", "", "namespace of the new pod (default: that of the checkpoint)")
 	flags.BoolVar(&r.start, "start", true, "start the containers; false: they stay created, and none of their processes runs before CRI's StartContainer")
 	flags.DurationVar(&r.timeout, "timeout", timeLimit, "time limit; when it is exceeded, nothing is left of the pod")
+	given.Add(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if r.timeout < time.Second {
 			return cli.UsageError{Err: fmt.Errorf("--timeout is %s: give a second or more", r.timeout), Command: cmd.CommandPath()}
@@ -49,22 +54,24 @@ func RestoreCommand(load cli.Load) *cobra.Command {
 			return err
 		}
 		r.config, r.progress = loaded.Config, cmd.ErrOrStderr()
-		req, parts, err := r.request(args[0])
-		if err != nil {
-			return errors.New(fault.Text(err))
-		}
-		rename(req, r.name, r.namespace)
-		return cli.Ask(cmd.Context(), r.config.API.Listen, func(ctx context.Context, server cli.Server) error {
-			r.server = server
-			ctx, cancel := context.WithTimeout(ctx, r.timeout)
-			defer cancel()
-			id, err := r.restore(ctx, req, parts)
-			if err != nil {
+		ctx, cancel := context.WithTimeout(cmd.Context(), r.timeout)
+		defer cancel()
+		restore := r.directory
+		switch isDir := isDirectory(args[0]); {
+		case isDir && given.Any(cmd):
+			return cli.UsageError{Err: fmt.Errorf("%s is a directory: credentials are for registries", args[0]), Command: cmd.CommandPath()}
+		case !isDir:
+			if r.auth, err = given.Read(cmd, args[0]); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), id)
+			restore = r.artifact
+		}
+		id, err := restore(ctx, args[0])
+		if err != nil {
 			return err
-		})
+		}
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), id)
+		return err
 	}
 	return cmd
 }
@@ -73,10 +80,40 @@ func RestoreCommand(load cli.Load) *cobra.Command {
 type restorer struct {
 	server          cli.Server
 	config          config.Config
-	name, namespace string // empty: those of the checkpoint
+	auth            *cri.AuthConfig // for the registry
+	name, namespace string          // empty: those of the checkpoint
 	start           bool
 	timeout         time.Duration
 	progress        io.Writer
+}
+
+// artifact restores a pod from an artifact in a registry, and returns its id.
+func (r *restorer) artifact(ctx context.Context, ref string) (id string, err error) {
+	s, err := newScratch(ctx, r.config.Root)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, s.remove()) }()
+	dir, err := r.fetch(ctx, ref, s)
+	if err != nil {
+		return "", errors.New(fault.Text(err))
+	}
+	return r.directory(ctx, dir)
+}
+
+// directory restores a pod from a directory, and returns its id.
+func (r *restorer) directory(ctx context.Context, dir string) (id string, err error) {
+	req, parts, err := r.request(dir)
+	if err != nil {
+		return "", errors.New(fault.Text(err))
+	}
+	rename(req, r.name, r.namespace)
+	err = cli.Ask(ctx, r.config.API.Listen, func(ctx context.Context, server cli.Server) error {
+		r.server = server
+		id, err = r.restore(ctx, req, parts)
+		return err
+	})
+	return id, err
 }
 
 // restore returns the id of the pod.

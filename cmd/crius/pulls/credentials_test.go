@@ -65,7 +65,7 @@ func TestCredentialsOfPull(t *testing.T) {
 		{"x", []string{"--creds=me:x", "--password-stdin", "r.test/app"}, "", "leave it out"},
 		{"x", []string{"--password-stdin", "r.test/app"}, "", "needs --creds"},
 		{"x", []string{"--creds=me", "r.test/app"}, "", "no terminal to ask for the password on: use --password-stdin"},
-		{strings.Repeat("x", longestPassword+1), []string{"--creds=me", "--password-stdin", "r.test/app"}, "", "more than 65536 bytes"},
+		{strings.Repeat("x", 64<<10+1), []string{"--creds=me", "--password-stdin", "r.test/app"}, "", "more than 65536 bytes"},
 	} {
 		auth, err := pullWith(t, c.stdin, c.args...)
 		if c.err != "" {

@@ -13,6 +13,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/cmd/crius/cli"
+	"github.com/crius-run/crius/cmd/crius/credentials"
 	"github.com/crius-run/crius/storage/pull/progress"
 )
 
@@ -21,7 +22,7 @@ const linePeriod = 10 * time.Second
 
 // PullCommand is crius pull.
 func PullCommand(load cli.Load) *cobra.Command {
-	var given credentials
+	var given credentials.Flags
 	cmd := &cobra.Command{
 		Use:   "pull IMAGE",
 		Short: "Pull an image",
@@ -36,7 +37,7 @@ func PullCommand(load cli.Load) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			auth, err := given.read(cmd, args[0])
+			auth, err := given.Read(cmd, args[0])
 			if err != nil {
 				return err
 			}
@@ -49,7 +50,7 @@ func PullCommand(load cli.Load) *cobra.Command {
 			})
 		},
 	}
-	given.flags(cmd)
+	given.Add(cmd)
 	return cmd
 }
 

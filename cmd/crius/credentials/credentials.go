@@ -1,4 +1,5 @@
-package pulls
+// Package credentials reads the credentials for a registry that are given on the command line.
+package credentials
 
 import (
 	"context"
@@ -21,24 +22,30 @@ import (
 // longestPassword is more bytes than tokens of registries have.
 const longestPassword = 64 << 10
 
-// credentials says where the credentials of one pull come from. Without any the server uses
-// its own.
-type credentials struct {
+// Flags say where the credentials for the registry of one image come from. Without any those of the
+// node are used.
+type Flags struct {
 	user          string // with or without a password behind a colon
 	passwordStdin bool
 	authFile      string
 }
 
-func (c *credentials) flags(cmd *cobra.Command) {
+// Add adds the flags to a command.
+func (c *Flags) Add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.user, "creds", "", "user for the image's registry; the password is asked for on the terminal, or read with --password-stdin; USER:PASSWORD is accepted as well, but other users of the machine can see it")
 	cmd.Flags().BoolVar(&c.passwordStdin, "password-stdin", false, "read the password of --creds from standard input")
 	cmd.Flags().StringVar(&c.authFile, "auth-file", "", "file of credentials, as podman login and docker login write it (containers-auth.json(5))")
 	cmd.MarkFlagsMutuallyExclusive("creds", "auth-file")
 }
 
-// read returns the credentials for an image. They are only for its registry, which the name
+// Any reports whether one of the flags was given.
+func (c *Flags) Any(cmd *cobra.Command) bool {
+	return cmd.Flags().Changed("creds") || cmd.Flags().Changed("password-stdin") || cmd.Flags().Changed("auth-file")
+}
+
+// Read returns the credentials for an image. They are only for its registry, which the name
 // must include: a short name may mean several.
-func (c *credentials) read(cmd *cobra.Command, image string) (*cri.AuthConfig, error) {
+func (c *Flags) Read(cmd *cobra.Command, image string) (*cri.AuthConfig, error) {
 	flags := cmd.Flags()
 	switch { // an empty variable in a script must not select the node's credentials
 	case flags.Changed("creds") && c.user == "":
@@ -81,7 +88,7 @@ func (c *credentials) read(cmd *cobra.Command, image string) (*cri.AuthConfig, e
 	return auth, err
 }
 
-func (c *credentials) fromFile(name reference.Named, auth *cri.AuthConfig) error {
+func (c *Flags) fromFile(name reference.Named, auth *cri.AuthConfig) error {
 	if _, err := os.Stat(c.authFile); err != nil { // the library treats a missing file as empty
 		return fmt.Errorf("--auth-file: %w", err)
 	}
