@@ -126,28 +126,69 @@ func (s *Source) Open(name string) (*os.File, error) {
 	return s.open(name)
 }
 
-// checkSet checks that the directory has the files of the manifest and no others.
+// checkSet checks that the directory has the files of the manifest, and nothing else. Whoever can write to it may put
+// millions of names there: it reads few beyond those that it knows.
 func (s *Source) checkSet() error {
-	found := 0
-	root := fmt.Sprintf("/proc/self/fd/%d", s.dir.Fd())
-	err := filepath.WalkDir(root+"/.", func(at string, e fs.DirEntry, err error) error {
-		if err != nil || e.IsDir() {
-			return err
-		}
-		name, err := filepath.Rel(root, at)
-		if err != nil || name == Manifest || name == Signature {
-			return err
-		}
-		if _, known := s.files[name]; !known || !e.Type().IsRegular() {
-			return fmt.Errorf("%.100q is no file of its manifest: %w", name, fault.Invalid)
-		}
-		found++
-		return nil
-	})
-	if err == nil && found != len(s.files) {
-		err = fmt.Errorf("%d of the %d files of its manifest are there: %w", found, len(s.files), fault.Invalid)
+	dirs := map[string]bool{".": true}
+	for _, c := range s.Manifest.Containers {
+		dirs[c.Directory], dirs[c.Directory+"/"+Images] = true, true
 	}
-	return err
+	for name := range s.files {
+		for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+			dirs[dir] = true
+		}
+	}
+	found := 0
+	for dir := range dirs {
+		files, err := s.checkDirectory(dir, dirs)
+		if err != nil {
+			return err
+		}
+		found += files
+	}
+	if found != len(s.files) {
+		return fmt.Errorf("%d of the %d files of its manifest are there: %w", found, len(s.files), fault.Invalid)
+	}
+	return nil
+}
+
+// checkDirectory returns how many files of the manifest are in a directory. One that does not exist has none.
+func (s *Source) checkDirectory(name string, dirs map[string]bool) (files int, err error) {
+	const atOnce = 256
+	fd, err := unix.Openat2(int(s.dir.Fd()), name, &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
+	})
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return 0, nil
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV), errors.Is(err, unix.ENOTDIR):
+		return 0, fmt.Errorf("%.100q is not a directory in it: %w", name, fault.Invalid)
+	case err != nil:
+		return 0, &os.PathError{Op: "open", Path: name, Err: err}
+	}
+	dir := os.NewFile(uintptr(fd), name)
+	defer dir.Close()
+	for {
+		entries, err := dir.ReadDir(atOnce)
+		for _, e := range entries {
+			at := path.Join(name, e.Name())
+			_, known := s.files[at]
+			switch {
+			case at == Manifest || at == Signature || e.IsDir() && dirs[at]:
+			case !known || !e.Type().IsRegular():
+				return 0, fmt.Errorf("%.100q is no file of its manifest: %w", at, fault.Invalid)
+			default:
+				files++
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return files, nil
+		}
+		if err != nil {
+			return 0, &os.PathError{Op: "read", Path: name, Err: err}
+		}
+	}
 }
 
 // Fetch copies the files of a container to a new directory, and returns it. A file that is not as it was signed

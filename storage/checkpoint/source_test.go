@@ -128,6 +128,42 @@ func TestHostileManifests(t *testing.T) {
 	}
 }
 
+// What is in a directory beside the files of its manifest is refused, however much there is, and where it leads.
+func TestStrangersInDirectory(t *testing.T) {
+	t.Parallel()
+	keys := t.TempDir()
+	for name, c := range map[string]struct {
+		want  string
+		plant func(dir string) error
+	}{
+		"file":                {`"x" is no file`, func(dir string) error { return os.WriteFile(filepath.Join(dir, "x"), nil, 0o600) }},
+		"file of a container": {`"c/checkpoint/x" is no file`, func(dir string) error { return os.WriteFile(filepath.Join(dir, "c/checkpoint/x"), nil, 0o600) }},
+		"directory":           {`"x" is no file`, func(dir string) error { return os.MkdirAll(filepath.Join(dir, "x/y/z"), 0o700) }},
+		"directory of a file": {`"c/spec.dump" is no file`, func(dir string) error {
+			return errors.Join(os.Remove(filepath.Join(dir, "c/spec.dump")), os.Mkdir(filepath.Join(dir, "c/spec.dump"), 0o700))
+		}},
+		"link": {`"x" is no file`, func(dir string) error { return os.Symlink("/etc/passwd", filepath.Join(dir, "x")) }},
+		"link for a file": {`"c/spec.dump" is no file`, func(dir string) error {
+			return errors.Join(os.Remove(filepath.Join(dir, "c/spec.dump")), os.Symlink("/etc/passwd", filepath.Join(dir, "c/spec.dump")))
+		}},
+		"link for a directory": {`"c" is no file`, func(dir string) error {
+			return errors.Join(os.Rename(filepath.Join(dir, "c"), filepath.Join(keys, "c")), os.Symlink(filepath.Join(keys, "c"), filepath.Join(dir, "c")))
+		}},
+		"pipe for a file": {`"c/spec.dump" is no file`, func(dir string) error {
+			return errors.Join(os.Remove(filepath.Join(dir, "c/spec.dump")), unix.Mkfifo(filepath.Join(dir, "c/spec.dump"), 0o600))
+		}},
+		"link for the manifest": {"not a regular file of the directory", func(dir string) error {
+			return errors.Join(os.Rename(filepath.Join(dir, Manifest), filepath.Join(keys, Manifest)), os.Symlink(filepath.Join(keys, Manifest), filepath.Join(dir, Manifest)))
+		}},
+	} {
+		dir := signedPod(t, keys, nil)
+		must(t, c.plant(dir))
+		if _, err := OpenSource(dir, trusted(t, keys)); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %s", name, err, c.want)
+		}
+	}
+}
+
 // Keys that cannot be used are named, and not left out.
 func TestTrustedKeys(t *testing.T) {
 	t.Parallel()
