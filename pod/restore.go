@@ -28,10 +28,15 @@ import (
 // RestoreRequest asks for a pod from a checkpoint of one.
 type RestoreRequest struct {
 	Dir        string // absolute path of the checkpoint
+	Manifest   string // hexadecimal SHA-256 of its manifest; empty: any
 	Handler    string // "" is the default one
 	Pod        *cri.PodSandboxConfig
 	Containers []*cri.ContainerConfig
 }
+
+// OptionManifest is the option of RestorePod by which a caller names the checkpoint that its request was made for: the
+// hexadecimal SHA-256 of its manifest. The directory may be replaced until the server opens it.
+const OptionManifest = "checkpoint.crius.run/manifest-sha256"
 
 // RestoreSandbox makes a pod with all containers of a checkpoint, and returns its id. The containers are created,
 // and none of their processes has run: each goes on when it is started. ctx needs a deadline. If it fails,
@@ -51,7 +56,7 @@ func (e *Engine) RestoreSandbox(ctx context.Context, req RestoreRequest) (string
 	}
 	run.restoring = true
 	name := records.NameOfPod(req.Pod.GetMetadata())
-	key, err := requestOf(restoreOf{name, req.Dir}, messages(run.handler, req)...)
+	key, err := requestOf(restoreOf{name, req.Dir, req.Manifest}, messages(run.handler, req)...)
 	if err != nil {
 		return "", err
 	}
@@ -83,8 +88,8 @@ func messages(handler string, req RestoreRequest) []proto.Message {
 
 // restoreOf is the name of a request to restore.
 type restoreOf struct {
-	pod records.PodName
-	dir string
+	pod           records.PodName
+	dir, manifest string
 }
 
 // mayRestore refuses what can never be restored, before anything is made.
@@ -164,6 +169,9 @@ func (e *Engine) restoreSandbox(ctx context.Context, run podRequest, req Restore
 		return "", err
 	}
 	defer source.Close()
+	if req.Manifest != "" && req.Manifest != source.SHA256 {
+		return "", fmt.Errorf("%s is not the checkpoint that the request was made for, somebody has replaced it meanwhile: %w", req.Dir, fault.Precondition)
+	}
 	origins, err := originsOf(source, run.handler, req.Containers)
 	if err == nil {
 		err = e.checkRoomFor(source)

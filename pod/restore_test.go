@@ -99,6 +99,7 @@ func TestRestoreRefuses(t *testing.T) {
 			r.Containers[0].Mounts = []*cri.Mount{{Propagation: cri.MountPropagation_PROPAGATION_BIDIRECTIONAL}}
 		}},
 		{"privileged", func(r *RestoreRequest) { r.Containers[0].Linux.SecurityContext.Privileged = true }},
+		{"somebody has replaced it", func(r *RestoreRequest) { r.Manifest = strings.Repeat("ab", 32) }},
 	} {
 		r := RestoreRequest{Dir: req.Dir, Pod: podConfig("refused"), Containers: []*cri.ContainerConfig{containerConfig("c1"), containerConfig("c2")}}
 		c.change(&r)

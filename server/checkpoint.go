@@ -3,6 +3,8 @@ package server
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -80,14 +82,14 @@ func checkCheckpointPod(ctx context.Context, req *cri.CheckpointPodRequest) erro
 	if len(slices.Compact(ids)) < len(req.GetContainerIds()) {
 		return in("container_ids", bad("has an id twice"))
 	}
-	return checkCall(ctx, req.GetOptions())
+	if options := slices.Sorted(maps.Keys(req.GetOptions())); len(options) > 0 {
+		return in("options", bad("has %q; there are no options", brief(options[0])))
+	}
+	return checkCall(ctx)
 }
 
 // checkCall checks what both calls for pods have in common.
-func checkCall(ctx context.Context, options map[string]string) error {
-	if options := slices.Sorted(maps.Keys(options)); len(options) > 0 {
-		return in("options", bad("has %q; there are no options", brief(options[0])))
-	}
+func checkCall(ctx context.Context) error {
 	if _, ok := ctx.Deadline(); !ok {
 		return bad("the call has no deadline; set one")
 	}
@@ -99,7 +101,7 @@ func (s *sandboxAPI) RestorePod(ctx context.Context, req *cri.RestorePodRequest)
 		return nil, err
 	}
 	id, err := s.engine.RestoreSandbox(ctx, pod.RestoreRequest{
-		Dir: filepath.Clean(req.GetCheckpointPath()), Handler: req.GetRuntimeHandler(),
+		Dir: filepath.Clean(req.GetCheckpointPath()), Manifest: req.GetOptions()[pod.OptionManifest], Handler: req.GetRuntimeHandler(),
 		Pod: req.GetConfig(), Containers: req.GetContainerConfigs(),
 	})
 	if err != nil {
@@ -145,8 +147,21 @@ func checkRestorePod(ctx context.Context, req *cri.RestorePodRequest) error {
 		wellFormed(req),
 		checkOutput("checkpoint_path", req.GetCheckpointPath()),
 		in("config", checkSandboxConfig(req.GetConfig())),
-		checkCall(ctx, req.GetOptions()),
+		in("options", checkRestoreOptions(req.GetOptions())),
+		checkCall(ctx),
 	)
+}
+
+func checkRestoreOptions(options map[string]string) error {
+	for _, key := range slices.Sorted(maps.Keys(options)) {
+		if key != pod.OptionManifest {
+			return bad("has %q; the only option is %s", brief(key), pod.OptionManifest)
+		}
+		if sum, err := hex.DecodeString(options[key]); err != nil || len(sum) != sha256.Size || strings.ToLower(options[key]) != options[key] {
+			return bad("%s is %q, not a SHA-256 in hexadecimal", key, brief(options[key]))
+		}
+	}
+	return nil
 }
 
 // maxRestored bounds the containers of a pod that is restored.

@@ -346,7 +346,10 @@ func TestRestoreRequests(t *testing.T) {
 		return r
 	}
 	unchanged := request(func(*cri.RestorePodRequest) {})
-	if err := checkRestorePod(limited, unchanged); err != nil {
+	digest := request(func(r *cri.RestorePodRequest) {
+		r.Options = map[string]string{pod.OptionManifest: strings.Repeat("ab", 32)}
+	})
+	if err := errors.Join(checkRestorePod(limited, unchanged), checkRestorePod(limited, digest)); err != nil {
 		t.Error(err)
 	}
 	wantCode(t, statusOf(checkRestorePod(context.Background(), unchanged)), codes.InvalidArgument)
@@ -362,6 +365,10 @@ func TestRestoreRequests(t *testing.T) {
 		"relative path":   func(r *cri.RestorePodRequest) { r.CheckpointPath = "a" },
 		"detour":          func(r *cri.RestorePodRequest) { r.CheckpointPath = "/a/../b" },
 		"option":          func(r *cri.RestorePodRequest) { r.Options = map[string]string{"tcp-close": "true"} },
+		"short digest":    func(r *cri.RestorePodRequest) { r.Options = map[string]string{pod.OptionManifest: "00"} },
+		"upper case": func(r *cri.RestorePodRequest) {
+			r.Options = map[string]string{pod.OptionManifest: strings.Repeat("AA", 32)}
+		},
 	} {
 		if code := codeOf(checkRestorePod(limited, request(change))); code != codes.InvalidArgument {
 			t.Errorf("%s: %s", name, code)

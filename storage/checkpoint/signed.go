@@ -25,6 +25,7 @@ import (
 type Signed struct {
 	Manifest PodManifest
 	Key      string // name of the key that has signed it
+	SHA256   string // of the manifest, in hexadecimal
 	files    map[string]File
 }
 
@@ -37,6 +38,8 @@ func ReadSigned(keys []ed25519.PublicKey, manifest, signature []byte) (s Signed,
 	if err := json.Unmarshal(manifest, &s.Manifest); err != nil {
 		return s, fmt.Errorf("%s: %w: %w", Manifest, err, fault.Invalid)
 	}
+	sum := sha256.Sum256(manifest)
+	s.SHA256 = hex.EncodeToString(sum[:])
 	return s, cmp.Or(s.checkOrigin(), s.checkFiles(), s.checkParts())
 }
 

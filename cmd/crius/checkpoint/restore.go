@@ -163,6 +163,7 @@ func (r *restorer) request(dir string) (*cri.RestorePodRequest, []checkpoint.Pod
 		return nil, nil, fmt.Errorf("%s: %w", path, err)
 	}
 	req.CheckpointPath = path
+	req.Options = map[string]string{pod.OptionManifest: source.SHA256} // or it could be replaced until the server opens it
 	return req, source.Manifest.Containers, nil
 }
 

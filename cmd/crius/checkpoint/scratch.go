@@ -29,16 +29,12 @@ func newScratch(ctx context.Context, root string) (*scratch, error) {
 		return nil, err
 	}
 	all := filepath.Join(root, remote.Transfers)
-	if err := os.Mkdir(all, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return nil, err
-	}
-	gate, err := openDirectory(all)
+	leave, err := enter(ctx, root)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = flock.Release(gate) }()
-	// With it held, a directory that is not locked has no run.
-	if err := flock.TryUntil(ctx, gate, period); err != nil {
+	defer leave()
+	if err := os.Mkdir(all, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, err
 	}
 	if err := sweep(all); err != nil {
@@ -58,8 +54,33 @@ func newScratch(ctx context.Context, root string) (*scratch, error) {
 	return s, nil
 }
 
-// remove removes the directory with all that is in it.
-func (s *scratch) remove() error { return errors.Join(tree.Remove(s.path), flock.Release(s.lock)) }
+// enter keeps other runs from making and removing scratch directories until leave is called: a directory that is not
+// locked then belongs to no run.
+func enter(ctx context.Context, root string) (leave func(), err error) {
+	gate, err := openDirectory(root)
+	if err != nil {
+		return nil, err
+	}
+	if err := flock.TryUntil(ctx, gate, period); err != nil {
+		return nil, errors.Join(err, gate.Close())
+	}
+	return func() { _ = flock.Release(gate) }, nil
+}
+
+// remove removes the directory with all that is in it, and the one above if it was the last.
+func (s *scratch) remove() error {
+	err := errors.Join(tree.Remove(s.path), flock.Release(s.lock))
+	all := filepath.Dir(s.path)
+	leave, enterErr := enter(context.Background(), filepath.Dir(all))
+	if enterErr != nil {
+		return errors.Join(err, enterErr)
+	}
+	defer leave()
+	if last := os.Remove(all); last != nil && !errors.Is(last, unix.ENOTEMPTY) && !errors.Is(last, os.ErrNotExist) {
+		err = errors.Join(err, last)
+	}
+	return err
+}
 
 // sweep removes directories that neither a run nor a server uses.
 func sweep(all string) error {
