@@ -67,9 +67,17 @@ func enter(ctx context.Context, root string) (leave func(), err error) {
 	return func() { _ = flock.Release(gate) }, nil
 }
 
-// remove removes the directory with all that is in it, and the one above if it was the last.
+// remove removes the directory with all that is in it, and the one above if it was the last. A server that still
+// writes a checkpoint there, after an interruption, cannot do so any more, and fails.
 func (s *scratch) remove() error {
-	err := errors.Join(tree.Remove(s.path), flock.Release(s.lock))
+	err := tree.Remove(s.path)
+	for range 10 {
+		if !errors.Is(err, unix.ENOTEMPTY) { // else the server has just made a file
+			break
+		}
+		err = tree.Remove(s.path)
+	}
+	err = errors.Join(err, flock.Release(s.lock))
 	all := filepath.Dir(s.path)
 	leave, enterErr := enter(context.Background(), filepath.Dir(all))
 	if enterErr != nil {
