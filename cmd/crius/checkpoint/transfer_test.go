@@ -20,6 +20,7 @@ import (
 	"github.com/crius-run/crius/storage/checkpoint/remote"
 	"github.com/crius-run/crius/test/kit/criserver"
 	"github.com/crius-run/crius/test/kit/distribution"
+	"github.com/crius-run/crius/test/kit/registry"
 )
 
 // An argument of crius restore is a directory if it exists as one, or begins as no artifact's name does.
@@ -151,8 +152,10 @@ func ran(t *testing.T, s *shipping, command func(cli.Load) *cobra.Command, args 
 func TestPushAndRestore(t *testing.T) {
 	t.Parallel()
 	r := distribution.Start(t, func(config distribution.Section) { config["auth"] = distribution.Htpasswd(t) })
+	front := r.Front()
+	front.Inject(registry.Fault{Path: "/manifests/", Do: registry.Status(500)})
 	s := &shipping{t: t, root: t.TempDir()}
-	must(t, os.WriteFile(filepath.Join(s.root, "registries.conf"), fmt.Appendf(nil, "[[registry]]\nlocation = %q\ninsecure = true\n", r.Address), 0o600))
+	must(t, os.WriteFile(filepath.Join(s.root, "registries.conf"), fmt.Appendf(nil, "[[registry]]\nlocation = %q\ninsecure = true\n[[registry]]\nlocation = %q\ninsecure = true\n", r.Address, front.Addr()), 0o600))
 	must(t, os.WriteFile(filepath.Join(s.root, "policy.json"), []byte(`{"default": [{"type": "insecureAcceptAnything"}]}`), 0o600))
 	ref, creds, output := r.Address+"/pods/web:1", "--creds="+distribution.Username+":"+distribution.Password, filepath.Join(t.TempDir(), "kept")
 
@@ -183,6 +186,11 @@ func TestPushAndRestore(t *testing.T) {
 	}
 	if _, _, err := ran(t, s, Command, "web", "--push", ref, creds, "--output", output); err != nil || s.wrote != output || len(names(t, output)) != 4 {
 		t.Errorf("with --output: %v, wrote %s", err, s.wrote)
+	}
+
+	late := filepath.Join(t.TempDir(), "late")
+	if _, _, err := ran(t, s, Command, "web", "--push", front.Addr()+"/pods/web:1", creds, "--output", late); err == nil || !strings.Contains(err.Error(), "the checkpoint is complete in "+late) || len(names(t, late)) != 4 {
+		t.Errorf("a push that fails at its end: %v", err)
 	}
 
 	for _, from := range []string{ref, name} {
