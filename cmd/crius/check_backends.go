@@ -157,7 +157,7 @@ func (n *node) checkLayerSizes(context.Context) []finding {
 	}
 	options := imageOptions(n.config.Config)
 	if err := options.CheckLayerSizes(); err != nil {
-		return []finding{warn("", "containers of %s that ask for a size of their writable layer by annotation are refused: %s", strings.Join(who, ", "), fault.Plain(err))}
+		return []finding{warn("", "containers of %s that ask for a size of their writable layer by annotation are refused: %s", strings.Join(who, ", "), fault.Text(err))}
 	}
 	return []finding{ok("containers of %s may ask for a size of their writable layer by annotation", strings.Join(who, ", "))}
 }

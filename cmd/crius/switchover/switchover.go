@@ -71,7 +71,7 @@ func (c *comparison) files(context.Context) []diagnosis.Finding {
 func (c *comparison) unsupported(context.Context) []diagnosis.Finding {
 	var findings []diagnosis.Finding
 	for _, err := range hosts.Check(c.Theirs.Image.HostsDirs) {
-		findings = append(findings, diagnosis.Fail("correct the file", "pulls from its registry would fail: %s", fault.Plain(err)))
+		findings = append(findings, diagnosis.Fail("correct the file", "pulls from its registry would fail: %s", fault.Text(err)))
 	}
 	for _, r := range c.Import.Remarks {
 		text := strings.ReplaceAll(r.Text, "\n", " ")
@@ -133,7 +133,7 @@ func (c *comparison) handlers(ctx context.Context) []diagnosis.Finding {
 	}
 	table, err := oci.NewTable(c.now.Config.Runtime, c.now.Config.RunRoot)
 	if err != nil {
-		return append(findings, diagnosis.Fail("", "%s", fault.Plain(err)))
+		return append(findings, diagnosis.Fail("", "%s", fault.Text(err)))
 	}
 	reports, _ := table.Report(ctx)
 	for _, r := range reports {
@@ -195,9 +195,9 @@ func (c *comparison) network(ctx context.Context) []diagnosis.Finding {
 	err, theirErr := ours.Ready(ctx), theirs.Ready(ctx)
 	switch {
 	case err != nil && theirErr != nil:
-		findings = append(findings, diagnosis.Warn("", "neither %s nor crius can put pods into a network: %s", c.Import.Of, fault.Plain(err)))
+		findings = append(findings, diagnosis.Warn("", "neither %s nor crius can put pods into a network: %s", c.Import.Of, fault.Text(err)))
 	case err != nil:
-		findings = append(findings, diagnosis.Fail("", "pods would not get into %s, where %s puts them: %s", networkOf(theirs), c.Import.Of, fault.Plain(err)))
+		findings = append(findings, diagnosis.Fail("", "pods would not get into %s, where %s puts them: %s", networkOf(theirs), c.Import.Of, fault.Text(err)))
 	case theirErr == nil && networkOf(ours) != networkOf(theirs):
 		findings = append(findings, diagnosis.Fail("correct network.conf_dir or network.default_network",
 			"%s puts pods into %s, crius would put them into %s", c.Import.Of, networkOf(theirs), networkOf(ours)))

@@ -52,7 +52,7 @@ func containerdFiles(file string) (top *table, ignored []found, files []string, 
 		}
 		one, err := r.read(path)
 		if errors.Is(err, fs.ErrNotExist) && path == file {
-			return nil, nil, 0, &absentError{containerd, path, "a file, as containerd config dump prints it", err}
+			return nil, nil, nil, 0, &absentError{containerd, path, "a file, as containerd config dump prints it", err}
 		}
 		if err != nil {
 			return nil, nil, nil, 0, fmt.Errorf("read the configuration of containerd: %w", err)
