@@ -132,6 +132,20 @@ func (w *world) run(t *testing.T, change ...scene.PodChange) string {
 	return ""
 }
 
+// create asks for a container in a new pod, and returns the error, or the message of the container if it
+// cannot be started.
+func (w *world) create(t *testing.T, change ...scene.ContainerChange) string {
+	t.Helper()
+	c, err := w.Pod(t, "crun").Try(t.Context(), "sleep", change...)
+	if err != nil {
+		return err.Error()
+	}
+	if err := c.TryStart(t.Context()); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
 // pull asks for an image and returns the error.
 func (w *world) pull(t *testing.T, image string) string {
 	t.Helper()

@@ -3,6 +3,7 @@ package incidents
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -14,6 +15,7 @@ import (
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/conmon"
@@ -252,6 +254,57 @@ var incidents = []incident{
 			return err.Error()
 		},
 		event: "is in use by container",
+	},
+	{
+		name: "name of a pod is taken", asked: true,
+		happen: func(t *testing.T, w *world) string {
+			p := w.Pod(t, "crun")
+			config := proto.CloneOf(p.Config)
+			config.Hostname = "other"
+			_, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: "crun"})
+			return strings.ReplaceAll(fmt.Sprint(err), p.ID, "ID")
+		},
+		event: "already exists as ID",
+	},
+	{
+		name: "seccomp profile of a pod is missing", asked: true,
+		happen: func(t *testing.T, w *world) string {
+			return w.create(t, func(c *cri.ContainerConfig) {
+				c.Linux.SecurityContext.Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: "/nonexistent/unshare.json"}
+			})
+		},
+		event: "seccomp profile /nonexistent/unshare.json does not exist on this node",
+	},
+	{
+		name: "device that no CDI file describes", asked: true,
+		happen: func(t *testing.T, w *world) string {
+			return w.create(t, func(c *cri.ContainerConfig) { c.CDIDevices = []*cri.CDIDevice{{Name: "vendor.example/gpu=all"}} })
+		},
+		event: "CDI devices vendor.example/gpu=all not described by any file in ",
+	},
+	{
+		name: "file is mounted over a directory", asked: true,
+		happen: func(t *testing.T, w *world) string {
+			scene.Write(t, w.Path("settings.yaml"), "a: 1\n")
+			return w.create(t, func(c *cri.ContainerConfig) {
+				c.Mounts = append(c.Mounts, &cri.Mount{HostPath: w.Path("settings.yaml"), ContainerPath: "/dev"})
+			})
+		},
+		event: "ot a directory", // in the words of the runtime
+	},
+	{
+		name: "hook is not valid",
+		happen: func(t *testing.T, w *world) string {
+			if err := os.MkdirAll(w.Path("hooks.d"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			w.replace(t, w.Path("hooks.d", "log.json"), `{"version": "1.0.0", "hook": {"path": "/bin/true"}, "when": {"always": "true"}, "stages": ["createContainer"]}`)
+			if err := w.Crash(t.Context()); err != nil { // a server that starts looks at all hooks
+				t.Fatal(err)
+			}
+			return w.create(t)
+		},
+		event: "log.json", check: "log.json", log: "invalid hook: containers cannot be created until it is corrected or removed",
 	},
 	{
 		name: "monitor is killed",
