@@ -21,6 +21,7 @@ func TestText(t *testing.T) {
 		"unavailable":                     fmt.Errorf("%w: %w", Unavailable, Unavailable),
 		"pod a not found":                 fmt.Errorf("pod a %w", NotFound),
 		"open /x: permission denied":      fmt.Errorf("open /x: %w: %w", unix.EACCES, Denied),
+		"mount: x: not found: y":          fmt.Errorf("mount: %w: %w", errors.New("x: not found: y"), NotFound),
 		"mount: no such thing: not found": fmt.Errorf("mount: %w: %w", errors.New("no such thing: not found"), NotFound),
 		"panic: internal error (panic); stack trace in the log": fmt.Errorf("panic: %w", Internal),
 		"internal error (panic); stack trace in the log":        Internal,
