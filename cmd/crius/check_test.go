@@ -644,7 +644,7 @@ func TestCheckFromCrioCommand(t *testing.T) {
 			t.Errorf("%q: exit code %d, %s", args, code, errs)
 		}
 	}
-	if code, _, errs := crius(t, "check", "--from-crio", "/nonexistent"); code != 1 || !strings.Contains(errs, "read the configuration of CRI-O") {
+	if code, _, errs := crius(t, "check", "--from-crio", "/nonexistent"); code != 1 || !strings.Contains(errs, "no configuration of CRI-O at /nonexistent") {
 		t.Errorf("without CRI-O: exit code %d, %s", code, errs)
 	}
 }

@@ -135,7 +135,7 @@ func (e *FetchError) Error() string { return e.Text }
 
 // FailureOf returns the part of an error that a message carries.
 func FailureOf(err error) *Failure {
-	failure := &Failure{Text: Short(fault.Text(err))}
+	failure := &Failure{Text: Short(err.Error())}
 	for i, kind := range carried {
 		if errors.Is(err, kind) {
 			failure.Kinds = append(failure.Kinds, i)
