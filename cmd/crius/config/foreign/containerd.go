@@ -340,22 +340,24 @@ func (c containerdConversion) pulls() {
 }
 
 // keys has crius decrypt images with the keys that the stream processors of ocicrypt use. It remarks on
-// other processors.
+// other processors, and on those with another directory.
 func (c containerdConversion) keys() {
 	table := c.top.table("stream_processors")
 	if table == nil {
 		return
 	}
+	dir := ""
 	for _, name := range slices.Sorted(maps.Keys(table.tables)) {
 		l, _ := table.leaf(name, "args")
 		args, _ := textsOf(l.value)
 		at := slices.Index(args, "--decryption-keys-path") + 1
-		if !strings.HasPrefix(name, "io.containerd.ocicrypt.") || at == 0 || at == len(args) {
+		if !strings.HasPrefix(name, "io.containerd.ocicrypt.") || at == 0 || at == len(args) || dir != "" && args[at] != dir {
 			of := table.tables[name].asLeaf()
 			c.remark(keyOf([]string{"stream_processors", name}), of, notEncrypted)
 			continue
 		}
-		c.set("image.decryption_keys_path", args[at], l.place+" "+keyOf([]string{"stream_processors", name, "args"}), "")
+		dir = args[at]
+		c.set("image.decryption_keys_path", dir, l.place+" "+keyOf([]string{"stream_processors", name, "args"}), "")
 	}
 }
 
@@ -395,8 +397,12 @@ func (c containerdConversion) verifiers() {
 	if limited && n != 0 {
 		c.out.Builtin = append(c.out.Builtin, keyOf(most)+": crius asks all programs in image.verifiers_dir")
 	}
-	if limited && n == 0 || slices.Contains(c.disabledPlugins(), verifierPlugin) {
-		return // it asks none
+	if limited && n == 0 {
+		c.out.Unused = append(c.out.Unused, keyOf(most)) // it asks none
+		return
+	}
+	if slices.Contains(c.disabledPlugins(), verifierPlugin) {
+		return
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) == 0 {
 		if _, set := c.top.leaf(path...); set {

@@ -90,9 +90,10 @@ func TestContainerdDecryptsImages(t *testing.T) {
 	t.Parallel()
 	const keys = "args = ['--decryption-keys-path', '/k']\n"
 	imp := containerdOf(t, "version = 3\n[stream_processors.'io.containerd.ocicrypt.decoder.v1.tar']\n"+keys+
-		"[stream_processors.'io.containerd.ocicrypt.decoder.v1.tar.gzip']\n"+keys+"[stream_processors.mine]\n"+keys)
+		"[stream_processors.'io.containerd.ocicrypt.decoder.v1.tar.gzip']\n"+keys+"[stream_processors.mine]\n"+keys+
+		"[stream_processors.'io.containerd.ocicrypt.decoder.v1.z']\nargs = ['--decryption-keys-path', '/other']\n")
 	wantSettings(t, imp, map[string]string{"image.decryption_keys_path": `"/k"`})
-	if len(imp.Remarks) != 1 || imp.Remarks[0].Key != "stream_processors.mine" {
+	if len(imp.Remarks) != 2 || imp.Remarks[1].Key != "stream_processors.mine" {
 		t.Errorf("remarks: %+v", imp.Remarks)
 	}
 }
