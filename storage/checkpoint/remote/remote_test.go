@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -305,5 +306,32 @@ func TestInterruptedPush(t *testing.T) {
 	}
 	if _, err := n.pull(nil, r.Address+"/pods/web:1", n.keys()); !errors.Is(err, fault.NotFound) {
 		t.Errorf("the artifact: %v", err)
+	}
+}
+
+// A checkpoint comes from a mirror as an image does, and is subject to the signature policy and to image verifiers.
+func TestPullFollowsTheConfigurationOfPulls(t *testing.T) {
+	t.Parallel()
+	r := distribution.Start(t, nil)
+	first, n := newNode(t, r.Address), newNode(t)
+	dir, keys := first.checkpoint(), first.keys()
+	_, err := first.push(t.Context(), nil, r.Address+"/pods/web:1", dir)
+	must(t, err)
+	put(t, n.path("registries.conf"), fmt.Sprintf("[[registry]]\nlocation = \"example.test\"\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n", r.Address))
+	if got, err := n.pull(nil, "example.test/pods/web:1", keys); err != nil || !maps.Equal(files(t, got), files(t, dir)) {
+		t.Errorf("from a mirror: %v", err)
+	}
+
+	a := n.access(nil)
+	put(t, n.path("verifiers/no"), "#!/bin/sh\necho not today\nexit 1\n")
+	must(t, os.Chmod(n.path("verifiers/no"), 0o700))
+	a.Verifiers.Use(n.path("verifiers"), time.Minute)
+	refused := t.TempDir()
+	if err := Pull(t.Context(), a, "example.test/pods/web:1", keys, refused); !errors.Is(err, trust.ErrSignature) || !strings.Contains(err.Error(), "not today") || len(files(t, refused)) > 0 {
+		t.Errorf("refused by a verifier: %v", err)
+	}
+	put(t, n.path("policy.json"), `{"default": [{"type": "reject"}]}`)
+	if got, err := n.pull(nil, "example.test/pods/web:1", keys); !errors.Is(err, trust.ErrSignature) || len(files(t, got)) > 0 {
+		t.Errorf("refused by the policy: %v", err)
 	}
 }
