@@ -93,7 +93,7 @@ func (r *restorer) artifact(ctx context.Context, ref string) (id string, err err
 	if err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, s.remove()) }()
+	defer func() { err = errors.Join(err, s.remove(ctx)) }()
 	dir, err := r.fetch(ctx, ref, s)
 	if err != nil {
 		return "", errors.New(fault.Text(err))

@@ -69,7 +69,7 @@ func enter(ctx context.Context, root string) (leave func(), err error) {
 
 // remove removes the directory with all that is in it, and the one above if it was the last. A server that still
 // writes a checkpoint there, after an interruption, cannot do so any more, and fails.
-func (s *scratch) remove() error {
+func (s *scratch) remove(ctx context.Context) error {
 	err := tree.Remove(s.path)
 	for range 10 {
 		if !errors.Is(err, unix.ENOTEMPTY) { // else the server has just made a file
@@ -79,7 +79,7 @@ func (s *scratch) remove() error {
 	}
 	err = errors.Join(err, flock.Release(s.lock))
 	all := filepath.Dir(s.path)
-	leave, enterErr := enter(context.Background(), filepath.Dir(all))
+	leave, enterErr := enter(context.WithoutCancel(ctx), filepath.Dir(all))
 	if enterErr != nil {
 		return errors.Join(err, enterErr)
 	}

@@ -65,7 +65,7 @@ func (w *writer) push(ctx context.Context, pod, ref string, cfg config.Config, a
 	if err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, s.remove()) }()
+	defer func() { err = errors.Join(err, s.remove(ctx)) }()
 	a, err := access(cfg, auth, s.path)
 	if err != nil {
 		return "", err

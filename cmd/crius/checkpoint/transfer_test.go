@@ -86,11 +86,11 @@ func TestScratchDirectoriesAreSwept(t *testing.T) {
 	target.Close()
 	last, err := newScratch(t.Context(), root)
 	must(t, err)
-	must(t, last.remove())
+	must(t, last.remove(t.Context()))
 	if got := names(t, filepath.Join(root, remote.Transfers)); len(got) != 1 || got[0] != filepath.Base(live.path) {
 		t.Errorf("left: %q, want %s", got, live.path)
 	}
-	must(t, live.remove())
+	must(t, live.remove(t.Context()))
 	if got := names(t, root); len(got) > 0 {
 		t.Errorf("left: %q", got)
 	}
