@@ -10,9 +10,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -139,7 +141,7 @@ func (s *Source) checkSet() error {
 		}
 	}
 	found := 0
-	for dir := range dirs {
+	for _, dir := range slices.Sorted(maps.Keys(dirs)) { // parents come first
 		files, err := s.checkDirectory(dir, dirs)
 		if err != nil {
 			return err
