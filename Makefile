@@ -14,7 +14,14 @@ ARCH =
 BIN ?= bin$(if $(ARCH),/$(ARCH))
 comma := ,
 LINT_VERSION := $(shell sed -nE 's|.*/golangci-lint/v2 (v[^ ]+).*|\1|p' test/tools/lint/go.mod)
-GOLANGCI_LINT := .cache/bin/golangci-lint-$(LINT_VERSION)
+
+# A Go that is older than go.mod requires has to fetch the toolchain, even where it may not by
+# default. One that suffices keeps GOTOOLCHAIN=local, and fetches nothing (docs/hacking.md).
+ifeq ($(shell go env GOTOOLCHAIN 2>/dev/null),local)
+ifneq ($(shell go list -m 2>/dev/null),github.com/crius-run/crius)
+export GOTOOLCHAIN := auto
+endif
+endif
 
 .PHONY: help
 help: ## Say what can be made.
@@ -190,18 +197,19 @@ fuzz: ## Search with every fuzz target, TIME (10s) each. RUN=regexp PACKAGES=./o
 fuzz-cri: setup ## Make random calls of every RPC and check what comes of them. COUNT=100 sequences, TURNS=40 of each, SEED=1.
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/crifuzz $(if $(COUNT),-count $(COUNT)) $(if $(TURNS),-turns $(TURNS)) $(if $(SEED),-seed $(SEED))
 
+# golangci-lint understands the Go that it was built with. Its version is that of the module in
+# test/tools/lint.
 .PHONY: lint
-lint: $(GOLANGCI_LINT) ## Complain about form: gofmt, go vet, golangci-lint.
-	@unformatted=$$(find . -path ./.cache -prune -o -name '*.go' -print0 | xargs -0 gofmt -l); \
+lint: ## Complain about form: gofmt, go vet, golangci-lint.
+	@unformatted=$$(find . -path ./.cache -prune -o -name '*.go' -print0 | xargs -0 "$$(go env GOROOT)/bin/gofmt" -l); \
 	[ -z "$$unformatted" ] || { echo "run gofmt -w on" $$unformatted; exit 1; }
 	go vet -tags $(TAGS),browser,budgets,kubelet ./...
-	$(GOLANGCI_LINT) run --allow-parallel-runners
-
-# The version is that of the module in test/tools/lint.
-$(GOLANGCI_LINT):
+	@linter=.cache/bin/golangci-lint-$(LINT_VERSION)-$$(go env GOVERSION); \
+	[ -x "$$linter" ] || { echo "builds golangci-lint $(LINT_VERSION) with $$(go env GOVERSION)"; \
 	CGO_ENABLED=0 go build -C test/tools/lint -trimpath -ldflags "-s -w -X main.version=$(LINT_VERSION)" \
-		-o '$(CURDIR)/$@.new' github.com/golangci/golangci-lint/v2/cmd/golangci-lint
-	mv '$@.new' '$@'
+		-o "$(CURDIR)/$$linter.new" github.com/golangci/golangci-lint/v2/cmd/golangci-lint; \
+	mv "$$linter.new" "$$linter"; }; \
+	set -x; "$$linter" run --allow-parallel-runners
 
 .PHONY: generate
 generate: build ## Write completions, manual pages and the sample configuration anew.

@@ -107,17 +107,20 @@ install_packages() {
 	apt "${install[@]}" "${missing[@]}" >/dev/null || die "apt-get could not install ${missing[*]}: see above"
 }
 
-# Go from 1.21 on downloads the version that go.mod requires.
+# Go from 1.21 on downloads the toolchain that go.mod requires, unless GOTOOLCHAIN is local: make
+# lifts that, whoever calls this script must.
 check_go() {
-	local version minor
+	local version minor required
 	command -v go >/dev/null || die "Go is missing, or not in PATH. Any Go from 1.21 on will do; Debian 12's own is older:" \
 		"  apt-get install -t bookworm-backports golang-go   or   https://go.dev/dl"
 	version=$(GOTOOLCHAIN=local go version | sed -E 's/^go version go([0-9.]+).*/\1/')
 	minor=${version#1.}
 	minor=${minor%%.*}
 	[ "$minor" -ge 21 ] || die "Go $version is too old: any Go from 1.21 on will do, from bookworm-backports or https://go.dev/dl"
-	[ "$minor" -ge 26 ] || [ "$(go env GOTOOLCHAIN)" != local ] ||
-		die "Go $version may not fetch Go 1.26, because GOTOOLCHAIN is local: go env -u GOTOOLCHAIN"
+	required=$(sed -n 's/^go //p' "$(dirname "$0")/../go.mod")
+	required=${required%.*}
+	[ "$minor" -ge "${required#1.}" ] || [ "$(go env GOTOOLCHAIN)" != local ] ||
+		die "Go $version may not fetch Go $required, because GOTOOLCHAIN is local: go env -u GOTOOLCHAIN"
 }
 
 # crun before 1.9 refuses cgroup v2 beside v1 while v2 still has controllers: give
