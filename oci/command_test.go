@@ -71,17 +71,17 @@ func alive(pid int) bool {
 func asked(ctx context.Context, path string) (*Abilities, error) { return ask(ctx, path, nil) }
 
 func TestProbe(t *testing.T) {
-	features := `{"ociVersionMin":"1.0.0","ociVersionMax":"1.2.0","mountOptions":["rro"]}`
+	features := `{"ociVersionMin":"1.0.0","ociVersionMax":"1.2.0","mountOptions":["rro"],"linux":{"namespaces":["mount","cgroup"]}}`
 	for name, tc := range map[string]struct {
 		script string
 		want   Abilities
 	}{
 		"features": {`case $1 in --version) echo "runc version 1.2.3";; features) echo '` + features + `';; esac`,
-			Abilities{Version: "runc version 1.2.3", RecursiveReadOnly: true}},
+			Abilities{Version: "runc version 1.2.3", RecursiveReadOnly: true, CgroupNamespaces: true}},
 		"none":       {`case $1 in --version) echo "other version 1.2.3";; *) exit 1;; esac`, Abilities{Version: "other version 1.2.3"}},
-		"garbage":    {`case $1 in --version) echo "runc version 1.2.3";; *) echo "{";; esac`, Abilities{Version: "runc version 1.2.3"}},
-		"old crun":   {`case $1 in --version) printf "crun version 1.8.1\nspec: 1.0.0\n";; *) exit 1;; esac`, Abilities{Version: "crun version 1.8.1", RecursiveReadOnly: true}},
-		"older crun": {`case $1 in --version) echo "crun version 1.3";; *) exit 1;; esac`, Abilities{Version: "crun version 1.3"}},
+		"garbage":    {`case $1 in --version) echo "runc version 1.2.3";; *) echo "{";; esac`, Abilities{Version: "runc version 1.2.3", CgroupNamespaces: true}},
+		"old crun":   {`case $1 in --version) printf "crun version 1.8.1\nspec: 1.0.0\n";; *) exit 1;; esac`, Abilities{Version: "crun version 1.8.1", RecursiveReadOnly: true, CgroupNamespaces: true}},
+		"older crun": {`case $1 in --version) echo "crun version 1.3";; *) exit 1;; esac`, Abilities{Version: "crun version 1.3", CgroupNamespaces: true}},
 		"binary":     {`case $1 in --version) printf '\377%0300d' 1;; *) exit 1;; esac`, Abilities{Version: "?" + strings.Repeat("0", 199)}},
 	} {
 		path := script(t, tc.script)
@@ -91,7 +91,7 @@ func TestProbe(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		if got.Version != tc.want.Version || got.RecursiveReadOnly != tc.want.RecursiveReadOnly || got.IDMap || got.Path != path {
+		if got.Version != tc.want.Version || got.RecursiveReadOnly != tc.want.RecursiveReadOnly || got.IDMap || got.CgroupNamespaces != tc.want.CgroupNamespaces || got.Path != path {
 			t.Errorf("%s: %+v", name, got)
 		}
 		if (got.Features != nil) != (name == "features") {

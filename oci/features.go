@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/opencontainers/runtime-spec/specs-go/features"
 	"golang.org/x/sys/unix"
 
@@ -30,6 +31,7 @@ type Abilities struct {
 	// version for a runtime older than that command.
 	RecursiveReadOnly bool
 	IDMap             bool // id-mapped mounts
+	CgroupNamespaces  bool
 	ExecCPUAffinity   bool // exec processes can be confined to some of the container's CPUs
 	// Sandboxed: the containers of a pod share a runtime sandbox with its own kernel,
 	// which the runtime makes for the first of them.
@@ -151,6 +153,7 @@ func ask(ctx context.Context, path string, known *features.Features) (*Abilities
 	// mounts are not set here: 1.8.1 makes them, but in a user namespace it
 	// forgets nosuid, nodev and noexec of writable bind mounts.
 	a.RecursiveReadOnly = name == "crun" && number.Has(1, 4)
+	a.CgroupNamespaces = name == "crun" || name == "runc"
 	return a, nil
 }
 
@@ -170,6 +173,7 @@ func (a *Abilities) believe(f *features.Features) {
 	a.IDMap = f.Linux != nil && f.Linux.MountExtensions != nil &&
 		f.Linux.MountExtensions.IDMap != nil && f.Linux.MountExtensions.IDMap.Enabled != nil &&
 		*f.Linux.MountExtensions.IDMap.Enabled
+	a.CgroupNamespaces = f.Linux != nil && slices.Contains(f.Linux.Namespaces, string(specs.CgroupNamespace))
 }
 
 func parseFeatures(text []byte) (*features.Features, error) {

@@ -122,7 +122,7 @@ func FuzzFeatures(f *testing.F) {
 		if known, err = parseFeatures(again); err != nil {
 			t.Fatalf("%s became %s: %v", text, again, err)
 		}
-		if b.believe(known); a.RecursiveReadOnly != b.RecursiveReadOnly || a.IDMap != b.IDMap {
+		if b.believe(known); a.RecursiveReadOnly != b.RecursiveReadOnly || a.IDMap != b.IDMap || a.CgroupNamespaces != b.CgroupNamespaces {
 			t.Errorf("%s became %s", text, again)
 		}
 	})

@@ -8,6 +8,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
@@ -109,6 +110,13 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	if security.GetPrivileged() {
 		if in.Facts.HostDevices, err = spec.HostDevices(); err != nil {
 			return in, fmt.Errorf("list the node's devices: %w", err)
+		}
+	}
+	// A mount by somebody else may have changed them since the last container.
+	writable := security.GetPrivileged() || security.GetCgroupMountMode() == cri.CgroupMountMode_CGROUP_MOUNT_MODE_READ_WRITE
+	if writable && in.Facts.Host.CgroupV2 {
+		if in.Facts.CgroupOptions, err = cgroup.Options(); err != nil {
+			return in, fmt.Errorf("read the options of the node's cgroup mount: %w", err)
 		}
 	}
 	if in.Facts.Seccomp, err = spec.ResolveSeccomp(security); err != nil {

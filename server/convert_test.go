@@ -62,6 +62,7 @@ func TestSandboxStatus(t *testing.T) {
 	v := fullSandboxView()
 	got := sandboxStatus(v)
 	wantFilled(t, got,
+		"linux.namespaces.options.cgroupns_options",    // of containers only
 		"linux.namespaces.options.userns_options.mode", // POD is 0
 		"linux.namespaces.options.userns_options.uids.container_id",
 		"linux.namespaces.options.userns_options.gids.container_id")

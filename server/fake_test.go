@@ -145,6 +145,7 @@ type fakeEngine struct {
 	containerStats []*usage.ContainerStats
 	sandboxStats   []*usage.SandboxStats
 	metrics        []*usage.PodMetrics
+	delegates      bool // writable cgroup mounts can be given
 	offers         cgroup.Offers
 	measured       usage.MetricParts // by the latest Metrics
 	spec           json.RawMessage
@@ -271,7 +272,7 @@ func (f *fakeEngine) RuntimeSpec(string) (json.RawMessage, error) {
 func (f *fakeEngine) Handlers(context.Context) []*cri.RuntimeHandler { return f.handlers }
 
 func (f *fakeEngine) RuntimeStatus(context.Context) (*view.RuntimeStatus, error) {
-	return &view.RuntimeStatus{NotReady: f.runtimeErr, Handlers: f.handlers}, f.statusErr
+	return &view.RuntimeStatus{NotReady: f.runtimeErr, Handlers: f.handlers, CgroupDelegation: f.delegates}, f.statusErr
 }
 
 func (f *fakeEngine) NetworkStatus(context.Context) (*view.NetworkStatus, error) {

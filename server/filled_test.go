@@ -56,6 +56,8 @@ func fillScalar(field protoreflect.FieldDescriptor, n *int) protoreflect.Value {
 		return protoreflect.ValueOfUint32(uint32(*n))
 	case protoreflect.Int64Kind:
 		return protoreflect.ValueOfInt64(int64(*n))
+	case protoreflect.DoubleKind:
+		return protoreflect.ValueOfFloat64(float64(*n) + 0.5)
 	case protoreflect.Uint64Kind:
 		return protoreflect.ValueOfUint64(uint64(*n))
 	}
@@ -113,8 +115,9 @@ func maximalSandboxConfig() *cri.PodSandboxConfig {
 	c.Linux.CgroupParent = "/kubepods/pod1"
 	sc := c.Linux.SecurityContext
 	sc.NamespaceOptions.UsernsOptions = someUserns()
+	sc.NamespaceOptions.CgroupnsOptions = nil // of containers only
 	sc.Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: "/profiles/p.json"}
-	sc.Apparmor.ProfileType = cri.SecurityProfile_Localhost
+	sc.Apparmor = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: "profile"}
 	for _, r := range []*cri.LinuxContainerResources{c.Linux.Overhead, c.Linux.Resources} {
 		r.Unified = map[string]string{"memory.high": "1"}
 	}
@@ -150,9 +153,11 @@ func maximalContainerConfig() *cri.ContainerConfig {
 	sc.NamespaceOptions.Pid = cri.NamespaceMode_TARGET
 	sc.NamespaceOptions.TargetId = idOf(3)
 	sc.NamespaceOptions.UsernsOptions = someUserns()
-	sc.RunAsUsername = "" // excludes run_as_user
+	sc.NamespaceOptions.CgroupnsOptions.Mode = cri.NamespaceMode_CONTAINER
+	sc.CgroupMountMode = cri.CgroupMountMode_CGROUP_MOUNT_MODE_READ_WRITE // the other excludes privileged
+	sc.RunAsUsername = ""                                                 // excludes run_as_user
 	sc.Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: "/profiles/p.json"}
-	sc.Apparmor.ProfileType = cri.SecurityProfile_Localhost
+	sc.Apparmor = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: "profile"}
 	c.Windows = nil
 	return c
 }
@@ -161,19 +166,21 @@ func maximalContainerConfig() *cri.ContainerConfig {
 // fails here first.
 func TestMaximalConfigs(t *testing.T) {
 	t.Parallel()
-	wantFilled(t, maximalSandboxConfig(), "windows",
+	const security = "linux.security_context."
+	profiles := []string{security + "seccomp.oci_ref", security + "seccomp.base_profile", security + "apparmor.oci_ref", security + "apparmor.base_profile"} // exclude localhost_ref
+	wantFilled(t, maximalSandboxConfig(), append(profiles, "windows", security+"namespace_options.cgroupns_options",
 		"linux.security_context.namespace_options.userns_options.mode", // POD is 0
 		"linux.security_context.namespace_options.userns_options.uids.container_id",
-		"linux.security_context.namespace_options.userns_options.gids.container_id")
+		"linux.security_context.namespace_options.userns_options.gids.container_id")...)
 
 	c := maximalContainerConfig()
 	union := proto.CloneOf(c)
 	union.Mounts[1].HostPath = union.Mounts[0].HostPath
 	union.Mounts = union.Mounts[1:]
-	wantFilled(t, union, "windows", "mounts.propagation", "linux.security_context.run_as_username",
+	wantFilled(t, union, append(profiles, "windows", "mounts.propagation", "linux.security_context.run_as_username",
 		"linux.security_context.namespace_options.userns_options.mode",
 		"linux.security_context.namespace_options.userns_options.uids.container_id",
-		"linux.security_context.namespace_options.userns_options.gids.container_id")
+		"linux.security_context.namespace_options.userns_options.gids.container_id")...)
 
 	if err := checkRunPodSandbox(&cri.RunPodSandboxRequest{Config: maximalSandboxConfig()}); err != nil {
 		t.Error(err)

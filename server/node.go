@@ -18,11 +18,12 @@ const kubeletAPIVersion = "0.1.0"
 
 // features returns what crius itself does, whatever the handler. The kubelet
 // turns it into node features, so a flag here is a promise to every pod.
-func features() *cri.RuntimeFeatures {
+func features(runtime *view.RuntimeStatus) *cri.RuntimeFeatures {
 	return &cri.RuntimeFeatures{
 		SupplementalGroupsPolicy:  true,
 		UserNamespacesHostNetwork: true,
 		MountOptions:              true,
+		CgroupMountMode:           runtime.CgroupDelegation,
 	}
 }
 
@@ -83,7 +84,7 @@ func (s *nodeAPI) statusOf(runtime *view.RuntimeStatus, network *view.NetworkSta
 			s.networkCondition(network),
 		}},
 		RuntimeHandlers: runtime.Handlers,
-		Features:        features(),
+		Features:        features(runtime),
 	}
 	s.made.Store(&madeStatus{runtime, network, response})
 	return response

@@ -3,6 +3,7 @@ package server
 import (
 	"bytes"
 	"cmp"
+	"fmt"
 	"math"
 	"net/netip"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci/spec"
 )
 
@@ -62,9 +64,10 @@ func checkLinuxSandbox(l *cri.LinuxPodSandboxConfig) error {
 		in("resources", checkResources(l.GetResources())),
 		in("security_context.namespace_options", checkNamespaces(sc.GetNamespaceOptions())),
 		in("security_context.namespace_options.pid", checkSandboxPID(sc.GetNamespaceOptions().GetPid())),
+		in("security_context.namespace_options.cgroupns_options", checkSandboxCgroupns(sc.GetNamespaceOptions().GetCgroupnsOptions())),
 		in("security_context", checkIdentity(sc.GetRunAsUser(), sc.GetRunAsGroup(), "", sc.GetSupplementalGroups())),
 		in("security_context.seccomp", checkSeccomp(sc.GetSeccomp())),
-		in("security_context.apparmor", checkProfile(sc.GetApparmor())),
+		in("security_context.apparmor", checkApparmor(sc.GetApparmor())),
 	)
 }
 
@@ -141,9 +144,10 @@ func checkLinuxContainer(l *cri.LinuxContainerConfig) error {
 	return cmp.Or(
 		in("resources", checkResources(l.GetResources())),
 		in("security_context.namespace_options", checkNamespaces(sc.GetNamespaceOptions())),
+		in("security_context", checkCgroupView(sc)),
 		in("security_context", checkIdentity(sc.GetRunAsUser(), sc.GetRunAsGroup(), sc.GetRunAsUsername(), sc.GetSupplementalGroups())),
 		in("security_context.seccomp", checkSeccomp(sc.GetSeccomp())),
-		in("security_context.apparmor", checkProfile(sc.GetApparmor())),
+		in("security_context.apparmor", checkApparmor(sc.GetApparmor())),
 	)
 }
 
@@ -264,6 +268,36 @@ func checkSandboxPID(mode cri.NamespaceMode) error {
 	return nil
 }
 
+// checkSandboxCgroupns refuses options for the pod: CRI has them for containers only.
+func checkSandboxCgroupns(o *cri.CgroupNamespace) error {
+	if o != nil {
+		return bad("is set; send it with the containers that want it, not with the pod")
+	}
+	return nil
+}
+
+// checkCgroupView refuses what CRI allows no runtime to do (KEP-5474, KEP-5714).
+func checkCgroupView(sc *cri.LinuxContainerSecurityContext) error {
+	const mountMode, mode = "cgroup_mount_mode", "namespace_options.cgroupns_options.mode"
+	if sc.GetPrivileged() && sc.GetCgroupMountMode() == cri.CgroupMountMode_CGROUP_MOUNT_MODE_READ_ONLY {
+		return in(mountMode, bad("is CGROUP_MOUNT_MODE_READ_ONLY with privileged; a privileged container's cgroup mount is always writable"))
+	}
+	options := sc.GetNamespaceOptions().GetCgroupnsOptions()
+	if options == nil {
+		return nil
+	}
+	switch options.GetMode() {
+	case cri.NamespaceMode_CONTAINER:
+	case cri.NamespaceMode_NODE:
+		if !sc.GetPrivileged() && sc.GetCgroupMountMode() == cri.CgroupMountMode_CGROUP_MOUNT_MODE_READ_WRITE {
+			return in(mountMode, bad("is CGROUP_MOUNT_MODE_READ_WRITE in the node's cgroup namespace, where only a privileged container may write; send CONTAINER as cgroupns_options.mode"))
+		}
+	default:
+		return in(mode, bad("is %s; send CONTAINER or NODE", options.GetMode()))
+	}
+	return nil
+}
+
 // checkNamespaces accepts CONTAINER for network and ipc: no kubelet sends it
 // and other runtimes treat it as POD.
 func checkNamespaces(o *cri.NamespaceOption) error {
@@ -340,19 +374,54 @@ func checkIdentity(user, group *cri.Int64Value, username string, groups []int64)
 }
 
 // checkProfile: a Localhost profile without a name must not mean none
-// (CVE-2023-2431).
+// (CVE-2023-2431), nor may parts of an OCI profile be ignored with another type.
 func checkProfile(p *cri.SecurityProfile) error {
 	if p.GetProfileType() == cri.SecurityProfile_Localhost && p.GetLocalhostRef() == "" {
 		return in("localhost_ref", bad("is empty; name the profile or send another profile_type"))
 	}
+	if p.GetProfileType() == cri.SecurityProfile_OCI {
+		return nil
+	}
+	if p.GetOciRef() != "" {
+		return in("oci_ref", bad("comes with profile_type %s; leave it out or send OCI", p.GetProfileType()))
+	}
+	if p.GetBaseProfile() != nil {
+		return in("base_profile", bad("comes with profile_type %s; leave it out or send OCI", p.GetProfileType()))
+	}
 	return nil
 }
 
-func checkSeccomp(p *cri.SecurityProfile) error {
-	if p.GetProfileType() != cri.SecurityProfile_Localhost {
-		return nil
+func checkApparmor(p *cri.SecurityProfile) error {
+	if p.GetProfileType() == cri.SecurityProfile_OCI {
+		return in("profile_type", bad("is OCI, which is for seccomp; send Localhost with the name of a loaded profile"))
 	}
-	return cmp.Or(checkProfile(p), in("localhost_ref", checkPath(p.GetLocalhostRef())))
+	return checkProfile(p)
+}
+
+func checkSeccomp(p *cri.SecurityProfile) error {
+	switch p.GetProfileType() {
+	case cri.SecurityProfile_Localhost:
+		return cmp.Or(checkProfile(p), in("localhost_ref", checkPath(p.GetLocalhostRef())))
+	case cri.SecurityProfile_OCI:
+		if p.GetOciRef() == "" {
+			return in("oci_ref", bad("is empty; name the profile or send another profile_type"))
+		}
+		if err := in("base_profile.localhost_ref", checkBaseProfile(p.GetBaseProfile())); err != nil {
+			return err
+		}
+		return fmt.Errorf("seccomp profile %q: profiles from OCI registries are not supported; use a Localhost profile: %w", brief(p.GetOciRef()), fault.Unimplemented)
+	}
+	return checkProfile(p)
+}
+
+func checkBaseProfile(p *cri.SecurityProfileBase) error {
+	switch {
+	case p.GetType() == cri.SecurityProfileBase_Localhost:
+		return checkPath(p.GetLocalhostRef())
+	case p.GetLocalhostRef() != "":
+		return bad("comes with type %s; leave it out or send Localhost", p.GetType())
+	}
+	return nil
 }
 
 func checkEnv(e *cri.KeyValue) error {

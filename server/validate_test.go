@@ -94,7 +94,13 @@ func TestRefusedPods(t *testing.T) {
 		{"linux.security_context.run_as_group", func(c *config) { c.Linux.SecurityContext.RunAsGroup.Value = 1 << 31 }},
 		{"linux.security_context.supplemental_groups[0]", func(c *config) { c.Linux.SecurityContext.SupplementalGroups[0] = -1 }},
 		{"linux.security_context.supplemental_groups_policy", func(c *config) { c.Linux.SecurityContext.SupplementalGroupsPolicy = 2 }},
-		{"linux.security_context.seccomp.profile_type", func(c *config) { c.Linux.SecurityContext.Seccomp.ProfileType = 3 }},
+		{"linux.security_context.seccomp.profile_type", func(c *config) { c.Linux.SecurityContext.Seccomp.ProfileType = 4 }},
+		{"linux.security_context.seccomp.oci_ref", func(c *config) { c.Linux.SecurityContext.Seccomp.ProfileType = cri.SecurityProfile_OCI }},
+		{"linux.security_context.seccomp.oci_ref", func(c *config) { c.Linux.SecurityContext.Seccomp.OciRef = "r/p@sha256:1" }},
+		{"linux.security_context.apparmor.profile_type", func(c *config) { c.Linux.SecurityContext.Apparmor.ProfileType = cri.SecurityProfile_OCI }},
+		{"linux.security_context.namespace_options.cgroupns_options", func(c *config) {
+			c.Linux.SecurityContext.NamespaceOptions.CgroupnsOptions = &cri.CgroupNamespace{Mode: cri.NamespaceMode_CONTAINER}
+		}},
 		{"linux.security_context.seccomp.localhost_ref", func(c *config) { c.Linux.SecurityContext.Seccomp.LocalhostRef = "" }},
 		{"linux.security_context.seccomp.localhost_ref", func(c *config) { c.Linux.SecurityContext.Seccomp.LocalhostRef = "p.json" }},
 		{"linux.security_context.apparmor.localhost_ref", func(c *config) { c.Linux.SecurityContext.Apparmor.LocalhostRef = "" }},
@@ -273,6 +279,35 @@ func TestRefusedContainers(t *testing.T) {
 		{"linux.security_context.seccomp.localhost_ref", func(c *config) { security(c).Seccomp.LocalhostRef = "" }},
 		{"linux.security_context.apparmor.localhost_ref", func(c *config) { security(c).Apparmor.LocalhostRef = "" }},
 		{"linux.security_context.apparmor.profile_type", func(c *config) { security(c).Apparmor.ProfileType = -1 }},
+		{"linux.security_context.apparmor.profile_type", func(c *config) { security(c).Apparmor.ProfileType = cri.SecurityProfile_OCI }},
+		{"linux.security_context.apparmor.oci_ref", func(c *config) { security(c).Apparmor.OciRef = "r/p@sha256:1" }},
+		{"linux.security_context.apparmor.base_profile", func(c *config) { security(c).Apparmor.BaseProfile = &cri.SecurityProfileBase{} }},
+		{"linux.security_context.seccomp.oci_ref", func(c *config) { security(c).Seccomp.OciRef = "r/p@sha256:1" }},
+		{"linux.security_context.seccomp.base_profile", func(c *config) {
+			security(c).Seccomp = &cri.SecurityProfile{BaseProfile: &cri.SecurityProfileBase{}}
+		}},
+		{"linux.security_context.seccomp.oci_ref", func(c *config) {
+			security(c).Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_OCI}
+		}},
+		{"linux.security_context.seccomp.base_profile.localhost_ref", func(c *config) {
+			security(c).Seccomp = ociProfile(&cri.SecurityProfileBase{Type: cri.SecurityProfileBase_Localhost})
+		}},
+		{"linux.security_context.seccomp.base_profile.localhost_ref", func(c *config) {
+			security(c).Seccomp = ociProfile(&cri.SecurityProfileBase{LocalhostRef: "/p.json"})
+		}},
+		{"linux.security_context.cgroup_mount_mode", func(c *config) { security(c).CgroupMountMode = 3 }},
+		{"linux.security_context.cgroup_mount_mode", func(c *config) {
+			security(c).CgroupMountMode = cri.CgroupMountMode_CGROUP_MOUNT_MODE_READ_ONLY // with privileged
+		}},
+		{"linux.security_context.cgroup_mount_mode", func(c *config) {
+			security(c).Privileged, security(c).NamespaceOptions.CgroupnsOptions.Mode = false, cri.NamespaceMode_NODE
+		}},
+		{"linux.security_context.namespace_options.cgroupns_options.mode", func(c *config) {
+			security(c).NamespaceOptions.CgroupnsOptions = &cri.CgroupNamespace{} // POD
+		}},
+		{"linux.security_context.namespace_options.cgroupns_options.mode", func(c *config) {
+			security(c).NamespaceOptions.CgroupnsOptions.Mode = cri.NamespaceMode_TARGET
+		}},
 		{"linux.security_context.namespace_options.pid", func(c *config) { security(c).NamespaceOptions.Pid = 9 }},
 		{"linux.security_context.namespace_options.target_id", func(c *config) { security(c).NamespaceOptions.TargetId = "" }},
 		{"linux.security_context.namespace_options.userns_options.mode", func(c *config) {
@@ -290,6 +325,28 @@ func TestRefusedContainers(t *testing.T) {
 	c.Linux.SecurityContext.NamespaceOptions.TargetId = "web"
 	if err := checkCreateContainer(&cri.CreateContainerRequest{PodSandboxId: idOf(1), Config: c}); !errors.Is(err, fault.NotFound) {
 		t.Errorf("a target that cannot be: %v", err)
+	}
+}
+
+// ociProfile is a seccomp profile with the base.
+func ociProfile(base *cri.SecurityProfileBase) *cri.SecurityProfile {
+	return &cri.SecurityProfile{ProfileType: cri.SecurityProfile_OCI, OciRef: "r/p@sha256:1", BaseProfile: base}
+}
+
+// A profile from a registry must not be replaced with another one, nor with none.
+func TestSeccompProfilesOfRegistriesAreRefused(t *testing.T) {
+	t.Parallel()
+	for _, base := range []*cri.SecurityProfileBase{nil, {}, {Type: cri.SecurityProfileBase_Localhost, LocalhostRef: "/p.json"}} {
+		pod, container := maximalSandboxConfig(), maximalContainerConfig()
+		pod.Linux.SecurityContext.Seccomp, container.Linux.SecurityContext.Seccomp = ociProfile(base), ociProfile(base)
+		for _, err := range []error{
+			checkRunPodSandbox(&cri.RunPodSandboxRequest{Config: pod}),
+			checkCreateContainer(&cri.CreateContainerRequest{PodSandboxId: idOf(1), Config: container}),
+		} {
+			if !errors.Is(err, fault.Unimplemented) || !strings.Contains(err.Error(), "r/p@sha256:1") {
+				t.Errorf("base %v: %v", base, err)
+			}
+		}
 	}
 }
 
@@ -333,8 +390,14 @@ func TestAcceptedContainers(t *testing.T) {
 		"bare": func(c *config) {
 			*c = config{Metadata: &cri.ContainerMetadata{Name: "x"}, Image: &cri.ImageSpec{Image: "y"}}
 		},
-		"no log":          func(c *config) { c.LogPath = "" },
-		"dots in log":     func(c *config) { c.LogPath = "..web/...log" },
+		"no log":      func(c *config) { c.LogPath = "" },
+		"dots in log": func(c *config) { c.LogPath = "..web/...log" },
+		"node's cgroups": func(c *config) {
+			c.Linux.SecurityContext.NamespaceOptions.CgroupnsOptions.Mode = cri.NamespaceMode_NODE
+		},
+		"read-only cgroups": func(c *config) {
+			c.Linux.SecurityContext.Privileged, c.Linux.SecurityContext.CgroupMountMode = false, cri.CgroupMountMode_CGROUP_MOUNT_MODE_READ_ONLY
+		},
 		"username":        func(c *config) { c.Linux.SecurityContext.RunAsUser, c.Linux.SecurityContext.RunAsUsername = nil, "www" },
 		"group of a name": func(c *config) { c.Linux.SecurityContext.RunAsUser, c.Linux.SecurityContext.RunAsUsername = nil, "www" },
 		"no limits": func(c *config) {

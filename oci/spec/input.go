@@ -76,7 +76,12 @@ type Facts struct {
 	// to understand ("rro").
 	MountOptions []string
 
-	IDMap bool // the handler can make id-mapped mounts
+	IDMap            bool // the handler can make id-mapped mounts
+	CgroupNamespaces bool // the handler can make cgroup namespaces
+
+	// CgroupOptions are those of the node's cgroup v2 mount, from cgroup.Options; for a container
+	// to which they matter.
+	CgroupOptions []string
 
 	// OwnKernel says that the handler runs the pod on a kernel of its own, in a
 	// virtual machine or gVisor. The runtime must still set the pod's sysctls

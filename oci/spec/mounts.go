@@ -13,27 +13,24 @@ import (
 // mounts lists the mounts of every container, the pod's files and the requested
 // mounts, parents before children.
 func mounts(in *Input, s *specs.Spec) error {
-	if in.writableCgroups() && !in.Facts.Host.CgroupV2 {
-		return unimplemented("writable cgroups, requested by the handler's cgroup_writable or the annotation cgroup2-mount-hierarchy-rw.crio.io, require cgroup v2, but this node has v1")
+	cgroups, err := in.cgroupView()
+	if err != nil {
+		return err
 	}
 	asked, err := requestMounts(in)
 	if err != nil {
 		return err
 	}
-	s.Mounts = overlay(slices.Concat(in.baseMounts(), kernelMounts(in), scratchMounts(in), fileMounts(in), volumeMounts(in), nodeMounts(in)), asked)
+	s.Mounts = overlay(slices.Concat(in.baseMounts(), kernelMounts(in, cgroups), scratchMounts(in), fileMounts(in), volumeMounts(in), nodeMounts(in)), asked)
 	s.Linux.RootfsPropagation = rootPropagation(in.Request.Container.GetMounts())
 	return nil
 }
 
 // kernelMounts returns the file systems that programs expect.
-func kernelMounts(in *Input) []specs.Mount {
+func kernelMounts(in *Input, cgroups cgroupView) []specs.Mount {
 	access := "ro"
 	if in.privileged() {
 		access = "rw"
-	}
-	cgroups := access
-	if in.writableCgroups() {
-		cgroups = "rw"
 	}
 	pts := []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"}
 	users := in.podSecurity().GetNamespaceOptions().GetUsernsOptions()
@@ -54,7 +51,7 @@ func kernelMounts(in *Input) []specs.Mount {
 		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: pts},
 		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
 		shm(in.Facts.Files.Shm),
-		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", cgroups}},
+		cgroups.mount(in),
 	}
 }
 

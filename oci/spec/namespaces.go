@@ -38,11 +38,11 @@ func namespaces(in *Input, s *specs.Spec) error {
 	}
 	addNamespace(s, specs.MountNamespace, "")
 
-	// On cgroup v1 runtimes bind the container's own directories instead.
-	if in.Facts.Host.CgroupV2 && !in.privileged() {
+	cgroups, err := in.cgroupView()
+	if cgroups.own {
 		addNamespace(s, specs.CgroupNamespace, "")
 	}
-	return nil
+	return err
 }
 
 // addPID follows the container's own mode; a request without namespace options

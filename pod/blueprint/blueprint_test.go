@@ -309,10 +309,10 @@ func TestSpec(t *testing.T) {
 	p := planner()
 	p.InfraCPUs = "0"
 	plan := p.Pod("id", PodRequest{Config: podConfig(nil)})
-	facts := PodFacts{ID: "id", Plan: &plan, Files: files.Of("/run/pod", &plan), Abilities: &oci.Abilities{RecursiveReadOnly: true}, Hostname: "host",
+	facts := PodFacts{ID: "id", Plan: &plan, Files: files.Of("/run/pod", &plan), Abilities: &oci.Abilities{RecursiveReadOnly: true, CgroupNamespaces: true}, Hostname: "host",
 		Asked: annotation.Asked{Allowed: []string{"a"}}}
 	in := p.Spec(facts)
-	if in.Facts.Files.Shm != "/run/pod/shm" || in.Facts.Namespaces.PID != "" || in.Asked.InfraCPUs != "0" || len(in.Facts.MountOptions) != 1 || len(in.Defaults.AllowedAnnotations) != 1 {
+	if in.Facts.Files.Shm != "/run/pod/shm" || in.Facts.Namespaces.PID != "" || in.Asked.InfraCPUs != "0" || len(in.Facts.MountOptions) != 1 || !in.Facts.CgroupNamespaces || len(in.Defaults.AllowedAnnotations) != 1 {
 		t.Errorf("%+v", in)
 	}
 	plan = p.Pod("id", PodRequest{Config: podConfig(&cri.NamespaceOption{Ipc: cri.NamespaceMode_NODE}), Sandboxed: true})

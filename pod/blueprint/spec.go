@@ -40,6 +40,8 @@ func (p *Planner) Spec(pod PodFacts) spec.Input {
 		Features: pod.Abilities.Features,
 		IDMap:    pod.Abilities.IDMap,
 
+		CgroupNamespaces: pod.Abilities.CgroupNamespaces,
+
 		OwnKernel: plan.Sandboxed,
 
 		VirtualMachine: plan.Sandboxed && pod.Abilities.VirtualMachine,

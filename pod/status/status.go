@@ -17,6 +17,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/background"
+	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/panics"
@@ -82,13 +83,25 @@ func New(runtimes Runtimes, images Images, network Network, cgroups func() error
 		table := runtimes.Version()
 		err := n.runtimeReady(ctx)
 		n.tell(ctx, err)
-		return view.RuntimeStatus{Table: table, NotReady: err, Handlers: n.Handlers(ctx)}
+		return view.RuntimeStatus{Table: table, NotReady: err, Handlers: n.Handlers(ctx), CgroupDelegation: delegates(ctx)}
 	})
 	n.network = refresh.New(func(ctx context.Context) view.NetworkStatus {
 		err := network.Ready(ctx)
 		return view.NetworkStatus{NotReady: err, Grace: network.Grace()}
 	})
 	return n
+}
+
+// delegates reports whether a container can be given a writable cgroup mount.
+func delegates(ctx context.Context) bool {
+	if cgroup.Detect() != cgroup.V2 {
+		return false
+	}
+	options, err := cgroup.Options()
+	if err != nil {
+		slog.WarnContext(ctx, "cannot read the options of the cgroup mount", "err", err)
+	}
+	return slices.Contains(options, cgroup.NSDelegate)
 }
 
 // tell logs once that containers cannot be run, for err, and once that they can again.
@@ -200,6 +213,7 @@ func (n *Node) offered(ctx context.Context, name string) *cri.RuntimeHandler {
 	if err == nil {
 		features.RecursiveReadOnlyMounts = abilities.RecursiveReadOnly
 		features.UserNamespaces = n.CanMap(name, abilities) == nil
+		features.CgroupNamespaces = abilities.CgroupNamespaces && !abilities.Sandboxed
 	}
 	return &cri.RuntimeHandler{Name: name, Features: features}
 }

@@ -86,6 +86,8 @@ type RuntimeStatus struct {
 	NotReady error                 // why containers of the default handler cannot be run; nil: they can
 	Handlers []*cri.RuntimeHandler // that can be used, in an order that never changes
 	Table    uint64                // version of the table of handlers
+
+	CgroupDelegation bool // cgroup v2 with nsdelegate: containers may be given their cgroups
 }
 
 // NetworkStatus is what readers see of the node's network; immutable like Sandbox.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -60,6 +61,9 @@ func whole(weight int, plain func(*planner) proto.Message, done func(*model, *ca
 
 // cannotCheckpoint: the node is configured without criu, so that nothing is written, and restores nothing.
 func cannotCheckpoint(*model, *call) answers { return refusals }
+
+// unimplemented: crius has no security profiles of registries.
+func unimplemented(*model, *call) answers { return answer(codes.Unimplemented) }
 
 // rules returns the rules by the name of the RPC.
 func rules() map[string]rule {
@@ -119,6 +123,10 @@ func rules() map[string]rule {
 		"PullImage":    {weight: 3, plain: func(p *planner) proto.Message { return &cri.PullImageRequest{Image: p.image()} }, allowed: mayPull, done: hasPulled},
 		"RemoveImage":  {weight: 2, plain: func(p *planner) proto.Message { return &cri.RemoveImageRequest{Image: p.image()} }, allowed: mayRemoveImage, done: hasRemovedImage},
 		"ImageFsInfo":  whole(1, nil, nil),
+
+		"PullSecurityProfile":   {weight: 1, allowed: unimplemented},
+		"ListSecurityProfiles":  {weight: 1, allowed: unimplemented},
+		"RemoveSecurityProfile": {weight: 1, allowed: unimplemented},
 	}
 }
 
