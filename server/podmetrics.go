@@ -30,6 +30,7 @@ type metricsAPI struct {
 type podMetric struct {
 	kind, name, help string
 	gauge            bool
+	duration         bool     // in seconds; its values here are nanoseconds
 	labels           []string // its own, after baseLabels
 	unless           func(cgroup.Offers) bool
 	value            func(*sample) *uint64
@@ -187,6 +188,11 @@ func (a *metricsAPI) collect(s *sample, devices deviceNames) []*cri.Metric {
 			cells = cells[:len(cells)+1]
 			c := &cells[len(cells)-1]
 			c.value.Value = *n
+			if m.duration {
+				// Clients before CRI 0.38 know whole numbers only.
+				c.value.Value = *n / uint64(time.Second)
+				c.metric.DoubleValue = &cri.DoubleValue{Value: time.Duration(*n).Seconds()}
+			}
 			c.metric.Name, c.metric.Value, c.metric.LabelValues = m.name, &c.value, s.labels
 			if len(labels) > 0 {
 				c.metric.LabelValues = slices.Concat(s.labels, labels)

@@ -2,7 +2,6 @@ package server
 
 import (
 	"slices"
-	"time"
 
 	"github.com/crius-run/crius/internal/cgroup"
 )
@@ -24,21 +23,13 @@ func generalMetrics() []podMetric {
 	}
 }
 
-// seconds rounds nanoseconds down: CRI has no fractions.
-func seconds(nanoseconds *uint64) *uint64 {
-	if nanoseconds == nil {
-		return nil
-	}
-	return new(*nanoseconds / uint64(time.Second))
-}
-
 func cpuMetrics() []podMetric {
 	time := func(name, help string, field func(*cgroup.CPUDetails) *uint64) podMetric {
-		return podMetric{kind: "cpu", name: name, help: help, value: func(s *sample) *uint64 {
+		return podMetric{kind: "cpu", name: name, help: help, duration: true, value: func(s *sample) *uint64 {
 			if s.details.CPU == nil {
 				return nil
 			}
-			return seconds(field(s.details.CPU))
+			return field(s.details.CPU)
 		}}
 	}
 	// cAdvisor has metrics of the quota's effect only if there is one.
@@ -50,6 +41,10 @@ func cpuMetrics() []podMetric {
 			return field(s.details.CPU)
 		}}
 	}
+	duration := func(m podMetric) podMetric {
+		m.duration = true
+		return m
+	}
 	burst := func(m podMetric) podMetric {
 		m.unless = func(o cgroup.Offers) bool { return !o.CPUBurst }
 		return m
@@ -59,22 +54,22 @@ func cpuMetrics() []podMetric {
 			func(c *cgroup.CPUDetails) *uint64 { return c.User }),
 		time("container_cpu_system_seconds_total", "Cumulative system cpu time consumed in seconds.",
 			func(c *cgroup.CPUDetails) *uint64 { return c.System }),
-		{kind: "cpu", name: "container_cpu_usage_seconds_total", help: "Cumulative cpu time consumed in seconds.", labels: []string{"cpu"},
+		{kind: "cpu", name: "container_cpu_usage_seconds_total", help: "Cumulative cpu time consumed in seconds.", labels: []string{"cpu"}, duration: true,
 			values: func(s *sample, add emit) {
 				if s.details.CPU != nil {
-					add(seconds(s.details.CPU.Total), "total")
+					add(s.details.CPU.Total, "total")
 				}
 			}},
 		quota("container_cpu_cfs_periods_total", "Number of elapsed enforcement period intervals.",
 			func(c *cgroup.CPUDetails) *uint64 { return c.Periods }),
 		quota("container_cpu_cfs_throttled_periods_total", "Number of throttled period intervals.",
 			func(c *cgroup.CPUDetails) *uint64 { return c.ThrottledPeriods }),
-		quota("container_cpu_cfs_throttled_seconds_total", "Total time duration the container has been throttled.",
-			func(c *cgroup.CPUDetails) *uint64 { return seconds(c.ThrottledTime) }),
+		duration(quota("container_cpu_cfs_throttled_seconds_total", "Total time duration the container has been throttled.",
+			func(c *cgroup.CPUDetails) *uint64 { return c.ThrottledTime })),
 		burst(quota("container_cpu_cfs_burst_periods_total", "Number of periods when burst occurs.",
 			func(c *cgroup.CPUDetails) *uint64 { return c.Bursts })),
-		burst(quota("container_cpu_cfs_burst_seconds_total", "Total time duration the container has been bursted.",
-			func(c *cgroup.CPUDetails) *uint64 { return seconds(c.BurstTime) })),
+		burst(duration(quota("container_cpu_cfs_burst_seconds_total", "Total time duration the container has been bursted.",
+			func(c *cgroup.CPUDetails) *uint64 { return c.BurstTime }))),
 	}
 }
 
@@ -162,11 +157,11 @@ func processMetrics() []podMetric {
 
 func otherMetrics() []podMetric {
 	stall := func(name, help string, total func(*cgroup.Details) *cgroup.Stall) podMetric {
-		return podMetric{kind: "pressure", name: name, help: help,
+		return podMetric{kind: "pressure", name: name, help: help, duration: true,
 			unless: func(o cgroup.Offers) bool { return !o.Pressure },
 			value: func(s *sample) *uint64 {
 				if stall := total(s.details); stall != nil {
-					return seconds(&stall.Total)
+					return &stall.Total
 				}
 				return nil
 			}}

@@ -389,3 +389,30 @@ func TestInterfacesOfPodMetricsAreBounded(t *testing.T) {
 		t.Errorf("interfaces are %v", seen)
 	}
 }
+
+// A kubelet before CRI 0.38 reads whole seconds, a later one fractions.
+func TestDurationsHaveFractions(t *testing.T) {
+	t.Parallel()
+	p := somePodMetrics()
+	*p.Details.CPU.Total = 1_750_000_000
+	ofPod, ofContainer, _ := podMetricsOf(t, p, AllPodMetrics)
+	durations := 0
+	for _, m := range append(ofPod, ofContainer...) {
+		switch duration := strings.HasSuffix(m.Name, "_seconds_total"); {
+		case duration != (m.DoubleValue != nil):
+			t.Errorf("%s is %v and %v", m.Name, m.Value, m.DoubleValue)
+		case !duration:
+		case m.Value.GetValue() != uint64(m.DoubleValue.GetValue()):
+			t.Errorf("%s is %d for older clients, and %v", m.Name, m.Value.GetValue(), m.DoubleValue.GetValue())
+		default:
+			durations++
+		}
+	}
+	if durations < 10 {
+		t.Errorf("only %d durations", durations)
+	}
+	i := slices.IndexFunc(ofPod, func(m *cri.Metric) bool { return m.Name == "container_cpu_usage_seconds_total" })
+	if m := ofPod[i]; m.Value.GetValue() != 1 || m.DoubleValue.GetValue() != 1.75 {
+		t.Errorf("1.75 s are %v and %v", m.Value, m.DoubleValue)
+	}
+}
