@@ -50,7 +50,7 @@ func Holder(f *os.File) int {
 	for line := range strings.Lines(string(table)) {
 		if field := strings.Fields(line); len(field) > 5 && field[1] == "FLOCK" && field[5] == file {
 			pid, err := strconv.Atoi(field[4])
-			if err != nil || unix.Kill(pid, 0) == unix.ESRCH { //nolint:errorlint // of a system call
+			if err != nil || unix.Kill(pid, 0) == unix.ESRCH {
 				return 0
 			}
 			return max(pid, 0)
