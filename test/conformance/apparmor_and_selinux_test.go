@@ -2,6 +2,7 @@ package main_test
 
 import (
 	"os"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -66,7 +67,7 @@ func TestAppArmorOnANodeWithout(t *testing.T) {
 	})
 }
 
-// Without SELinux its labels have no effect, nor has relabelling.
+// Without SELinux its labels have no effect, nor has relabelling, and the log says so once.
 func TestSELinuxOnANodeWithout(t *testing.T) {
 	t.Parallel()
 	if _, err := os.Stat("/sys/fs/selinux/enforce"); err == nil {
@@ -81,4 +82,6 @@ func TestSELinuxOnANodeWithout(t *testing.T) {
 		c.Mounts = []*cri.Mount{{ContainerPath: "/v", HostPath: dir, SelinuxRelabel: true}}
 	})
 	scene.Equal(t, "output", out, "x")
+	const told = "seLinuxOptions of pods have no effect"
+	scene.Equal(t, "how often the log says that "+told, strings.Count(scene.Read(t, w.LogFile()), told), 1)
 }

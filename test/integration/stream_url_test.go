@@ -209,7 +209,7 @@ func TestSessionsAreBounded(t *testing.T) {
 	wantCode(t, err, codes.ResourceExhausted, "stream_max_sessions_per_container")
 	open(other)
 	_, err = w.Runtime().Attach(t.Context(), other.attachRequest())
-	wantCode(t, err, codes.ResourceExhausted, "stream_max_sessions:")
+	wantCode(t, err, codes.ResourceExhausted, "on this node")
 	lines[0].Cut()
 	var address string
 	wait.For(t, "the end of a session to make room", func() bool {

@@ -57,6 +57,36 @@ func (p *operator) switchOver(ctx context.Context) error {
 	return nil
 }
 
+// changeIdentity has crius stand for CRI-O, as docs/installers.md says, then for containerd, and
+// for itself again, under the steady pod.
+func (p *operator) changeIdentity(ctx context.Context) error {
+	const (
+		dropIn = "/etc/crius/crius.toml.d/50-identity.toml"
+		unit   = "/etc/systemd/system/crio.service"
+	)
+	for _, as := range []struct{ name, config, restart string }{
+		{
+			"cri-o",
+			"[api]\nruntime_name = \"cri-o\"\ncrio_socket = \"/var/run/crio/crio.sock\"\n[runtime]\ncrio_handlers_dir = \"/etc/crio/crio.conf.d\"\n",
+			"ln -s /usr/lib/systemd/system/crius.service " + unit + " && systemctl daemon-reload && systemctl restart crio",
+		},
+		{"containerd", "[api]\nruntime_name = \"containerd\"\n", "rm " + unit + " && systemctl daemon-reload && systemctl restart crius"},
+		{"crius", "", "rm " + dropIn + " && systemctl restart crius"},
+	} {
+		if err := write(dropIn, as.config); err != nil {
+			return err
+		}
+		p.promise("as "+as.name+": "+as.restart, atTerminal(as.restart))
+		p.see(ctx, "as "+as.name+": crictl shows the name", "crictl version | tr -s ' '", "RuntimeName: "+as.name+"\n")
+		p.promise("as "+as.name+": the node is well and the pod unharmed", p.healthy(ctx))
+		if as.name == "cri-o" {
+			p.see(ctx, "drop-ins of nvidia-ctk and kata-deploy are taken", "crius status; crius check", "nvidia", "kata-qemu")
+			p.see(ctx, "tools find it at CRI-O's socket", "crictl --runtime-endpoint unix:///var/run/crio/crio.sock pods --quiet --name steady | wc -l", "1\n")
+		}
+	}
+	return nil
+}
+
 // downAndUp downgrades the package to the previous version and upgrades it
 // again, and removes and reinstalls it, under the steady pod.
 func (p *operator) downAndUp(ctx context.Context) error {

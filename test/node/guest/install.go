@@ -47,7 +47,7 @@ func install(ctx context.Context, o options, images *registry.Registry) error {
 		run  func(context.Context) error
 	}{
 		{"installation", p.install}, {"kubelet", p.runKubelet}, {"network", p.addNetwork}, {"faults", p.meetFaults},
-		{"CRI-O", p.switchOver}, {"down and up", p.downAndUp}, {"removal", p.remove},
+		{"CRI-O", p.switchOver}, {"identity", p.changeIdentity}, {"down and up", p.downAndUp}, {"removal", p.remove},
 	} {
 		if err := part.run(ctx); err != nil {
 			p.promise(part.name+" cannot be finished", err)
