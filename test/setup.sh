@@ -117,7 +117,7 @@ check_go() {
 	minor=${version#1.}
 	minor=${minor%%.*}
 	[ "$minor" -ge 21 ] || die "Go $version is too old: any Go from 1.21 on will do, from bookworm-backports or https://go.dev/dl"
-	required=$(sed -n 's/^go //p' "$(dirname "$0")/../go.mod")
+	required=$(sed -n 's/^go //p' "${0%/*}/../go.mod")
 	required=${required%.*}
 	[ "$minor" -ge "${required#1.}" ] || [ "$(go env GOTOOLCHAIN)" != local ] ||
 		die "Go $version may not fetch Go $required, because GOTOOLCHAIN is local: go env -u GOTOOLCHAIN"
