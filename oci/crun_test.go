@@ -99,7 +99,8 @@ func TestCrunForgetsAContainerWhosePidIsAThread(t *testing.T) {
 	}
 }
 
-// giveThread makes crun believe that the container's process was tid.
+// giveThread makes crun believe that the container's process was tid, and started soon after the
+// node: the thread may have started in the same hundredth of a second as the process that there was.
 func giveThread(t *testing.T, file string, tid int) {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -110,7 +111,7 @@ func giveThread(t *testing.T, file string, tid int) {
 	if err := json.Unmarshal(text, &status); err != nil {
 		t.Fatal(err)
 	}
-	status["pid"] = tid
+	status["pid"], status["process-start-time"] = tid, 1
 	if text, err = json.Marshal(status); err == nil {
 		err = os.WriteFile(file, text, 0o600)
 	}
