@@ -95,12 +95,13 @@ func TestKernelLogKeepsWhatTheKernelSays(t *testing.T) {
 		"rcu: INFO: rcu_sched self-detected stall on CPU":                                                                                                      "",
 		"nf_conntrack: table full, dropping packet":                                                                                                            "",
 		"neighbour: arp_cache: neighbor table overflow!":                                                                                                       "",
-		"RIP: 0033:0x7f0000000001":                                                                                                                             "",
-		" ? do_syscall_64+0x3b/0x90":                                                                                                                           "",
-		" ovl_lookup+0x2f/0xa0 [overlay]":                                                                                                                      "",
-		"unregister_netdevice: waiting for eth0 to become free. Usage count = 1":                                                                               "",
-		"device-mapper: thin: 253:2: reached low water mark for data device: sending event.":                                                                   "",
-		"XFS (dm-3): metadata I/O error in \"xfs_trans\" at daddr 0x1 len 8 error 5":                                                                           "XFS (dm-3): metadata I/O error in <redacted> at daddr 0x1 len 8 error 5",
+
+		"RIP: 0033:0x7f0000000001":                                                           "",
+		" ? do_syscall_64+0x3b/0x90":                                                         "",
+		" ovl_lookup+0x2f/0xa0 [overlay]":                                                    "",
+		"unregister_netdevice: waiting for eth0 to become free. Usage count = 1":             "",
+		"device-mapper: thin: 253:2: reached low water mark for data device: sending event.": "",
+		"XFS (dm-3): metadata I/O error in \"xfs_trans\" at daddr 0x1 len 8 error 5":         "XFS (dm-3): metadata I/O error in <redacted> at daddr 0x1 len 8 error 5",
 	} {
 		if want == "" {
 			want = line

@@ -250,17 +250,19 @@ func (v *victim) cut(ctx context.Context) (failure string, err error) {
 
 // argv returns the machine's command line.
 func (v *victim) argv() (argv, env []string) {
-	return []string{
+	argv = []string{
 		"unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc",
 		umlProgram, "mem=1024M", "uml_dir=./", "umid=" + umlName, "ubd0r=" + v.base, "ubd1r=" + v.input, "ubd2=" + v.disk(),
 		"root=/dev/ubda", "ro", "con=null", "con0=null,fd:1", "quiet", "init=/bin/sh",
 		"POWERCUT_SEED=" + strconv.FormatUint(v.random.Uint64(), 10), "POWERCUT_MOUNT=" + v.options,
 		"POWERCUT_WANT=" + strings.Join(slices.Sorted(maps.Keys(v.present)), ","),
 		"--", "-c", `"mount -t ext4 -o ro /dev/ubdb /bench && exec /bench/guest"`,
-	}, []string{
+	}
+	env = []string{
 		"LD_PRELOAD=" + v.uml.xstate + ":" + v.cache, "TMPDIR=/dev/shm",
 		"CACHE_DISK=" + v.disk(), "CACHE_UNDO=" + v.undo(),
 	}
+	return argv, env
 }
 
 // live runs the machine until its power is cut: all its processes, and only
