@@ -40,6 +40,12 @@ var headlines = []headline{
 		{"crun, 1 at once", "exec", "Exec probes with crun, 1 at once", phases[execSync]},
 		{"crun, 8 at once", "exec", "Exec probes with crun, 8 at once", phases[execSync]},
 	}},
+	{"sessions", "A person looks in", "Sessions with kubectl's protocol that carry 100 MiB.", "ms", []selection{
+		{"exec, output", "sessions", "Sessions with runc: ms", execOutput},
+		{"exec, there and back", "sessions", "Sessions with runc: ms", execBothWays},
+		{"attach", "sessions", "Sessions with runc: ms", attachOutput},
+		{"port-forward", "sessions", "Sessions with runc: ms", forwarded},
+	}},
 	{"pull", "An image is pulled", "A large one in several layers, from a registry on the same machine to a tmpfs.", "seconds", []selection{
 		{"time", "pull", "Image of", "nothing of it there"},
 		{"CPU", "pull", "Image of", "CPU"},
@@ -159,7 +165,7 @@ func (r *report) introduce(w io.Writer, raw string) {
 		"What pods cost with crius, beside containerd and beside the floor, which is what nobody\n"+
 		"can avoid: CNI plugins and OCI runtime, run as raw commands on a bundle that is ready.\n")
 	if raw != "" {
-		fmt.Fprintf(w, "Five headlines of a run; [all its tables](%s) have percentiles, and CPU time,\n"+
+		fmt.Fprintf(w, "The headlines of a run; [all its tables](%s) have percentiles, and CPU time,\n"+
 			"restarts, logs and allocations as well.\n", raw)
 	}
 }
@@ -175,8 +181,9 @@ func (r *report) explain(w io.Writer) {
 		"  work it is on one that is busy.\n"+
 		"- With crun the peer is Debian's containerd, since Debian's crun does not take the version of\n"+
 		"  the runtime specification that a current one writes.\n"+
-		"- Nodes are tmpfs, so that no disk is measured. An image of 10 GB on one has\n"+
-		"  [a run of its own](performance/big.md) (`make bench ROW=big`).\n"+
+		"- Nodes are tmpfs, except in [row disk](performance/run.md#disk), where pods and pulls cost\n"+
+		"  their syncs as well. An image of 10 GB has [a run of its own](performance/big.md)\n"+
+		"  (`make bench ROW=big`).\n"+
 		"- With creates under way on two processors, the slowest calls wait: [the tables](performance/run.md#lists)\n"+
 		"  have beside them how long the threads of server and client ran and waited for a processor.\n"+
 		"- PodSandboxStatus of crius has the states of the pod's containers, which a kubelet wants\n"+

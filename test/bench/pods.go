@@ -31,6 +31,11 @@ func podsOf(ctx context.Context, handler string) (tables []table, err error) {
 		return nil, err
 	}
 	defer func() { err = c.end(ctx, err) }()
+	return c.lives(ctx, handler)
+}
+
+// lives has each target run the pods of podsRuns in turn.
+func (c *contest) lives(ctx context.Context, handler string) (tables []table, err error) {
 	for _, run := range podsRuns {
 		results := make([]outcome, len(c.targets))
 		for round := range run.rounds {

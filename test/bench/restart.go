@@ -15,7 +15,8 @@ const (
 )
 
 // restartRow kills the servers of nodes with many running containers and
-// measures until the next one has recovered them and answers.
+// measures until the next one has recovered them and answers, and what all of
+// it takes of the memory: monitors at rest must not be woken by a crash.
 func restartRow(ctx context.Context) (tables []table, err error) {
 	count, err := amount("CONTAINERS", 1000)
 	if err != nil {
@@ -30,24 +31,34 @@ func restartRow(ctx context.Context) (tables []table, err error) {
 	if err := c.settle(ctx); err != nil {
 		return nil, err
 	}
-	var ready [][]float64
+	var ready, before, after [][]float64
 	for _, s := range []*server{ours, theirs} {
-		took, err := s.restarts(ctx, pods)
+		r, err := s.restarts(ctx, pods)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", s.label, err)
 		}
-		ready = append(ready, took)
+		ready = append(ready, r.took)
+		before, after = append(before, []float64{r.before.memory() / 1024}), append(after, []float64{r.after.memory() / 1024})
 	}
 	t := compare(fmt.Sprintf("Server killed beside %d running containers, %d times: seconds", pods*restartPerPod, restartRounds), 95, c.names()...)
 	t.line("from exec to the first list", ready...)
-	return []table{t.table}, nil
+	memory := compare(fmt.Sprintf("Server, monitors and pauses of %d containers in %d pods: MiB (Pss)", pods*restartPerPod, pods), 0, c.names()...)
+	memory.line("silent for a minute", before...)
+	memory.line(fmt.Sprintf("after the server was killed and started %d times", restartRounds), after...)
+	return []table{t.table, memory.table}, nil
+}
+
+// restarted is what restarts take.
+type restarted struct {
+	took          []float64 // seconds
+	before, after weight
 }
 
 // restarts fills the server's node, kills the server again and again, and
 // removes its pods.
-func (s *server) restarts(ctx context.Context, pods int) (took []float64, err error) {
+func (s *server) restarts(ctx context.Context, pods int) (r restarted, err error) {
 	if _, err := fill(ctx, s, 0, pods, nodeAtOnce); err != nil {
-		return nil, err
+		return r, err
 	}
 	var group errgroup.Group
 	group.SetLimit(nodeAtOnce)
@@ -55,26 +66,35 @@ func (s *server) restarts(ctx context.Context, pods int) (took []float64, err er
 		group.Go(func() error { return s.join(ctx, s.pod(podName(i))) })
 	}
 	if err := group.Wait(); err != nil {
-		return nil, err
+		return r, err
+	}
+	if err := pause(ctx, silentTime-idleTime); err != nil {
+		return r, err
+	}
+	if r.before, err = weigh(ctx, s); err != nil {
+		return r, err
 	}
 	for range restartRounds {
 		if err := s.program.Kill(); err != nil {
-			return nil, err
+			return r, err
 		}
 		began := time.Now()
 		if err := s.program.Start(ctx); err != nil {
-			return nil, err
+			return r, err
 		}
 		running, err := s.running(ctx)
 		if err != nil {
-			return nil, err
+			return r, err
 		}
-		took = append(took, time.Since(began).Seconds())
+		r.took = append(r.took, time.Since(began).Seconds())
 		if want := pods * restartPerPod; running != want {
-			return nil, fmt.Errorf("%d of %d containers run after a restart", running, want)
+			return r, fmt.Errorf("%d of %d containers run after a restart", running, want)
 		}
 	}
-	return took, s.removeAll(ctx)
+	if r.after, err = weigh(ctx, s); err != nil {
+		return r, err
+	}
+	return r, s.removeAll(ctx)
 }
 
 // join starts the missing containers of a pod.

@@ -53,6 +53,8 @@ type Wants struct {
 	// Unread makes a client that reads no output, Paused one that does not until it is closed.
 	Unread bool
 	Paused <-chan struct{}
+	// To takes the standard output, which the session then does not keep.
+	To io.Writer
 }
 
 // A Session is an exec or attach session of client-go with the server.
@@ -77,7 +79,10 @@ func (s Streams) Open(ctx context.Context, address string, w Wants) *Session {
 	if w.Stdin {
 		options.Stdin = stdin
 	}
-	if w.Stdout {
+	switch {
+	case w.To != nil:
+		options.Stdout = w.To
+	case w.Stdout:
 		options.Stdout = out.writer(&out.Stdout, w)
 	}
 	if w.Stderr {
