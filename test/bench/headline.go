@@ -40,12 +40,6 @@ var headlines = []headline{
 		{"crun, 1 at once", "exec", "Exec probes with crun, 1 at once", phases[execSync]},
 		{"crun, 8 at once", "exec", "Exec probes with crun, 8 at once", phases[execSync]},
 	}},
-	{"sessions", "A person looks in", "Sessions with kubectl's protocol that carry 100 MiB.", "ms", []selection{
-		{"exec, output", "sessions", "Sessions with runc: ms", execOutput},
-		{"exec, there and back", "sessions", "Sessions with runc: ms", execBothWays},
-		{"attach", "sessions", "Sessions with runc: ms", attachOutput},
-		{"port-forward", "sessions", "Sessions with runc: ms", forwarded},
-	}},
 	{"pull", "An image is pulled", "A large one in several layers, from a registry on the same machine to a tmpfs.", "seconds", []selection{
 		{"time", "pull", "Image of", "nothing of it there"},
 		{"CPU", "pull", "Image of", "CPU"},

@@ -22,7 +22,7 @@ const (
 	// idleTime is how long a node is left idle for measuring its usage.
 	idleTime = 10 * time.Second
 	// silentTime is how long the containers have been silent then: crius's
-	// monitors rest after a minute.
+	// monitors rest after ten seconds.
 	silentTime = 75 * time.Second
 )
 

@@ -63,7 +63,7 @@ func (s *server) restarts(ctx context.Context, pods int) (r restarted, err error
 	var group errgroup.Group
 	group.SetLimit(nodeAtOnce)
 	for i := range pods {
-		group.Go(func() error { return s.join(ctx, s.pod(podName(i))) })
+		group.Go(func() error { return s.join(ctx, s.pod(podName(i)), restartPerPod-1) })
 	}
 	if err := group.Wait(); err != nil {
 		return r, err
@@ -97,9 +97,9 @@ func (s *server) restarts(ctx context.Context, pods int) (r restarted, err error
 	return r, s.removeAll(ctx)
 }
 
-// join starts the missing containers of a pod.
-func (s *server) join(ctx context.Context, p *pod) error {
-	for i := range restartPerPod - 1 {
+// join starts more containers of a pod.
+func (s *server) join(ctx context.Context, p *pod, more int) error {
+	for i := range more {
 		id, err := s.create(ctx, p, fmt.Sprint("c", i), s.args)
 		if err != nil {
 			return err
