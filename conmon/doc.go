@@ -40,12 +40,13 @@
 //
 // # Rest
 //
-// A monitor that has had nothing to do for a minute gives back its memory,
+// A monitor that has had nothing to do for ten seconds gives back its memory,
 // except for three pages, and its threads (package rest). Its state is in the
 // file that was descriptor 4. Any event restarts the program in the same
 // process, except for requests and ends of clients that knock (see below): a
-// server that dies wakes no monitor. Each time the monitor waits twice as long before it rests, up to
-// half an hour, because a restart costs more than a millisecond of CPU.
+// server that dies wakes no monitor. Each time the monitor waits twice as long
+// before it rests, up to half an hour, because a restart costs more than a
+// millisecond of CPU.
 // Monitors of containers in the host's PID namespace, monitors of containers
 // without a process, and monitors with an attached client stay awake.
 //

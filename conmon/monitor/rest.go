@@ -16,11 +16,11 @@ import (
 
 const (
 	// usualPatience is for how many milliseconds a monitor has nothing to do before it
-	// rests. It doubles each time, up to mostPatience, for a beginning costs about a
-	// millisecond of CPU: a container that writes a line now and then has a monitor that
-	// rests less and less.
-	usualPatience = 60_000
-	mostPatience  = 32 * usualPatience
+	// rests: most containers are silent once they have started. It doubles each time, up
+	// to mostPatience, for a beginning costs about a millisecond of CPU: a container that
+	// writes a line now and then has a monitor that rests less and less.
+	usualPatience = 10_000
+	mostPatience  = 30 * 60_000
 	never         = wire.NoRest
 )
 
