@@ -64,7 +64,7 @@ func (g *guard) next() error {
 		if _, err := io.ReadFull(g.Conn, header); err != nil {
 			return err
 		}
-		size = int(binary.BigEndian.Uint32(header[4:]) & (1<<24 - 1))
+		size = frameSize(header)
 	}
 	g.left = header
 	if header[0]&control != 0 {
@@ -107,3 +107,24 @@ func (g *guard) control(size int) error {
 	g.last = stream
 	return nil
 }
+
+// wholeFrames is a connection to which each frame is written at once. spdystream
+// writes fields, which would be a system call and a packet each, or a message in a
+// WebSocket. Only one goroutine may write.
+type wholeFrames struct {
+	net.Conn
+	frame []byte // that has begun
+}
+
+func (w *wholeFrames) Write(p []byte) (int, error) {
+	w.frame = append(w.frame, p...)
+	if len(w.frame) < frameHeader || len(w.frame) < frameHeader+frameSize(w.frame) {
+		return len(p), nil
+	}
+	_, err := w.Conn.Write(w.frame)
+	w.frame = w.frame[:0]
+	return len(p), err
+}
+
+// frameSize returns how much follows the header of a frame.
+func frameSize(header []byte) int { return int(binary.BigEndian.Uint32(header[4:]) & (1<<24 - 1)) }

@@ -127,3 +127,53 @@ func FuzzGuard(f *testing.F) {
 		}
 	})
 }
+
+// packets are what is written to a connection, write by write.
+type packets struct {
+	net.Conn
+	written [][]byte
+}
+
+func (p *packets) Write(b []byte) (int, error) {
+	p.written = append(p.written, bytes.Clone(b))
+	return len(b), nil
+}
+
+func TestEachFrameIsOneWrite(t *testing.T) {
+	t.Parallel()
+	frames := []spdy.Frame{
+		&spdy.SynReplyFrame{StreamId: 1, Headers: http.Header{}},
+		&spdy.DataFrame{StreamId: 1, Data: bytes.Repeat([]byte("x"), 70_000)},
+		&spdy.DataFrame{StreamId: 1, Data: []byte("y")},
+		&spdy.PingFrame{Id: 2},
+		&spdy.DataFrame{StreamId: 1, Flags: spdy.DataFlagFin},
+		&spdy.RstStreamFrame{StreamId: 1, Status: spdy.Cancel},
+		&spdy.GoAwayFrame{},
+	}
+	var conn packets
+	framer, err := spdy.NewFramer(&wholeFrames{Conn: &conn}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want [][]byte
+	var all bytes.Buffer
+	plain, err := spdy.NewFramer(&all, nil) // headers are compressed with those before
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range frames {
+		if err := errors.Join(plain.WriteFrame(f), framer.WriteFrame(f)); err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, bytes.Clone(all.Bytes()))
+		all.Reset()
+	}
+	if len(conn.written) != len(want) {
+		t.Fatalf("%d writes for %d frames", len(conn.written), len(want))
+	}
+	for i := range want {
+		if !bytes.Equal(conn.written[i], want[i]) {
+			t.Errorf("frame %d: %q instead of %q", i, conn.written[i], want[i])
+		}
+	}
+}

@@ -64,7 +64,7 @@ func upgradeSPDY(w http.ResponseWriter, r *http.Request, protocols []string, tak
 	if err != nil {
 		return nil, "", err
 	}
-	conn, err := spdystream.NewConnectionWithOptions(guarded, true,
+	conn, err := spdystream.NewConnectionWithOptions(&wholeFrames{Conn: guarded}, true,
 		spdy.WithMaxControlFramePayloadSize(largestControl), spdy.WithMaxHeaderFieldSize(largestField), spdy.WithMaxHeaderCount(mostFields))
 	if err != nil {
 		return nil, "", fmt.Errorf("upgrade: %w", err)
