@@ -72,7 +72,7 @@ func (a *artifacts) image(of *artifact.Artifact) *Image {
 		ID:          of.ID,
 		RepoTags:    repoTags(record),
 		RepoDigests: repoDigests(record),
-		Size:        uint64(max(of.Size(), 1)),
+		Size:        max(of.Size(), 1),
 		Config:      &imagespec.ImageConfig{},
 		Files:       of.Files,
 		Annotations: of.Annotations,

@@ -21,6 +21,7 @@ import (
 type catalog struct {
 	store  cstorage.Store
 	locks  *durable.Locks
+	usage  *imageUsage
 	pinned func(*Image) bool
 
 	mu      sync.Mutex
@@ -34,10 +35,11 @@ type entry struct {
 	image  *Image // nil: unusable
 	lost   bool   // unusable because layers are missing
 	kept   int    // bytes of the image's config
+	sized  int    // layers that had been measured when the image's size was an estimate; negative: it is none
 }
 
-func newCatalog(store cstorage.Store, locks *durable.Locks, pinned func(*Image) bool) *catalog {
-	return &catalog{store: store, locks: locks, pinned: pinned, entries: map[string]entry{}, limit: maxKeptSum}
+func newCatalog(store cstorage.Store, locks *durable.Locks, usage *imageUsage, pinned func(*Image) bool) *catalog {
+	return &catalog{store: store, locks: locks, usage: usage, pinned: pinned, entries: map[string]entry{}, limit: maxKeptSum}
 }
 
 // list returns the images by id, without those that cannot be started because layers are missing or
@@ -108,6 +110,7 @@ func (c *catalog) reread(ctx context.Context) (map[string]entry, error) {
 		return nil, fmt.Errorf("read image records: %w", err)
 	}
 	records = inAllStores(records)
+	measured := c.usage.measured()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	left := c.limit
@@ -117,7 +120,7 @@ func (c *catalog) reread(ctx context.Context) (map[string]entry, error) {
 	entries := make(map[string]entry, len(records))
 	for _, record := range records {
 		known, ok := c.entries[record.ID]
-		same := ok && sameRecord(&known.record, &record)
+		same := ok && sameRecord(&known.record, &record) && (known.sized < 0 || known.sized == measured)
 		if !same || known.image == nil { // an unusable image may have been repaired
 			var err error
 			if known, err = c.read(ctx, record, left); fault.DiskFull(err) {
@@ -174,13 +177,17 @@ func (c *catalog) known() map[string]entry {
 
 // read makes the entry of a record and keeps up to left bytes of its config.
 func (c *catalog) read(ctx context.Context, record cstorage.Image, left int) (entry, error) {
-	image, err := load(ctx, c.store, &record)
+	measured := c.usage.measured()
+	image, estimated, err := c.load(ctx, &record)
 	if err != nil {
 		return entry{record: record, lost: errors.Is(err, durable.ErrLayersLost)}, err
 	}
 	image.ReadOnly = record.ReadOnly
 	image.Pinned = c.pinned(image) || image.ReadOnly // nobody can remove it
-	return entry{record: record, image: image, kept: image.trim(left)}, nil
+	if !estimated {
+		measured = -1
+	}
+	return entry{record: record, image: image, kept: image.trim(left), sized: measured}, nil
 }
 
 // forget makes the next list read an image again.

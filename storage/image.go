@@ -30,7 +30,8 @@ type Image struct {
 	// RepoDigests are full names with registry and digest, sorted. An image that has lost its last
 	// name keeps those of its former names.
 	RepoDigests []string
-	// Size is the bytes of the unpacked layers, the config and the manifests.
+	// Size is what the image takes of the disk: the layers, those that other images share included, the
+	// config and the manifests. It is an estimate until layers that another tool has added are measured.
 	Size uint64
 	// Config is what the image says about its containers: User, Env, Entrypoint, Cmd, WorkingDir,
 	// StopSignal and Volumes. It was written by the author of the image, and must not be trusted
@@ -87,34 +88,43 @@ var (
 // library bounds those that it pulls.
 const maxDocument = 4 << 20
 
-// load makes the Image of a record, and checks that its layers exist.
-func load(ctx context.Context, store cstorage.Store, record *cstorage.Image) (*Image, error) {
+// load makes the Image of a record, and checks that its layers exist. It reports whether the image's size
+// is estimated.
+func (c *catalog) load(ctx context.Context, record *cstorage.Image) (image *Image, estimated bool, err error) {
 	for name, size := range record.BigDataSizes {
 		if size > maxDocument {
-			return nil, fmt.Errorf("its %s is too large (%d bytes): %w", name, size, fault.Invalid)
+			return nil, false, fmt.Errorf("its %s is too large (%d bytes): %w", name, size, fault.Invalid)
 		}
 	}
-	if _, err := durable.UsableLayers(store, record.TopLayer); err != nil {
-		return nil, err
-	}
-	spec, size, err := readSpec(ctx, store, record.ID)
+	layers, err := durable.UsableLayers(c.store, record.TopLayer)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	manifest, err := store.ImageBigData(record.ID, cstorage.ImageDigestBigDataKey)
+	spec, estimate, err := readSpec(ctx, c.store, record.ID)
 	if err != nil {
-		return nil, err
+		return nil, false, err
+	}
+	manifest, err := c.store.ImageBigData(record.ID, cstorage.ImageDigestBigDataKey)
+	if err != nil {
+		return nil, false, err
+	}
+	size, measured, err := c.usage.ofImage(record.ID, layers)
+	if err != nil {
+		return nil, false, err
+	}
+	if !measured {
+		size = uint64(max(estimate, 0))
 	}
 	return &Image{
 		ID:          record.ID,
 		Annotations: source.AnnotationsOf(manifest),
 		RepoTags:    repoTags(record),
 		RepoDigests: repoDigests(record),
-		Size:        uint64(max(size, 1)), // CRI requires more than zero
+		Size:        max(size, 1), // CRI requires more than zero
 		Config:      runConfig(&spec.Config),
 		Foreign:     source.ForeignArchitecture(spec.Architecture),
 		topLayer:    record.TopLayer,
-	}, nil
+	}, !measured, nil
 }
 
 // repoTags returns the names with a tag.

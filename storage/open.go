@@ -201,7 +201,8 @@ func (s *Store) furnish(ctx context.Context, options types.StoreOptions, lock ow
 	s.holds = newHolds(s.store, s.locks, s.leftovers, lock)
 	s.Foreign = &foreign.Containers{Store: s.store, Locks: s.locks, Own: isHold, Owned: s.holds.owned}
 	s.live.Store(&cfg.Config)
-	s.images = newCatalog(s.store, s.locks, func(image *Image) bool { return pinPatterns(s.now().PinnedImages)(image) })
+	s.imageUsage = &imageUsage{roots: s.roots, temporary: cfg.TemporaryDir, readOnly: cfg.ReadOnly, stop: s.usage.stopping}
+	s.images = newCatalog(s.store, s.locks, s.imageUsage, func(image *Image) bool { return pinPatterns(s.now().PinnedImages)(image) })
 	err := s.openArtifacts(ctx)
 	s.puller = s.newPuller(options)
 	if err == nil && cfg.Unpacker != "" {

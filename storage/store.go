@@ -99,6 +99,7 @@ type Store struct {
 	reserve      reserve.File
 	mountOptions []string // of every root file system
 	usage        usageCache
+	imageUsage   *imageUsage
 	probe        probe
 	manifest     *durable.Manifest
 	device       func() string // of the file system of the writable layers
@@ -110,7 +111,7 @@ type Store struct {
 
 	containersDir string          // with all writable layers
 	projects      *quota.Projects // of the writable layers
-	background    sync.WaitGroup  // the measuring of writable layers
+	background    sync.WaitGroup  // the measuring of disk usage
 }
 
 // Close releases the store, after the last call of another method has returned. It does so even if

@@ -130,7 +130,7 @@ func TestAdditionalImageStore(t *testing.T) {
 	if len(n.list()) != 1 {
 		t.Error("the image is gone")
 	}
-	if images, _, err := n.FsInfo(testContext(t)); err != nil || images.UsedBytes != 0 {
+	if images, _, err := n.FsInfo(testContext(t)); err != nil || images.UsedBytes > 64<<10 {
 		t.Errorf("bytes of the other store are counted: %+v, %v", images, err)
 	}
 	// Pulled under another name, it has both, and stays when that is removed.

@@ -13,12 +13,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	cstorage "go.podman.io/storage"
-	"golang.org/x/sys/unix"
-
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/tree"
-	"github.com/crius-run/crius/storage/durable"
+	"github.com/crius-run/crius/storage/diskusage"
 )
 
 // FsUsage is the usage of a file system.
@@ -29,27 +26,23 @@ type FsUsage struct {
 	Timestamp  time.Time
 }
 
-// FsInfo returns the usage of the file systems of images and of writable layers. It walks no
-// directory tree, and waits for no other tool.
+// FsInfo returns the usage of the file systems of images and of writable layers, in blocks of the disk. It
+// waits for no other tool.
 //
-// Images: UsedBytes is the size of all artifacts and of all layers, as containers/storage has
-// recorded it. Layers of other tools count, layers of read-only stores do not, and each layer
-// counts once: that is what removing images can free. containers/storage does not count files, so
-// InodesUsed is that of the whole file system.
+// Images: all that the store has for images and artifacts, other tools' included: layers, each once,
+// their records, downloads, and layers that are being unpacked. Read-only stores and the reserve do not
+// count. Layers are those of now; what is beside them, and layers that another tool has added, may be as
+// old as the usage of the containers.
 //
-// Containers: both are sums over the containers' latest RootfsUsage. If that is older than
-// usageAge, the containers are measured in the background, for the next call.
+// Containers: sums over the containers' latest RootfsUsage. If that is older than usageAge, containers
+// and images are measured in the background, for the next call.
 func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err error) {
 	now := time.Now()
-	images = FsUsage{Mountpoint: s.roots.ForImages(), Timestamp: now}
-	if images.UsedBytes, err = s.imagesSize(); err != nil {
+	used, err := s.imagesUsage()
+	if err != nil {
 		return images, containers, fmt.Errorf("image file system: %w", err)
 	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(images.Mountpoint, &st); err != nil {
-		return images, containers, fmt.Errorf("image file system: %w", &os.PathError{Op: "statfs", Path: images.Mountpoint, Err: err})
-	}
-	images.InodesUsed = st.Files - st.Ffree
+	images = FsUsage{Mountpoint: s.roots.ForImages(), UsedBytes: used.Bytes, InodesUsed: used.Inodes, Timestamp: now}
 	s.refreshUsage(ctx)
 	containers = s.usage.sum()
 	containers.Mountpoint = s.containersDir
@@ -57,34 +50,17 @@ func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err err
 	return images, containers, nil
 }
 
-// Sizes returns the bytes of images and writable layers, as in FsInfo. It measures nothing: the
+// Sizes returns the bytes of images and writable layers, as in FsInfo. It measures nothing again: the
 // bytes of writable layers are those of the last FsInfo.
 func (s *Store) Sizes() (images, writable uint64, err error) {
-	images, err = s.imagesSize()
-	return images, s.usage.sum().UsedBytes, err
+	used, err := s.imagesUsage()
+	return used.Bytes, s.usage.sum().UsedBytes, err
 }
 
-// imagesSize returns the bytes of all layers and artifacts.
-func (s *Store) imagesSize() (uint64, error) {
-	layers, err := layersSize(s.store, s.locks)
-	return layers + s.artifacts.Size(), err
-}
-
-// layersSize returns the bytes of all layers. While another process holds a lock, it reads them
-// from the record file, which can be read at any time because the library replaces it as a whole.
-func layersSize(store cstorage.Store, locks *durable.Locks) (total uint64, err error) {
-	var layers []cstorage.Layer
-	if locks.Held(durable.ToRead) == nil {
-		layers, err = store.Layers()
-	} else {
-		layers, err = durable.RootsOf(store).RecordedLayers()
-	}
-	for _, layer := range layers {
-		if !layer.ReadOnly { // else it is in a read-only store
-			total += uint64(max(layer.UncompressedSize, 0))
-		}
-	}
-	return total, err
+// imagesUsage returns what images and artifacts take of the disk.
+func (s *Store) imagesUsage() (diskusage.Usage, error) {
+	images, err := s.imageUsage.sum()
+	return images.Plus(s.artifacts.Usage()), err
 }
 
 // WritableUsage returns the latest RootfsUsage of a container. Its age is at most usageAge and the
@@ -104,13 +80,13 @@ const (
 	usageRestMax = 2 * time.Minute
 )
 
-// refreshUsage measures the writable layers in the background, unless that was done a short while
-// ago or is in progress. Close waits for it.
+// refreshUsage measures the writable layers and the images in the background, unless that was done a
+// short while ago or is in progress. Close waits for it.
 func (s *Store) refreshUsage(ctx context.Context) {
 	if !s.usage.begin() {
 		return
 	}
-	s.background.Go(func() { panics.Run(context.WithoutCancel(ctx), "measure writable layers", s.measureAll) })
+	s.background.Go(func() { panics.Run(context.WithoutCancel(ctx), "measure disk usage", s.measureAll) })
 }
 
 func (s *Store) measureAll() {
@@ -132,6 +108,9 @@ func (s *Store) measureAll() {
 		case usage.InodesUsed == 0: // removed meanwhile
 			s.usage.forget(r.ID)
 		}
+	}
+	if err := s.imageUsage.measure(); err != nil && !errors.Is(err, tree.ErrStopped) {
+		slog.Warn("cannot measure all of the image store", "err", err)
 	}
 }
 

@@ -119,7 +119,8 @@ func (u *Usage) Add(path string) error {
 			return &os.PathError{Op: "measure", Path: at.Name(), Err: err}
 		}
 		if up == nil {
-			u.Inodes += uint64(math.Round(u.shared))
+			whole := math.Round(u.shared)
+			u.Inodes, u.shared = u.Inodes+uint64(max(whole, 0)), u.shared-max(whole, 0)
 			if u.deeper {
 				return &os.PathError{Op: "measure", Path: path, Err: errDeep}
 			}

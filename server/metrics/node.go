@@ -125,7 +125,7 @@ func (r readiness) Collect(out chan<- prometheus.Metric) {
 type sizes func() (images, writable uint64, err error)
 
 var (
-	imageBytes    = describe("crius_image_bytes", "Bytes of all image layers in the image store, each counted once, as recorded when they were unpacked.")
+	imageBytes    = describe("crius_image_bytes", "Bytes of the disk that images and OCI artifacts take, with their records and kept downloads; each layer counts once.")
 	writableBytes = describe("crius_writable_layer_bytes", "Bytes of the writable layers of all containers, as they were measured last for the kubelet.")
 )
 

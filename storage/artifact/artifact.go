@@ -25,9 +25,11 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/regular"
+	"github.com/crius-run/crius/storage/diskusage"
 	"github.com/crius-run/crius/storage/registry/source"
 )
 
@@ -41,10 +43,12 @@ type Artifact struct {
 
 	ReadOnly bool // in an additional store
 
-	dir                      string    // with its files
-	remote                   *remote   // nil: dir is on this node
-	changed                  time.Time // of the directory; set if ReadOnly
-	manifestSize, recordSize int64
+	dir     string    // with its files
+	remote  *remote   // nil: dir is on this node
+	changed time.Time // of the directory; set if ReadOnly
+
+	blocks []uint64        // bytes on the disk, of each of Files
+	beside diskusage.Usage // of directories, manifest and record
 }
 
 // Record is the part of an artifact that may change.
@@ -90,20 +94,41 @@ func (a *Artifact) kept() (sum int) {
 	return sum
 }
 
-// Size returns the bytes of the artifact's manifest, record and files, each content counted once.
-func (a *Artifact) Size() int64 { return a.sizeWithout(map[digest.Digest]bool{}) }
+// Size returns the bytes of the disk that the artifact's manifest, record and files take, each content
+// counted once.
+func (a *Artifact) Size() uint64 { return a.usageWithout(map[digest.Digest]bool{}).Bytes }
 
-// sizeWithout returns the Size without content in counted, and adds the artifact's content to
-// counted.
-func (a *Artifact) sizeWithout(counted map[digest.Digest]bool) int64 {
-	sum := a.manifestSize + a.recordSize
-	for _, f := range a.Files {
+// usageWithout returns what the artifact takes of the disk without content in counted, and adds the
+// artifact's content to counted.
+func (a *Artifact) usageWithout(counted map[digest.Digest]bool) diskusage.Usage {
+	sum := a.beside
+	for i, f := range a.Files {
 		if !counted[f.Digest] {
 			counted[f.Digest] = true
-			sum += f.Size
+			sum = sum.Plus(diskusage.Usage{Bytes: a.blocks[i], Inodes: 1})
 		}
 	}
 	return sum
+}
+
+// measure measures the artifact in a directory.
+func (a *Artifact) measure(dir string) error {
+	blocks := make([]uint64, len(a.Files))
+	content, counted := diskusage.Usage{}, map[digest.Digest]bool{}
+	for i, f := range a.Files {
+		var st unix.Stat_t
+		if err := unix.Lstat(filepath.Join(dir, filesName, f.Path), &st); err != nil {
+			return &fs.PathError{Op: "lstat", Path: f.Path, Err: err}
+		}
+		blocks[i] = uint64(st.Blocks) * 512
+		if !counted[f.Digest] {
+			counted[f.Digest] = true
+			content = content.Plus(diskusage.Usage{Bytes: blocks[i], Inodes: 1})
+		}
+	}
+	all, err := diskusage.Of(nil, dir)
+	a.blocks, a.beside = blocks, diskusage.Usage{Bytes: all.Bytes - content.Bytes, Inodes: all.Inodes - content.Inodes}
+	return err
 }
 
 // Content returns the content of the first file of an artifact of a kind, as in the registry. If
@@ -174,11 +199,11 @@ var errDamaged = errors.New("artifact is damaged")
 // load reads the artifact in a directory, and checks that its files exist.
 func load(dir string) (*Artifact, error) {
 	a := &Artifact{ID: filepath.Base(dir), dir: dir}
-	doc, size, err := readRecord(dir)
+	doc, err := readRecord(dir)
 	if err != nil {
 		return nil, err
 	}
-	a.Record, a.recordSize = doc.Record, size
+	a.Record = doc.Record
 	content, err := os.ReadFile(filepath.Join(dir, manifestName))
 	if err != nil {
 		return nil, missing(err)
@@ -186,7 +211,7 @@ func load(dir string) (*Artifact, error) {
 	if digest.FromBytes(content).Encoded() != a.ID {
 		return nil, fmt.Errorf("%w: its manifest has another digest", errDamaged)
 	}
-	a.manifestSize, a.Annotations = int64(len(content)), source.AnnotationsOf(content)
+	a.Annotations = source.AnnotationsOf(content)
 	if a.Files, err = source.FilesOf(content); err != nil { // not damaged: the version that pulled it had other rules
 		return nil, err
 	}
@@ -199,35 +224,32 @@ func load(dir string) (*Artifact, error) {
 			return nil, fmt.Errorf("%w: its file %q has not the size that the manifest says", errDamaged, f.Path)
 		}
 	}
-	return a, nil
+	return a, a.measure(dir)
 }
 
 // document reads the record with the signatures.
 func (a *Artifact) document(ctx context.Context) (document, error) {
-	return read(ctx, a.remote, a.dir, func() (document, error) {
-		doc, _, err := readRecord(a.dir)
-		return doc, err
-	})
+	return read(ctx, a.remote, a.dir, func() (document, error) { return readRecord(a.dir) })
 }
 
-func readRecord(dir string) (doc document, size int64, err error) {
+func readRecord(dir string) (doc document, err error) {
 	text, err := os.ReadFile(filepath.Join(dir, recordName))
 	if err != nil {
-		return doc, 0, missing(err)
+		return doc, missing(err)
 	}
-	return doc, int64(len(text)), damagedIf(json.Unmarshal(text, &doc))
+	return doc, damagedIf(json.Unmarshal(text, &doc))
 }
 
-func writeRecord(dir string, doc document) (size int64, err error) {
+func writeRecord(dir string, doc document) error {
 	text, err := json.Marshal(doc)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	path := filepath.Join(dir, recordName)
 	if err := writeSynced(path+".new", bytes.NewReader(text)); err != nil {
-		return 0, err
+		return err
 	}
-	return int64(len(text)), os.Rename(path+".new", path)
+	return os.Rename(path+".new", path)
 }
 
 func missing(err error) error {

@@ -87,7 +87,7 @@ func (s *Store) notePull(ctx context.Context, id string, src *source.Image) (*Ar
 		return nil, nil //nolint:nilnil // see above
 	}
 	record := a.withPull(src)
-	stored, _, err := readRecord(s.path(artifactsName, id))
+	stored, err := readRecord(s.path(artifactsName, id))
 	if err != nil {
 		return nil, err
 	}
@@ -155,17 +155,16 @@ func (p *pull) run(ctx context.Context) (*Artifact, error) {
 	return p.made, s.unname(ctx, p.src.Name.String(), p.made.ID)
 }
 
-// write writes and syncs the directory of the pull.
-func (p *pull) write() (err error) {
+// write writes, syncs and measures the directory of the pull.
+func (p *pull) write() error {
 	content := p.src.Document().Content
 	if err := writeSynced(filepath.Join(p.dir, manifestName), bytes.NewReader(content)); err != nil {
 		return err
 	}
-	p.made.manifestSize = int64(len(content))
-	if p.made.recordSize, err = writeRecord(p.dir, document{p.made.Record, p.src.Signatures}); err != nil {
+	if err := writeRecord(p.dir, document{p.made.Record, p.src.Signatures}); err != nil {
 		return err
 	}
-	return errors.Join(settle(filepath.Join(p.dir, filesName)), syncFile(p.dir))
+	return errors.Join(settle(filepath.Join(p.dir, filesName)), syncFile(p.dir), p.made.measure(p.dir))
 }
 
 // commit moves the artifact to its place.

@@ -20,6 +20,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage/diskusage"
 	"github.com/crius-run/crius/storage/pull/progress"
 	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/source"
@@ -55,6 +56,17 @@ type Settings struct {
 // In returns the directory of the store in an image root. podman and CRI-O keep artifacts in
 // "artifacts", in another format.
 func In(root string) string { return filepath.Join(root, "crius-artifacts") }
+
+// Unfinished returns the directories in an image root with what is not an artifact yet: downloads, and
+// pulls in progress.
+func Unfinished(root string) []string {
+	return []string{filepath.Join(In(root), download.Name), filepath.Join(In(root), pendingName)}
+}
+
+// Lists returns the directories in an image root that have a name for each artifact or its content.
+func Lists(root string) []string {
+	return []string{In(root), filepath.Join(In(root), artifactsName), filepath.Join(In(root), blobsName)}
+}
 
 // Store is the artifacts in a directory, which no other process changes. Its methods are safe for
 // concurrent use.
@@ -243,13 +255,13 @@ func (s *Store) crowded(a *Artifact) error {
 	return nil
 }
 
-// Size returns the bytes of all artifacts, each blob counted once.
-func (s *Store) Size() (sum uint64) {
+// Usage returns what all artifacts take of the disk, each blob counted once.
+func (s *Store) Usage() (sum diskusage.Usage) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	counted := map[digest.Digest]bool{}
 	for _, a := range s.artifacts {
-		sum += uint64(a.sizeWithout(counted))
+		sum = sum.Plus(a.usageWithout(counted))
 	}
 	return sum
 }
@@ -445,12 +457,12 @@ func (s *Store) change(ctx context.Context, a *Artifact, record Record, signatur
 	changed.Record = record
 	dir := s.path(artifactsName, a.ID)
 	err := trace.Call(ctx, "write artifact record", func() error {
-		stored, _, err := readRecord(dir)
+		stored, err := readRecord(dir)
 		if err != nil {
 			return err
 		}
-		changed.recordSize, err = writeRecord(dir, document{record, trust.Union(signatures, stored.Signatures)})
-		return errors.Join(err, syncFile(dir))
+		err = writeRecord(dir, document{record, trust.Union(signatures, stored.Signatures)})
+		return errors.Join(err, syncFile(dir), changed.measure(dir))
 	})
 	if err != nil {
 		return fmt.Errorf("write record of artifact %s: %w", a.ID, err)

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/flock"
+	"github.com/crius-run/crius/storage/diskusage"
 	"github.com/crius-run/crius/storage/unpack/extract"
 )
 
@@ -54,6 +55,8 @@ func (s *staged) Add(ctx context.Context, id, parent string, as Record) error {
 		}
 		return err
 	}
+	layer := diskusage.Layer{Dir: filepath.Join(filepath.Dir(turn.Name()), "overlay", id), Split: split}
+	_, _ = layer.NoteWith(s.files) // if it fails, the server measures the layer
 	s.added, s.result.Implied = true, nil
 	s.unpacker.added(as.Content, s.result.Size+s.counted.mine.holes) // the library does not count holes
 	s.unpacker.unnoted[id] = as.Size

@@ -16,6 +16,7 @@ import (
 	drivers "go.podman.io/storage/drivers"
 	"go.podman.io/storage/pkg/archive"
 
+	"github.com/crius-run/crius/storage/diskusage"
 	"github.com/crius-run/crius/storage/unpack/extract"
 )
 
@@ -61,6 +62,7 @@ type staged struct {
 	counted  *counted
 	extract  func(dir string, ignoreChown bool) error
 	result   extract.Result
+	files    diskusage.Usage
 	split    string // file with the compressed tar-split data
 	out      *drivers.DriverWithDifferOutput
 	added    bool
@@ -77,7 +79,10 @@ func (s *staged) ApplyDiff(dest string, options *archive.TarOptions, staging *dr
 	s.split = filepath.Join(staging.StagingDirectory, "tar-split")
 	err := s.extract(dest, options.IgnoreChownErrors)
 	err = sweptMeanwhile(staging.StagingDirectory, err)
-	s.extract = nil        // and all that it needs
+	s.extract = nil // and all that it needs
+	if err == nil {
+		s.files, err = diskusage.Of(nil, dest)
+	}
 	mode := os.FileMode(0) // the library must not set it, as Add does
 	out := drivers.DriverWithDifferOutput{Size: s.result.Size, RootDirMode: &mode}
 	out.UIDs, out.GIDs = s.counted.recorded()
