@@ -113,6 +113,9 @@ func (a *applier) add(h *tar.Header, content io.Reader) error {
 	if h.Uid < 0 || h.Gid < 0 || h.Uid > most || h.Gid > most || h.Mode&^0o7777 != 0 {
 		return fmt.Errorf("owner %d:%d or mode %o is not allowed: %w", h.Uid, h.Gid, h.Mode, fault.Invalid)
 	}
+	if h.Typeflag == tar.TypeChar && h.Devmajor == 0 && h.Devminor == 0 { // see addDeleted
+		return a.remove(h.Name)
+	}
 	dir, base, err := a.parent(h.Name)
 	if err != nil {
 		return err
@@ -206,12 +209,15 @@ func setAttributes(f *os.File, h *tar.Header) error {
 	if err := unix.Fchmod(fd, uint32(h.Mode)); err != nil {
 		return err
 	}
-	for key, value := range h.PAXRecords {
-		name, is := strings.CutPrefix(key, "SCHILY.xattr.")
+	for record, text := range h.PAXRecords {
+		name, value, is, err := attributeOf(record, text)
+		if err != nil {
+			return fmt.Errorf("record %.100q: %w: %w", record, err, fault.Invalid)
+		}
 		if !is || strings.HasPrefix(name, overlayAttributes) {
 			continue
 		}
-		if err := unix.Fsetxattr(fd, name, []byte(value), 0); err != nil && !errors.Is(err, unix.ENOTSUP) {
+		if err := unix.Fsetxattr(fd, name, value, 0); err != nil && !errors.Is(err, unix.ENOTSUP) {
 			return fmt.Errorf("set attribute %s: %w", name, err)
 		}
 	}
@@ -234,6 +240,6 @@ func (a *applier) finish() error {
 }
 
 func times(h *tar.Header) []unix.Timespec {
-	at := unix.NsecToTimespec(h.ModTime.UnixNano())
+	at := unix.Timespec{Sec: h.ModTime.Unix(), Nsec: int64(h.ModTime.Nanosecond())} // nanoseconds since 1970 end in 2262
 	return []unix.Timespec{at, at}
 }

@@ -2,15 +2,20 @@ package checkpoint
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"net/url"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"syscall"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -37,11 +42,8 @@ func Diff(ctx context.Context, upper string, hidden []string, to io.Writer) (Cha
 	for _, at := range hidden {
 		d.hidden[strings.Trim(path.Clean("/"+at), "/")] = true
 	}
-	err = fs.WalkDir(root.FS(), ".", func(name string, _ fs.DirEntry, err error) error {
-		if err == nil {
-			err = ctx.Err()
-		}
-		if err != nil {
+	err = walk(root, ".", fs.ModeDir, func(name string, _ fs.FileMode, err error) error {
+		if err = cmp.Or(err, ctx.Err()); err != nil {
 			return err
 		}
 		return d.add(name)
@@ -50,6 +52,41 @@ func Diff(ctx context.Context, upper string, hidden []string, to io.Writer) (Cha
 		err = d.out.Close()
 	}
 	return d.changes, err
+}
+
+// visitor is called for a file of a walk, and once more with an error for a directory that cannot be read.
+type visitor func(name string, kind fs.FileMode, err error) error
+
+// walk calls visit for a file, and for each one below it if it is a directory, parents first. visit may return
+// fs.SkipDir for a directory. Unlike fs.WalkDir it takes names that are not UTF-8: a container may choose any.
+func walk(root *os.Root, name string, kind fs.FileMode, visit visitor) error {
+	err := visit(name, kind, nil)
+	if errors.Is(err, fs.SkipDir) {
+		return nil
+	}
+	if err != nil || !kind.IsDir() {
+		return err
+	}
+	entries, err := readDir(root, name)
+	if err != nil {
+		return visit(name, kind, err)
+	}
+	for _, e := range entries {
+		if err := walk(root, path.Join(name, e.Name()), e.Type(), visit); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func readDir(root *os.Root, name string) ([]fs.DirEntry, error) {
+	dir, err := root.OpenFile(name, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := dir.ReadDir(-1)
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
+	return entries, errors.Join(err, dir.Close())
 }
 
 type inode struct{ dev, ino uint64 }
@@ -98,8 +135,7 @@ func (d *diff) add(name string) error {
 		h.Typeflag = tar.TypeFifo
 	case fs.ModeDevice, fs.ModeDevice | fs.ModeCharDevice:
 		if st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0 { // overlay's sign of what was deleted
-			d.changes.Deleted = append(d.changes.Deleted, name)
-			return nil
+			return d.addDeleted(name)
 		}
 		h.Typeflag = tar.TypeBlock
 		if st.Mode&unix.S_IFMT == unix.S_IFCHR {
@@ -110,6 +146,16 @@ func (d *diff) add(name string) error {
 		return nil
 	}
 	return d.out.WriteHeader(h)
+}
+
+// addDeleted notes what is gone. JSON has no place for a name that is not UTF-8: that is in the archive, as overlay has
+// it in the layer.
+func (d *diff) addDeleted(name string) error {
+	if utf8.ValidString(name) {
+		d.changes.Deleted = append(d.changes.Deleted, name)
+		return nil
+	}
+	return d.out.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeChar, Format: tar.FormatPAX})
 }
 
 func (d *diff) addDir(h *tar.Header) error {
@@ -123,8 +169,14 @@ func (d *diff) addDir(h *tar.Header) error {
 	if err != nil {
 		return err
 	}
-	if opaque && name != "." {
+	switch {
+	case !opaque || name == ".":
+	case utf8.ValidString(name):
 		d.changes.Opaque = append(d.changes.Opaque, name)
+	default:
+		if err := d.addDeleted(name); err != nil {
+			return err
+		}
 	}
 	h.Typeflag, h.Name = tar.TypeDir, name+"/"
 	return d.out.WriteHeader(h)
@@ -186,6 +238,34 @@ func copyFile(ctx context.Context, to io.Writer, from io.Reader, size int64) err
 // overlayAttributes are the kernel's own notes about the layer.
 const overlayAttributes = "trusted.overlay."
 
+// Prefixes of the records for attributes. A record's name cannot have "=", which the second form encodes.
+const (
+	plainAttribute   = "SCHILY.xattr."
+	encodedAttribute = "LIBARCHIVE.xattr."
+)
+
+// recordOf returns the record of an archive for an attribute.
+func recordOf(name string, value []byte) (record, text string) {
+	if !strings.Contains(name, "=") {
+		return plainAttribute + name, string(value)
+	}
+	return encodedAttribute + url.QueryEscape(name), base64.RawStdEncoding.EncodeToString(value)
+}
+
+// attributeOf returns the attribute of a record, and whether it is one.
+func attributeOf(record, text string) (name string, value []byte, is bool, err error) {
+	if name, is = strings.CutPrefix(record, plainAttribute); is {
+		return name, []byte(text), true, nil
+	}
+	if name, is = strings.CutPrefix(record, encodedAttribute); !is {
+		return "", nil, false, nil
+	}
+	if name, err = url.QueryUnescape(name); err == nil {
+		value, err = base64.RawStdEncoding.DecodeString(text)
+	}
+	return name, value, true, err
+}
+
 // addAttributes adds the extended attributes of a file, and reports whether the file is an opaque
 // directory.
 func addAttributes(h *tar.Header, f *os.File) (opaque bool, err error) {
@@ -210,7 +290,8 @@ func addAttributes(h *tar.Header, f *os.File) (opaque bool, err error) {
 			opaque = opaque || name == overlayAttributes+"opaque" && string(value[:n]) == "y"
 			continue
 		}
-		h.PAXRecords["SCHILY.xattr."+name] = string(value[:n])
+		record, text := recordOf(name, value[:n])
+		h.PAXRecords[record] = text
 	}
 	return opaque, nil
 }

@@ -66,18 +66,18 @@ func LayerSize(upper string, hidden []string) (size uint64, err error) {
 	for _, at := range hidden {
 		skip[strings.Trim(path.Clean("/"+at), "/")] = true
 	}
-	err = fs.WalkDir(root.FS(), ".", func(name string, e fs.DirEntry, err error) error {
+	err = walk(root, ".", fs.ModeDir, func(name string, kind fs.FileMode, err error) error {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			return nil
 		case err != nil:
 			return err
-		case skip[name] && e.IsDir():
+		case skip[name] && kind.IsDir():
 			return fs.SkipDir
-		case skip[name] || !e.Type().IsRegular():
+		case skip[name] || !kind.IsRegular():
 			return nil
 		}
-		info, err := e.Info()
+		info, err := root.Lstat(name)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
