@@ -114,6 +114,7 @@ func (s *Sandbox) selected(containers []string) ([]*Container, error) {
 		return nil, fmt.Errorf("the pod is not ready, only a ready pod can be checkpointed: %w", fault.Precondition)
 	}
 	var found []*Container
+	names := map[string]bool{}
 	for _, id := range containers {
 		c, err := s.engine.containers.Find(id)
 		if err != nil {
@@ -125,6 +126,11 @@ func (s *Sandbox) selected(containers []string) ([]*Container, error) {
 		if slices.Contains(found, c) {
 			return nil, fmt.Errorf("container %s is listed twice: %w", c.ID, fault.Invalid)
 		}
+		name := c.plan.Config.M.GetMetadata().GetName()
+		if names[name] {
+			return nil, fmt.Errorf("two of the containers have the name %q, by which a restore tells them apart: checkpoint one of them: %w", name, fault.Precondition)
+		}
+		names[name] = true
 		found = append(found, c)
 	}
 	return found, nil
@@ -195,6 +201,9 @@ func (s *Sandbox) putManifest(ctx context.Context, shot *snapshot, request []byt
 	}
 	if m.Files, err = shot.target.Digests(ctx); err != nil {
 		return causedBy(ctx, err)
+	}
+	if err := m.Check(); err != nil {
+		return fmt.Errorf("nothing could restore this checkpoint; checkpoint fewer containers, or each alone: %s: %w", fault.Text(err), fault.Exhausted)
 	}
 	if err := s.engine.checkUnreachable(shot.target); err != nil { // a container may have started meanwhile
 		return err

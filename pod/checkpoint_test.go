@@ -37,6 +37,32 @@ func TestPodIsCheckpointedAtOneMoment(t *testing.T) {
 	b.nothingLeft()
 }
 
+// A restore finds containers by name, so a checkpoint has each name once.
+func TestCheckpointOfContainersWithOneName(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	first := b.start(e, pod, "c1")
+	again := containerConfig("c1")
+	again.Metadata.Attempt = 1
+	second, err := e.CreateContainer(t.Context(), pod, again, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.StartContainer(t.Context(), second); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	b.failed(first, e.CheckpointSandbox(ctx, pod, b.out(), []string{first, second}), fault.Precondition)
+	if err := e.CheckpointSandbox(ctx, pod, b.out(), []string{second}); err != nil {
+		t.Error(err)
+	}
+	b.emptyOut()
+	b.remove(e, pod)
+	b.nothingLeft()
+}
+
 // checkpointing is a checkpoint of a container that hangs in its dump.
 func (b *bench) checkpointing(e *Engine, ctr string, timeout time.Duration) (ended <-chan error, goOn func()) {
 	b.Helper()

@@ -3,6 +3,7 @@
 package criu
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -218,17 +219,28 @@ func (f Found) Environ() []string {
 }
 
 // LogError returns the first error in a log of criu, empty if there is none, and whether it says that
-// the disk is full.
+// the disk is full. Logs of processes with much memory or many files have many megabytes before it.
 func LogError(file string) (text string, full bool) {
 	f, err := os.Open(file)
 	if err != nil {
 		return "", false
 	}
 	defer f.Close()
-	head := make([]byte, 4<<20)
-	n, _ := f.Read(head)
-	said := string(head[:n])
-	return explained(findError(said)), strings.Contains(said, unix.ENOSPC.Error()) || strings.Contains(said, "No space left on device")
+	const longest = 64 << 10 // bytes of a line that are looked at
+	for lines := bufio.NewReaderSize(f, longest); ; {
+		line, rest, err := lines.ReadLine()
+		if err != nil {
+			return explained(text), full
+		}
+		said := string(line)
+		for rest && err == nil {
+			_, rest, err = lines.ReadLine()
+		}
+		if text == "" {
+			text = findError(said)
+		}
+		full = full || strings.Contains(said, "No space left on device")
+	}
 }
 
 // WriteRestoreOptions writes the options for a restore in the same way. criu runs holder at each step. TCP

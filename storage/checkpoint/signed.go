@@ -43,6 +43,12 @@ func ReadSigned(keys []ed25519.PublicKey, manifest, signature []byte) (s Signed,
 	return s, cmp.Or(s.checkOrigin(), s.checkFiles(), s.checkParts())
 }
 
+// Check returns why a checkpoint with this manifest would not be read.
+func (m PodManifest) Check() error {
+	s := Signed{Manifest: m}
+	return cmp.Or(s.checkOrigin(), s.checkFiles(), s.checkParts())
+}
+
 // File returns the file of the checkpoint with a path.
 func (s *Signed) File(name string) (f File, ok bool) {
 	f, ok = s.files[name]

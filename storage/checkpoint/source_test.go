@@ -6,6 +6,7 @@ import (
 	"crypto/ed25519"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -125,6 +126,20 @@ func TestHostileManifests(t *testing.T) {
 		if !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
+	}
+}
+
+// A server that writes a checkpoint finds out by Check whether it can be read.
+func TestCheckManifest(t *testing.T) {
+	t.Parallel()
+	m := NewPodManifest(PodManifest{Containers: []PodPart{{ID: "c1", Name: "main", Directory: "c1"}}})
+	for i := range maxFiles {
+		m.Files = append(m.Files, File{Path: fmt.Sprintf("c1/checkpoint/core-%d.img", i)})
+	}
+	must(t, m.Check())
+	m.Files = append(m.Files, File{Path: "c1/spec.dump"})
+	if err := m.Check(); err == nil || !strings.Contains(err.Error(), "more than 16384 files") {
+		t.Errorf("a checkpoint of too many files: %v", err)
 	}
 }
 
