@@ -110,7 +110,7 @@ func checkMonitor(path string) finding {
 func (n *node) checkCheckpoints(ctx context.Context) []finding {
 	found, err := criu.New(n.config.Config.Runtime.Criu).Ready(ctx)
 	if err != nil {
-		return []finding{ok("containers cannot be checkpointed: %v", err)}
+		return []finding{ok("containers cannot be checkpointed: %s", fault.Text(err))}
 	}
 	return []finding{ok("containers can be checkpointed by runtimes that use criu: %s, %s", found.Path, found.Version)}
 }

@@ -436,6 +436,15 @@ func TestCheckStorageWantsAPolicy(t *testing.T) {
 	want(t, n.checkStorage(context.Background()), "signature policy", statusFail)
 }
 
+func TestCheckCheckpointsWithoutCriu(t *testing.T) {
+	t.Parallel()
+	n := testNode(t, "runtime.criu = '/nonexistent/criu'", nil)
+	f := find(t, n.checkCheckpoints(t.Context()), "containers cannot be checkpointed: ")
+	if f.Status != statusOK || !strings.HasSuffix(f.Text, ": install criu or correct runtime.criu") {
+		t.Errorf("%+v", f)
+	}
+}
+
 // /proc has no project quotas.
 func TestCheckSaysThatLayerSizesAreRefused(t *testing.T) {
 	t.Parallel()

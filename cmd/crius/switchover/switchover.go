@@ -46,6 +46,7 @@ func Checks(imp *foreign.Import, now *config.Loaded, root string) ([]Check, erro
 	c := &comparison{compared, now, root}
 	return []Check{
 		{"configuration", c.files},
+		{"service", c.service},
 		{"unsupported", c.unsupported},
 		{"settings", c.settings},
 		{"handlers", c.handlers},
@@ -55,6 +56,11 @@ func Checks(imp *foreign.Import, now *config.Loaded, root string) ([]Check, erro
 		{"kubelet", c.kubelet},
 		{"paths", c.paths},
 	}, nil
+}
+
+// program returns crio or containerd.
+func (c *comparison) program() string {
+	return strings.ToLower(strings.ReplaceAll(c.Import.Of, "-", ""))
 }
 
 func (c *comparison) files(context.Context) []diagnosis.Finding {
@@ -128,7 +134,7 @@ func (c *comparison) differences(wanted func(key string) bool) []diagnosis.Findi
 func (c *comparison) handlers(ctx context.Context) []diagnosis.Finding {
 	var findings []diagnosis.Finding
 	for _, name := range c.Missing {
-		findings = append(findings, c.lost(name, "add [runtime.handlers."+name+"]: crius config --from-"+strings.ToLower(strings.ReplaceAll(c.Import.Of, "-", ""))+" prints it",
+		findings = append(findings, c.lost(name, "add [runtime.handlers."+name+"]: crius config --from-"+c.program()+" prints it",
 			"crius has no such handler"))
 	}
 	table, err := oci.NewTable(c.now.Config.Runtime, c.now.Config.RunRoot)
@@ -173,8 +179,8 @@ func (c *comparison) cgroups(context.Context) []diagnosis.Finding {
 	return []diagnosis.Finding{diagnosis.OK("%s driver, as for %s", ours, c.Import.Of)}
 }
 
-// hooks reads the hooks of the other runtime: one that crius cannot read keeps every container from
-// being created.
+// hooks reads the hooks of the other runtime, which for containerd are those that crius reads by default:
+// one that crius cannot read keeps every container from being created.
 func (c *comparison) hooks(context.Context) []diagnosis.Finding {
 	dirs := c.Theirs.Runtime.HooksDir
 	usable, errs := hooks.Check(dirs)
@@ -182,7 +188,11 @@ func (c *comparison) hooks(context.Context) []diagnosis.Finding {
 	for _, err := range errs {
 		findings = append(findings, diagnosis.Fail("correct or remove it: crius creates no container until then", "%v", err))
 	}
-	if len(errs) == 0 {
+	switch {
+	case len(errs) > 0:
+	case usable > 0 && c.program() == "containerd":
+		findings = append(findings, diagnosis.Warn("set runtime.hooks_dir = [] to go on without them", "containerd runs no hooks, crius the %d in %s", usable, strings.Join(dirs, ", ")))
+	default:
 		findings = append(findings, diagnosis.OK("%d usable in %s", usable, strings.Join(dirs, ", ")))
 	}
 	return findings
