@@ -185,7 +185,7 @@ func (a *accepted) remarks(b *strings.Builder) {
 		items []string
 	}{
 		{"Keys that were not set and have a different default in crius:", a.Differ},
-		{"Disabled before, and not supported by crius:", a.Unused},
+		{"Set to the default or switched off, so that nothing is lost:", a.Unused},
 		{"Not needed: crius always does this, or does not require it:", a.Builtin},
 	} {
 		if len(list.items) > 0 {

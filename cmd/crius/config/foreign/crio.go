@@ -46,7 +46,7 @@ func CRIO(path string) (*Import, error) {
 	c := newConversion(crio, top, crioRules)
 	c.out.Files = read
 	c.plain(crioRules, c.crioKeys)
-	for _, joint := range []func(){c.socket, c.streams, c.messages, c.apparmor, c.plugins, c.metrics, c.tracing, c.defaultRuntime, c.runtimes, c.annotationsNotDone} {
+	for _, joint := range []func(){c.socket, c.streams, c.messages, c.apparmor, c.plugins, c.metrics, c.tracing, c.checkpoints, c.defaultRuntime, c.runtimes, c.annotationsNotDone} {
 		joint()
 	}
 	c.out.Differ = append(c.out.Differ,
@@ -306,5 +306,32 @@ func (c *conversion) tracing() {
 	rate := []string{"crio", "tracing", "tracing_sampling_rate_per_million"}
 	if n, set := typed[int64](c, rate); set {
 		c.set("tracing.sampling_rate_per_million", max(n, 0), c.from(rate), "")
+	}
+}
+
+// checkpoints refuses checkpoints if one of CRI-O's keys does: the old switch, or a level, which may also
+// allow containers to be restored.
+func (c *conversion) checkpoints() {
+	set := func(program string, path []string) { c.set("runtime.criu", program, c.from(path), "") }
+	refused := false
+	old := []string{"crio", "runtime", "enable_criu_support"}
+	if on, is := typed[bool](c, old); is && on {
+		set("criu", old)
+	} else if is {
+		set("", old)
+		refused = true
+	}
+	for _, path := range [][]string{{"crio", "checkpoint_restore", "container_level_enabled"}, {"crio", "checkpoint", "container_level"}} {
+		switch level := c.text(path...); {
+		case level == "none":
+			set("", path)
+			refused = true
+		case level == "" || refused:
+		default:
+			set("criu", path)
+			if l, _ := c.top.leaf(path...); level != "checkpoint_only" {
+				c.remark(keyOf(path), l, noRestore)
+			}
+		}
 	}
 }

@@ -90,7 +90,7 @@ var crioRules = []rule{
 	{key: "crio.runtime.pinns_path", verdict: builtin, why: noInfra},
 	{key: "crio.runtime.absent_mount_sources_to_reject", verdict: mapped, to: "pod.reject_missing_mounts", as: texts},
 	{key: "crio.runtime.device_ownership_from_security_context", verdict: mapped, to: "pod.device_ownership_from_security_context", as: as[bool]},
-	{key: "crio.runtime.enable_criu_support", verdict: mapped, to: "runtime.criu", as: criuSupport},
+	{key: "crio.runtime.enable_criu_support", verdict: mapped, to: "runtime.criu", joint: true},
 	{key: "crio.runtime.enable_pod_events", verdict: builtin, why: "events are always sent to kubelets that ask for them (EventedPLEG)"},
 	{key: "crio.runtime.hostnetwork_disable_selinux", verdict: mapped, to: "pod.host_network_disables_selinux", as: as[bool]},
 	{key: "crio.runtime.disable_hostport_mapping", verdict: mapped, to: "network.host_ports", as: hostPorts},
@@ -167,8 +167,8 @@ var crioRules = []rule{
 	{key: "crio.tracing.tracing_endpoint", verdict: mapped, to: "tracing.endpoint", joint: true},
 	{key: "crio.tracing.tracing_sampling_rate_per_million", verdict: mapped, to: "tracing.sampling_rate_per_million", joint: true},
 
-	{key: "crio.checkpoint_restore.container_level_enabled", verdict: refused, off: []any{"", "checkpoint_only"}, why: noRestore},
-	{key: "crio.checkpoint.container_level", verdict: refused, off: []any{"", "checkpoint_only"}, why: noRestore},
+	{key: "crio.checkpoint_restore.container_level_enabled", verdict: mapped, to: "runtime.criu", joint: true},
+	{key: "crio.checkpoint.container_level", verdict: mapped, to: "runtime.criu", joint: true},
 
 	{key: "crio.stats.stats_collection_period", verdict: refused, why: "stats are collected when they are asked for"},
 	{key: "crio.stats.collection_period", verdict: refused, why: "stats are collected when they are asked for"},

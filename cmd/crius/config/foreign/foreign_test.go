@@ -388,3 +388,27 @@ func TestInsecureRegistriesComeWithTheirLines(t *testing.T) {
 		t.Errorf("no verdict on the profile: %q", imp.Builtin)
 	}
 }
+
+// A node on which CRI-O makes no checkpoints makes none with crius; which of its keys says so depends on the version.
+func TestCrioCheckpoints(t *testing.T) {
+	t.Parallel()
+	const level, later = "[crio.checkpoint_restore]\ncontainer_level_enabled = ", "[crio.checkpoint]\ncontainer_level = "
+	for text, want := range map[string]struct{ criu, remark string }{
+		"": {},
+		"[crio.runtime]\nenable_criu_support = true\n":  {criu: `"criu"`},
+		"[crio.runtime]\nenable_criu_support = false\n": {criu: `""`},
+		level + "'none'\n":               {criu: `""`},
+		level + "'checkpoint_only'\n":    {criu: `"criu"`},
+		level + "'checkpoint_restore'\n": {criu: `"criu"`, remark: "crio.checkpoint_restore.container_level_enabled"},
+		later + "'none'\n":               {criu: `""`},
+		later + "'checkpoint_restore'\n": {criu: `"criu"`, remark: "crio.checkpoint.container_level"},
+		"[crio.runtime]\nenable_criu_support = false\n" + level + "'checkpoint_only'\n": {criu: `""`},
+		"[crio.runtime]\nenable_criu_support = true\n" + level + "'none'\n":             {criu: `""`},
+	} {
+		imp := crioOf(t, map[string]string{"crio.conf": text})
+		wantSettings(t, imp, map[string]string{"runtime.criu": want.criu})
+		if want.remark == "" && len(imp.Remarks) > 0 || want.remark != "" && !remarked(imp, want.remark) {
+			t.Errorf("%q: remarks %+v", text, imp.Remarks)
+		}
+	}
+}

@@ -4,14 +4,18 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	containerds "github.com/crius-run/crius/test/kit/containerd"
 )
 
-// line is a key in a file of testdata/keys, with a value that is not the default.
+// line is a key in a file of testdata/keys, with a value that is not the default, and the versions that read
+// it, such as 1.33-1.37; none: all.
 type line struct{ key, value, versions string }
 
 // linesIn returns the lines of a file of testdata/keys.
@@ -34,6 +38,9 @@ func linesIn(t *testing.T, file string) (lines []line) {
 
 // in reports whether a version reads the key.
 func (l line) in(version string) bool {
+	if l.versions == "" {
+		return true
+	}
 	first, last, isRange := strings.Cut(l.versions, "-")
 	return version == first || isRange && first <= version && version <= last
 }
@@ -126,9 +133,59 @@ func sameSettings(a, b *Import) bool {
 
 func TestNoKeyOfCrioIsLostWithoutAWord(t *testing.T) {
 	t.Parallel()
-	wantEachToCount(t, linesIn(t, "crio.txt"), func(text string) (*Import, error) {
-		return CRIO(etc(t, map[string]string{"crio.conf": text}))
-	})
+	all := linesIn(t, "crio.txt")
+	for _, version := range []string{"1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37"} {
+		lines := slices.DeleteFunc(slices.Clone(all), func(l line) bool { return !l.in(version) })
+		if len(lines) < 130 {
+			t.Errorf("only %d keys are listed for %s", len(lines), version)
+		}
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			wantEachToCount(t, lines, func(text string) (*Import, error) {
+				return CRIO(etc(t, map[string]string{"crio.conf": text}))
+			})
+		})
+	}
+}
+
+// The lists have every key that containerds write into their default configuration.
+func TestListsHaveTheKeysOfContainerd(t *testing.T) {
+	t.Parallel()
+	listed := linesIn(t, "containerd.txt")
+	for name, kind := range containerds.Kinds {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			program, err := kind.Program(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := exec.CommandContext(t.Context(), program, "config", "default").Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			top, err := parse(name, text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			keys := 0
+			top.walk(func([]string) bool { return false }, func(path []string, _ leaf) {
+				keys++
+				path = slices.Clone(path)
+				for i := range path[:len(path)-1] {
+					if path[i] == "runtimes" || path[i] == "stream_processors" {
+						path[i+1] = anyName
+					}
+				}
+				key := keyOf(path)
+				if !slices.Contains([]string{"version", "imports"}, key) && !slices.ContainsFunc(listed, func(l line) bool { return l.isNamedBy(key) }) {
+					t.Errorf("%s is not listed", key)
+				}
+			})
+			if keys < 100 {
+				t.Errorf("only %d keys in the default configuration", keys)
+			}
+		})
+	}
 }
 
 func TestNoKeyOfContainerdIsLostWithoutAWord(t *testing.T) {
@@ -137,7 +194,7 @@ func TestNoKeyOfContainerdIsLostWithoutAWord(t *testing.T) {
 	if len(all) < 280 {
 		t.Errorf("only %d keys are listed", len(all))
 	}
-	for version, format := range map[string]int{"1.7": 2, "2.0": 3, "2.1": 3, "2.2": 3, "2.3": 4, "2.4": 4} {
+	for version, format := range map[string]int{"1.6": 2, "1.7": 2, "2.0": 3, "2.1": 3, "2.2": 3, "2.3": 4, "2.4": 4} {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
 			lines := slices.DeleteFunc(slices.Clone(all), func(l line) bool { return !l.in(version) })
