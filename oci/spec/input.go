@@ -63,7 +63,8 @@ type Facts struct {
 	Devices     []Device // the request's, from ResolveDevices
 	HostDevices []Device // from HostDevices; given to privileged containers
 
-	Seccomp *Profile // from ResolveSeccomp: the request's localhost profile
+	Seccomp       *Profile // from ResolveSeccomp: the request's localhost profile
+	PulledSeccomp *Profile // that the request names by oci_ref, from ParsePulledProfile
 
 	SELinuxLevel string // the pod's; the request's wins
 

@@ -19,7 +19,7 @@ func ValidatePod(pod *cri.PodSandboxConfig) error {
 	if _, err := chooseProfile(sc.GetSeccomp(), sc.GetSeccompProfilePath(), unconfined); err != nil {
 		return fmt.Errorf("seccomp profile of the pod: %w", err)
 	}
-	if _, err := chooseProfile(sc.GetApparmor(), "", runtimeDefault); err != nil {
+	if _, err := chooseAppArmor(sc.GetApparmor(), ""); err != nil {
 		return fmt.Errorf("AppArmor profile of the pod: %w", err)
 	}
 	options := sc.GetNamespaceOptions()

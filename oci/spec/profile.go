@@ -2,6 +2,7 @@ package spec
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -32,7 +33,8 @@ type ArchGroup struct {
 // Rule is one entry of a profile.
 type Rule struct {
 	specs.LinuxSyscall
-	Name     string    `json:"name,omitempty"` // old form of a single name
+	Name     string    `json:"name,omitempty"`    // old form of a single name
+	Comment  string    `json:"comment,omitempty"` // for people
 	Includes Condition `json:"includes,omitzero"`
 	Excludes Condition `json:"excludes,omitzero"`
 }
@@ -48,19 +50,27 @@ type Condition struct {
 // ParseProfile reads a profile's JSON. It refuses unknown actions, operators
 // and conditions: a rule not understood may be one that forbids.
 func ParseProfile(data []byte) (*Profile, error) {
-	p := &Profile{}
-	if err := json.Unmarshal(data, p); err != nil {
+	p, err := parseProfile(data)
+	if err != nil {
 		return nil, invalid("seccomp profile: %w", err)
 	}
+	return p, nil
+}
+
+func parseProfile(data []byte) (*Profile, error) {
+	p := &Profile{}
+	if err := json.Unmarshal(data, p); err != nil {
+		return nil, err
+	}
 	if len(p.Architectures) > 0 && len(p.ArchMap) > 0 {
-		return nil, invalid("seccomp profile: architectures and archMap are both set")
+		return nil, errors.New("architectures and archMap are both set")
 	}
 	if !slices.Contains(seccompActions(), p.DefaultAction) {
-		return nil, invalid("seccomp profile: defaultAction %.40q is unknown", p.DefaultAction)
+		return nil, fmt.Errorf("defaultAction %.40q is unknown", p.DefaultAction)
 	}
 	for i := range p.Syscalls {
 		if err := p.Syscalls[i].normalize(); err != nil {
-			return nil, invalid("seccomp profile: rule %d: %w", i, err)
+			return nil, fmt.Errorf("rule %d: %w", i, err)
 		}
 	}
 	return p, nil

@@ -13,20 +13,20 @@ import (
 
 const maxProfileFile = 4 << 20
 
-// ResolveSeccomp loads the localhost profile that a container's request names,
-// for Facts.Seccomp. It returns nil if the request names none.
+// ResolveSeccomp loads the localhost profile that a container's request names, as its profile or as
+// the base of one, for Facts.Seccomp. It returns nil if the request names none.
 func ResolveSeccomp(sc *cri.LinuxContainerSecurityContext) (*Profile, error) {
 	want, err := chooseProfile(sc.GetSeccomp(), sc.GetSeccompProfilePath(), unconfined)
 	if err != nil {
 		return nil, fmt.Errorf("seccomp profile: %w", err)
 	}
-	if want.confinement != localhost || sc.GetPrivileged() {
+	if want.path() == "" || sc.GetPrivileged() {
 		return nil, nil
 	}
-	if err := checkProfilePath(want.ref); err != nil {
+	if err := checkProfilePath(want.path()); err != nil {
 		return nil, err
 	}
-	return LoadProfile(want.ref)
+	return LoadProfile(want.path())
 }
 
 // LeftUnconfined reports whether a container's request leaves it without a

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crius-run/crius/oci/spec/intersect"
 )
 
 // seccomp writes the profile that the request chooses, fitted to the container,
@@ -24,12 +26,12 @@ func seccomp(in *Input, s *specs.Spec) error {
 	switch {
 	case want.confinement == unconfined:
 		profile = in.Asked.Seccomp
-	case want.confinement == localhost:
-		if err := checkProfilePath(want.ref); err != nil {
+	case want.path() != "":
+		if err := checkProfilePath(want.path()); err != nil {
 			return err
 		}
 		if profile = in.Facts.Seccomp; profile == nil {
-			return precondition("seccomp profile %q was not loaded", want.ref)
+			return precondition("seccomp profile %q was not loaded", want.path())
 		}
 	case profile == nil:
 		profile = DefaultProfile()
@@ -37,8 +39,18 @@ func seccomp(in *Input, s *specs.Spec) error {
 	if !in.seccompEnabled() {
 		return unimplemented("seccomp is not available on this node or in the pod's runtime handler")
 	}
-	s.Linux.Seccomp, err = in.fit(profile, s.Process.Capabilities)
-	return err
+	if s.Linux.Seccomp, err = in.fit(profile, s.Process.Capabilities); err != nil || want.confinement != pulled {
+		return err
+	}
+	if in.Facts.PulledSeccomp == nil {
+		return precondition("seccomp profile %q was not loaded", want.ref)
+	}
+	filter, err := in.fit(in.Facts.PulledSeccomp, s.Process.Capabilities)
+	if err != nil {
+		return fmt.Errorf("seccomp profile %q: %w", want.ref, err)
+	}
+	s.Linux.Seccomp = intersect.Of(filter, s.Linux.Seccomp, nativeArch(in.Facts.Host.Arch))
+	return nil
 }
 
 func checkProfilePath(ref string) error {

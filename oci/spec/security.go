@@ -71,12 +71,26 @@ const (
 	unconfined confinement = iota
 	runtimeDefault
 	localhost
+	pulled // seccomp only: a profile of a registry together with its base profile
 )
 
-// choice is a confinement and, for localhost, the profile's name or path.
+// choice is a confinement and the profile's name or path, for localhost, or its reference, for
+// pulled.
 type choice struct {
 	confinement
-	ref string
+	ref  string
+	base string // of pulled: path of the base profile; empty: it is the default profile
+}
+
+// path returns the path of the seccomp profile on the node that the choice needs; empty: none.
+func (c choice) path() string {
+	switch c.confinement {
+	case localhost:
+		return c.ref
+	case pulled:
+		return c.base
+	}
+	return ""
 }
 
 // chooseProfile reads the profile field or, if a kubelet up to 1.18 left it
@@ -91,6 +105,8 @@ func chooseProfile(profile *cri.SecurityProfile, deprecated string, absent confi
 			return choice{confinement: unconfined}, nil
 		case cri.SecurityProfile_Localhost:
 			return localhostProfile(profile.GetLocalhostRef())
+		case cri.SecurityProfile_OCI:
+			return pulledProfile(profile)
 		}
 		return choice{}, invalid("profile type %d is unknown", profile.GetProfileType())
 	}
@@ -114,7 +130,33 @@ func localhostProfile(ref string) (choice, error) {
 	if ref == "" || len(ref) > 4096 || strings.ContainsFunc(ref, control) {
 		return choice{}, invalid("a localhost profile needs a name")
 	}
-	return choice{localhost, ref}, nil
+	return choice{confinement: localhost, ref: ref}, nil
+}
+
+func pulledProfile(profile *cri.SecurityProfile) (choice, error) {
+	want := choice{confinement: pulled, ref: profile.GetOciRef()}
+	if want.ref == "" {
+		return choice{}, invalid("a profile of type OCI needs an oci_ref")
+	}
+	switch base := profile.GetBaseProfile(); base.GetType() {
+	case cri.SecurityProfileBase_RuntimeDefault: // also if there is none
+		return want, nil
+	case cri.SecurityProfileBase_Localhost:
+		local, err := localhostProfile(base.GetLocalhostRef())
+		want.base = local.ref
+		return want, err
+	default:
+		return choice{}, invalid("base profile type %d is unknown", base.GetType())
+	}
+}
+
+// chooseAppArmor is chooseProfile for AppArmor, which has no profiles of registries.
+func chooseAppArmor(profile *cri.SecurityProfile, deprecated string) (choice, error) {
+	want, err := chooseProfile(profile, deprecated, runtimeDefault)
+	if err == nil && want.confinement == pulled {
+		err = invalid("type OCI is for seccomp profiles; name a loaded profile by type Localhost")
+	}
+	return want, err
 }
 
 // appArmorProfile writes the AppArmor profile, if the node has AppArmor.
@@ -125,7 +167,7 @@ func appArmorProfile(in *Input, s *specs.Spec) (err error) {
 
 func (in *Input) appArmor() (string, error) {
 	sc := in.security()
-	want, err := chooseProfile(sc.GetApparmor(), sc.GetApparmorProfile(), runtimeDefault)
+	want, err := chooseAppArmor(sc.GetApparmor(), sc.GetApparmorProfile())
 	if err == nil && want.confinement == localhost {
 		// The kubelet sends the profile's name; other clients prefix it as in the
 		// deprecated string.
