@@ -46,12 +46,14 @@ func (s *Store) openArtifacts(ctx context.Context) error {
 		Pulls:       &s.pulls,
 		Connections: s.cfg.PullConnections,
 		Downloads:   s.downloads,
-		Settings: func() artifact.Settings {
-			cfg := s.now()
-			return artifact.Settings{ProgressTimeout: cfg.ProgressTimeout, MinPullRate: cfg.MinPullRate, Parallel: cfg.ParallelLayers}
-		},
+		Settings:    s.artifactSettings,
 	})
 	return err
+}
+
+func (s *Store) artifactSettings() artifact.Settings {
+	cfg := s.now()
+	return artifact.Settings{ProgressTimeout: cfg.ProgressTimeout, MinPullRate: cfg.MinPullRate, Parallel: cfg.ParallelLayers}
 }
 
 // addTo adds the artifacts to a list of images, which is sorted by id.

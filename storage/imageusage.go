@@ -199,7 +199,7 @@ func (u *imageUsage) measureBeside() error {
 	for _, root := range u.roots.All() {
 		lists = append(lists, filepath.Join(root, driverName), filepath.Join(root, driverName, diskusage.LinksName), filepath.Join(root, "overlay-layers"))
 		lists = append(lists, artifact.Lists(root)...)
-		paths = append(paths, filepath.Join(root, "overlay-images"), filepath.Join(root, download.Name))
+		paths = append(paths, filepath.Join(root, "overlay-images"), filepath.Join(root, download.Name), profilesIn(root))
 		paths = append(paths, artifact.Unfinished(root)...)
 		for _, name := range namesIn(filepath.Join(root, driverName)) {
 			if !isID(name) && name != diskusage.LinksName {

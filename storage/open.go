@@ -203,8 +203,9 @@ func (s *Store) furnish(ctx context.Context, options types.StoreOptions, lock ow
 	s.live.Store(&cfg.Config)
 	s.imageUsage = &imageUsage{roots: s.roots, temporary: cfg.TemporaryDir, readOnly: cfg.ReadOnly, stop: s.usage.stopping}
 	s.images = newCatalog(s.store, s.locks, s.imageUsage, func(image *Image) bool { return pinPatterns(s.now().PinnedImages)(image) })
-	err := s.openArtifacts(ctx)
+	err := errors.Join(s.openArtifacts(ctx), s.openProfiles(ctx))
 	s.puller = s.newPuller(options)
+	s.Profiles.puller = s.puller
 	if err == nil && cfg.Unpacker != "" {
 		s.puller.Program, err = unpack.OpenProgram(cfg.Unpacker)
 	}

@@ -84,7 +84,8 @@ func Init() bool {
 
 // Store is the images and root file systems of a node. Its methods are safe for concurrent use.
 type Store struct {
-	Foreign *foreign.Containers // of other runtimes
+	Foreign  *foreign.Containers // of other runtimes
+	Profiles *Profiles           // pulled security profiles
 
 	cfg          Options // at first; a reload changes those of now
 	live         atomic.Pointer[Config]
@@ -128,7 +129,7 @@ func (s *Store) Close(ctx context.Context) error {
 			err = errors.Join(err, shutdownErr)
 		}
 	}
-	if err := errors.Join(err, s.artifacts.Close(), s.downloads.Close(), s.leftovers.Close(), s.locks.Close(), s.puller.Program.Close()); err != nil {
+	if err := errors.Join(err, s.artifacts.Close(), s.Profiles.store.Close(), s.downloads.Close(), s.leftovers.Close(), s.locks.Close(), s.puller.Program.Close()); err != nil {
 		return fmt.Errorf("close image store: %w", err)
 	}
 	return nil
@@ -139,7 +140,7 @@ func (s *Store) Close(ctx context.Context) error {
 func (s *Store) Forget() error {
 	errs := []error{s.manifest.Remove()} // first: with it the next start would require the owner of the imagestore
 	for _, root := range s.roots.All() {
-		errs = append(errs, os.RemoveAll(filepath.Join(root, reserve.Name)), os.RemoveAll(filepath.Join(root, ownerName)), os.RemoveAll(artifact.In(root)))
+		errs = append(errs, os.RemoveAll(filepath.Join(root, reserve.Name)), os.RemoveAll(filepath.Join(root, ownerName)), os.RemoveAll(artifact.In(root)), os.RemoveAll(profilesIn(root)))
 	}
 	errs = append(errs, s.leftovers.Remove(), s.downloads.Delete(), s.downloads.DeleteElsewhere(s.roots.All()))
 	if err := errors.Join(errs...); err != nil {

@@ -66,7 +66,7 @@ func (s *Store) Verify(ctx context.Context, live []Rootfs) ([]Defect, error) {
 		return defects, err
 	}
 	more, err := s.defects(ctx, images)
-	return slices.Concat(defects, unheld, more), err
+	return slices.Concat(defects, unheld, more, s.Profiles.defects()), err
 }
 
 // unheld returns the images that containers use and other tools may remove.

@@ -50,8 +50,15 @@ func seccomp(in *Input, s *specs.Spec) error {
 		return fmt.Errorf("seccomp profile %q: %w", want.ref, err)
 	}
 	s.Linux.Seccomp = intersect.Of(filter, s.Linux.Seccomp, nativeArch(in.Facts.Host.Arch))
+	if n := len(s.Linux.Seccomp.Syscalls); n > maxMergedRules {
+		return invalid("seccomp profile %q: together with its base profile it has %d rules, at most %d are allowed; use fewer conditions on arguments", want.ref, n, maxMergedRules)
+	}
 	return nil
 }
+
+// maxMergedRules bounds the filter of a pulled profile. The kernel takes 4096 instructions, of which
+// a condition needs several on each architecture.
+const maxMergedRules = 512
 
 func checkProfilePath(ref string) error {
 	if !path.IsAbs(ref) || path.Clean(ref) != ref {

@@ -53,9 +53,10 @@ type Artifact struct {
 
 // Record is the part of an artifact that may change.
 type Record struct {
-	Names   []string        `json:"names"`   // full names by which it was pulled, the newest first
-	Former  []string        `json:"former"`  // names that mean other images now
-	Digests []digest.Digest `json:"digests"` // of its manifest and of indexes that led to it
+	Names   []string        `json:"names"`          // full names by which it was pulled, the newest first
+	Former  []string        `json:"former"`         // names that mean other images now
+	Digests []digest.Digest `json:"digests"`        // of its manifest and of indexes that led to it
+	Refs    []string        `json:"refs,omitempty"` // of Terms, the newest first
 	Pulled  time.Time       `json:"pulled"`
 	// Removed was set by earlier versions if the artifact was removed while in use. Here it means
 	// nothing; other stores that share the artifact leave it out.
@@ -73,6 +74,7 @@ type document struct {
 const (
 	maxNames   = 64 // older ones are removed
 	maxDigests = 16 // of its manifest and of indexes; older ones are removed
+	maxRefs    = 1024
 )
 
 // Limits of all artifacts, which are listed from memory.
@@ -88,7 +90,7 @@ func (a *Artifact) kept() (sum int) {
 	for _, f := range a.Files {
 		sum += fileOverhead + len(f.Path) + len(f.Digest)
 	}
-	for _, name := range slices.Concat(a.Names, a.Former) {
+	for _, name := range slices.Concat(a.Names, a.Former, a.Refs) {
 		sum += len(name)
 	}
 	return sum
@@ -153,13 +155,29 @@ func (a *Artifact) content(kind source.Kind) ([]byte, error) {
 		return nil, err
 	}
 	if wanted := a.Files[0].Digest; wanted.Algorithm().FromBytes(content) != wanted {
-		return nil, fmt.Errorf("%w: its file %q has not the digest that the manifest says; remove it and pull it again", errDamaged, a.Files[0].Path)
+		return nil, fmt.Errorf("%w: its file %q has not the digest that the manifest says; remove it and pull it again", ErrDamaged, a.Files[0].Path)
 	}
 	return content, nil
 }
 
+// Intact returns an ErrDamaged if the content of a file is not that of its digest. It reads all
+// files.
+func (a *Artifact) Intact() error {
+	for _, f := range a.Files {
+		content, err := regular.Read(filepath.Join(a.dir, filesName, f.Path), f.Size)
+		if err != nil {
+			return missing(err)
+		}
+		if f.Digest.Algorithm().FromBytes(content) != f.Digest {
+			return fmt.Errorf("%w: its file %q has not the digest that the manifest says", ErrDamaged, f.Path)
+		}
+	}
+	return nil
+}
+
 // withPull returns the record after a pull.
-func (r Record) withPull(src *source.Image) Record {
+func (r Record) withPull(src *source.Image, ref string) Record {
+	r = r.withRef(ref)
 	name := src.Name.String()
 	r.Names = front(r.Names, maxNames, name)
 	r.Former = slices.DeleteFunc(slices.Clone(r.Former), func(n string) bool { return n == name })
@@ -168,10 +186,17 @@ func (r Record) withPull(src *source.Image) Record {
 	return r
 }
 
+func (r Record) withRef(ref string) Record {
+	if ref != "" && !slices.Contains(r.Refs, ref) {
+		r.Refs = front(r.Refs, maxRefs, ref)
+	}
+	return r
+}
+
 // same reports whether another record differs only in its time.
 func (r Record) same(other Record) bool {
 	return r.Removed == other.Removed && slices.Equal(r.Names, other.Names) && slices.Equal(r.Former, other.Former) &&
-		slices.Equal(r.Digests, other.Digests)
+		slices.Equal(r.Digests, other.Digests) && slices.Equal(r.Refs, other.Refs)
 }
 
 // without returns the record without a name, which becomes a former name.
@@ -193,8 +218,8 @@ func front[T comparable](list []T, limit int, first ...T) []T {
 	return all[:min(len(all), limit)]
 }
 
-// errDamaged says that an artifact lacks something that its record or manifest lists.
-var errDamaged = errors.New("artifact is damaged")
+// ErrDamaged says that an artifact lacks something that its record or manifest lists.
+var ErrDamaged = errors.New("artifact is damaged")
 
 // load reads the artifact in a directory, and checks that its files exist.
 func load(dir string) (*Artifact, error) {
@@ -209,7 +234,7 @@ func load(dir string) (*Artifact, error) {
 		return nil, missing(err)
 	}
 	if digest.FromBytes(content).Encoded() != a.ID {
-		return nil, fmt.Errorf("%w: its manifest has another digest", errDamaged)
+		return nil, fmt.Errorf("%w: its manifest has another digest", ErrDamaged)
 	}
 	a.Annotations = source.AnnotationsOf(content)
 	if a.Files, err = source.FilesOf(content); err != nil { // not damaged: the version that pulled it had other rules
@@ -221,7 +246,7 @@ func load(dir string) (*Artifact, error) {
 			return nil, missing(err)
 		}
 		if !info.Mode().IsRegular() || info.Size() != f.Size {
-			return nil, fmt.Errorf("%w: its file %q has not the size that the manifest says", errDamaged, f.Path)
+			return nil, fmt.Errorf("%w: its file %q has not the size that the manifest says", ErrDamaged, f.Path)
 		}
 	}
 	return a, a.measure(dir)
@@ -263,7 +288,7 @@ func damagedIf(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%w: %w", errDamaged, err)
+	return fmt.Errorf("%w: %w", ErrDamaged, err)
 }
 
 // Names within the directory of an artifact.

@@ -3,8 +3,14 @@ package artifact
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 
+	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
+
+	"github.com/crius-run/crius/internal/fault"
 )
 
 // HasImage reports whether a store has an image with an id.
@@ -27,6 +33,41 @@ func TakeName(images cstorage.Store, name string) (taken bool, err error) {
 		return false, err
 	}
 	return true, images.RemoveNames(record.ID, []string{name})
+}
+
+// WithDigest returns the artifact in this store that a digest means, or nil: one with this manifest,
+// or an index or reference with this digest has led to it.
+func (s *Store) WithDigest(d digest.Digest) *Artifact {
+	for _, a := range s.own() {
+		if slices.Contains(a.Digests, d) || slices.ContainsFunc(a.Refs, func(ref string) bool { return strings.HasSuffix(ref, "@"+d.String()) }) {
+			return a
+		}
+	}
+	return nil
+}
+
+// NoteRef adds a reference to Record.Refs of an artifact. If it has been removed, the error is
+// fault.NotFound.
+func (s *Store) NoteRef(ctx context.Context, id, ref string) error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	a := s.find(id)
+	if a == nil {
+		return fmt.Errorf("artifact %s is not in the store, pull it again: %w", id, fault.NotFound)
+	}
+	record := a.withRef(ref)
+	if a.same(record) {
+		return nil
+	}
+	if err := s.crowded(&Artifact{ID: id, Files: a.Files, Annotations: a.Annotations, Record: record}); err != nil {
+		return err
+	}
+	return s.change(ctx, a, record, nil)
+}
+
+// List returns the artifacts in this store, sorted by id.
+func (s *Store) List() []*Artifact {
+	return slices.SortedFunc(slices.Values(s.own()), func(a, b *Artifact) int { return strings.Compare(a.ID, b.ID) })
 }
 
 // SettleNames removes names that an image and an artifact share after a crash from both: nobody

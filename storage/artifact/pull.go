@@ -29,10 +29,16 @@ import (
 	"github.com/crius-run/crius/storage/registry/trust"
 )
 
+// Terms are what a pull does besides.
+type Terms struct {
+	Ref   string                // noted in Record.Refs, of which the newest are kept; empty: none
+	Check func(*Artifact) error // accepts the artifact before it is stored; nil: every one
+}
+
 // Pull stores the artifact to which src leads, under the name of src, and returns it. It does not
 // fetch content that the store has. A pull that fails leaves nothing but downloads, which the next
 // pull resumes. After a pull that succeeds the artifact survives a power cut.
-func (s *Store) Pull(ctx context.Context, src *source.Image) (*Artifact, error) {
+func (s *Store) Pull(ctx context.Context, src *source.Image, terms Terms) (*Artifact, error) {
 	start := time.Now()
 	id := digest.FromBytes(src.Document().Content).Encoded()
 	// Other pulls of the same artifact from this registry wait for this one. Pulls from other
@@ -45,18 +51,18 @@ func (s *Store) Pull(ctx context.Context, src *source.Image) (*Artifact, error) 
 	if err := s.free(id); err != nil {
 		return nil, err
 	}
-	if a, err := s.pullPresent(ctx, id, src); a != nil || err != nil {
+	if a, err := s.pullPresent(ctx, id, src, terms.Ref); a != nil || err != nil {
 		return a, err
 	}
 	if a, err := s.pullAdditional(ctx, id, src); a != nil || err != nil {
 		return a, err
 	}
-	made := &Artifact{ID: id, Files: src.Files, Record: Record{}.withPull(src), dir: s.path(artifactsName, id)}
+	made := &Artifact{ID: id, Files: src.Files, Record: Record{}.withPull(src, terms.Ref), dir: s.path(artifactsName, id)}
 	made.Annotations = source.AnnotationsOf(src.Document().Content)
 	if err := s.crowded(made); err != nil {
 		return nil, err
 	}
-	p, err := s.begin(made, src)
+	p, err := s.begin(made, src, terms)
 	if err != nil {
 		return nil, err
 	}
@@ -74,19 +80,19 @@ func (s *Store) Pull(ctx context.Context, src *source.Image) (*Artifact, error) 
 }
 
 // pullPresent records the pull of an artifact that the store has, and returns it; else nil.
-func (s *Store) pullPresent(ctx context.Context, id string, src *source.Image) (*Artifact, error) {
+func (s *Store) pullPresent(ctx context.Context, id string, src *source.Image, ref string) (*Artifact, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	return s.notePull(ctx, id, src)
+	return s.notePull(ctx, id, src, ref)
 }
 
 // notePull is pullPresent for callers that hold writing.
-func (s *Store) notePull(ctx context.Context, id string, src *source.Image) (*Artifact, error) {
+func (s *Store) notePull(ctx context.Context, id string, src *source.Image, ref string) (*Artifact, error) {
 	a := s.find(id)
 	if a == nil {
 		return nil, nil //nolint:nilnil // see above
 	}
-	record := a.withPull(src)
+	record := a.withPull(src, ref)
 	stored, err := readRecord(s.path(artifactsName, id))
 	if err != nil {
 		return nil, err
@@ -110,13 +116,14 @@ type pull struct {
 	store *Store
 	made  *Artifact
 	src   *source.Image
+	terms Terms
 	dir   string // becomes the artifact's directory
 
 	missing   []source.File // one for each content that the store lacks
 	downloads *download.Pull
 }
 
-func (s *Store) begin(made *Artifact, src *source.Image) (*pull, error) {
+func (s *Store) begin(made *Artifact, src *source.Image, terms Terms) (*pull, error) {
 	for _, name := range []string{artifactsName, blobsName, pendingName} {
 		if err := os.MkdirAll(s.path(name), 0o700); err != nil {
 			return nil, err
@@ -126,7 +133,7 @@ func (s *Store) begin(made *Artifact, src *source.Image) (*pull, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &pull{store: s, made: made, src: src, dir: dir, downloads: s.downloads.Begin(reference.Domain(src.Name))}, nil
+	return &pull{store: s, made: made, src: src, terms: terms, dir: dir, downloads: s.downloads.Begin(reference.Domain(src.Name))}, nil
 }
 
 func (p *pull) run(ctx context.Context) (*Artifact, error) {
@@ -136,13 +143,16 @@ func (p *pull) run(ctx context.Context) (*Artifact, error) {
 	if err := trace.Call(ctx, "write artifact", p.write); err != nil {
 		return nil, err
 	}
+	if err := p.check(); err != nil {
+		return nil, err
+	}
 	s := p.store
 	s.writing.Lock() // all pulls wait for it: nothing below takes long
 	defer s.writing.Unlock()
 	if err := s.free(p.made.ID); err != nil { // an image may have taken the id meanwhile
 		return nil, err
 	}
-	if a, err := s.notePull(ctx, p.made.ID, p.src); a != nil || err != nil { // a pull from another registry has stored it
+	if a, err := s.notePull(ctx, p.made.ID, p.src, p.terms.Ref); a != nil || err != nil { // a pull from another registry has stored it
 		return a, err
 	}
 	if err := s.crowded(p.made); err != nil {
@@ -165,6 +175,16 @@ func (p *pull) write() error {
 		return err
 	}
 	return errors.Join(settle(filepath.Join(p.dir, filesName)), syncFile(p.dir), p.made.measure(p.dir))
+}
+
+// check asks for the artifact where it is now.
+func (p *pull) check() error {
+	if p.terms.Check == nil {
+		return nil
+	}
+	fetched := *p.made
+	fetched.dir = p.dir
+	return p.terms.Check(&fetched)
 }
 
 // commit moves the artifact to its place.

@@ -334,7 +334,7 @@ func (s *Store) removeDamaged() {
 	s.mu.Lock()
 	var unused []string
 	for id, why := range s.unusable {
-		if errors.Is(why, errDamaged) && len(s.users[id]) == 0 {
+		if errors.Is(why, ErrDamaged) && len(s.users[id]) == 0 {
 			unused = append(unused, id)
 		}
 	}

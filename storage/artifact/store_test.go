@@ -129,7 +129,7 @@ func TestStoreIsBounded(t *testing.T) {
 		for i := range number {
 			s.publish(&Artifact{ID: strconv.Itoa(i), Files: []source.File{{Path: strings.Repeat("a", pathSize)}}})
 		}
-		if _, err := s.Pull(t.Context(), src); !errors.Is(err, fault.Exhausted) {
+		if _, err := s.Pull(t.Context(), src, Terms{}); !errors.Is(err, fault.Exhausted) {
 			t.Errorf("pulled beside %d artifacts with names of %d bytes: %v", number, pathSize, err)
 		}
 		a := s.Find(id)

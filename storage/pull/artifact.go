@@ -10,12 +10,19 @@ import (
 	"github.com/crius-run/crius/storage/registry/source"
 )
 
-// pullArtifact stores the artifact that src leads to, and hands it to take.
-func (p *Puller) pullArtifact(ctx context.Context, src *source.Image, take func(context.Context, Result) error) error {
+// pullArtifact stores the artifact that src leads to, and hands it to n.take.
+func (p *Puller) pullArtifact(ctx context.Context, src *source.Image, n named) error {
 	if err := p.Owned(); err != nil {
 		return err
 	}
-	pulled, err := p.Artifacts.Pull(ctx, src)
+	if into := n.request.Into; into != nil {
+		pulled, err := into(ctx, src)
+		if err != nil {
+			return src.Failed(err)
+		}
+		return n.take(ctx, Result{Artifact: pulled})
+	}
+	pulled, err := p.Artifacts.Pull(ctx, src, artifact.Terms{})
 	if err != nil {
 		return src.Failed(err)
 	}
@@ -27,5 +34,5 @@ func (p *Puller) pullArtifact(ctx context.Context, src *source.Image, take func(
 		err = fmt.Errorf("take the name from the image that had it: %w", err)
 		return errors.Join(err, p.Artifacts.Unname(ctx, src.Name.String())) // so that not both have it
 	}
-	return take(ctx, Result{Artifact: pulled})
+	return n.take(ctx, Result{Artifact: pulled})
 }

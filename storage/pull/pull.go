@@ -101,6 +101,8 @@ type Request struct {
 	Namespace string          // of the pod; picks the signature policy
 	Cgroup    string          // parent cgroup of the pod, where the image may be unpacked; empty: there is none
 	Kind      *source.Kind    // of an OCI artifact: nothing else is pulled; nil: everything is
+	// Into stores the artifact of the Kind elsewhere than with the images; nil: there.
+	Into func(context.Context, *source.Image) (*artifact.Artifact, error)
 }
 
 // Result is what a pull has brought: an image, or an artifact.
@@ -152,10 +154,10 @@ type named struct {
 }
 
 // pullFor pulls one full name with the credentials that the pod's namespace has for it, unless
-// the request is for a kind of artifacts: credential providers are asked for images alone.
+// an annotation names the artifact: credential providers are not asked for that.
 func (p *Puller) pullFor(ctx context.Context, n named) error {
 	dir := p.Settings.Load().NamespacedAuthDir
-	if n.request.Kind != nil {
+	if n.request.Kind != nil && n.request.Into == nil {
 		dir = ""
 	}
 	auth, err := registry.TakeNamespaceAuth(dir, n.request.Namespace, n.name)
@@ -256,7 +258,7 @@ func (p *Puller) pullOnce(ctx context.Context, n named) error {
 		return err
 	}
 	if len(src.Files) > 0 {
-		return p.pullArtifact(ctx, src, n.take)
+		return p.pullArtifact(ctx, src, n)
 	}
 	release, err := p.Artifacts.Reserve(src.ImageID())
 	if err != nil {

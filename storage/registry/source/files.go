@@ -41,6 +41,9 @@ type File struct {
 // CRI-O, then that of ModelPack, under its present and its former prefix.
 var nameAnnotations = []string{imagespec.AnnotationTitle, "org.cncf.model.filepath", "org.cnai.model.filepath"}
 
+// SeccompProfile is the media type of the config of an artifact with a seccomp profile.
+const SeccompProfile = "application/vnd.cncf.seccomp-profile.config.v1+json"
+
 // imageConfigs are the media types of the configs of images.
 var imageConfigs = []string{"", imagespec.MediaTypeImageConfig, manifest.DockerV2Schema2ConfigMediaType}
 
@@ -60,7 +63,7 @@ func hasArtifactType(m manifest.Manifest) bool {
 
 // FilesOf returns the files of the artifact with this manifest. It refuses paths that could lead
 // elsewhere, and artifacts without any file. Layers without a name are left out, as in CRI-O:
-// nobody could find them.
+// nobody could find them. The one layer of a seccomp profile needs no name.
 func FilesOf(content []byte) ([]File, error) {
 	m, err := manifest.OCI1FromManifest(content)
 	if err != nil {
@@ -72,6 +75,9 @@ func FilesOf(content []byte) ([]File, error) {
 		var name string
 		for _, key := range nameAnnotations {
 			name = cmp.Or(name, layer.Annotations[key])
+		}
+		if name == "" && m.Config.MediaType == SeccompProfile && len(m.Layers) == 1 {
+			name = "profile.json" // the tools that push profiles leave it out
 		}
 		if name == "" {
 			continue
@@ -160,6 +166,7 @@ func (a *awaited) Read(p []byte) (int, error) {
 type Kind struct {
 	Config  string // media type of its config
 	MaxSize int64  // of all its files, in bytes
+	Single  bool   // it has one layer
 }
 
 // Check refuses an artifact that is not of this kind, and any image. A nil kind accepts everything.
@@ -176,6 +183,9 @@ func (k *Kind) Check(content []byte, files []File) error {
 	}
 	if m.Config.MediaType != k.Config {
 		return fmt.Errorf("it is an OCI artifact with the config %.100q, not %s: %w", m.Config.MediaType, k.Config, fault.Invalid)
+	}
+	if k.Single && len(m.Layers) != 1 {
+		return fmt.Errorf("it has %d layers, not one: %w", len(m.Layers), fault.Invalid)
 	}
 	left := k.MaxSize
 	for _, f := range files {
