@@ -211,7 +211,7 @@ func (p *Profiles) isSigned(ctx context.Context, policy *trust.Policy, a *artifa
 func (p *Profiles) List() []Profile {
 	list := []Profile{}
 	for _, a := range p.store.List() {
-		list = append(list, Profile{Digest: digest.NewDigestFromEncoded(digest.SHA256, a.ID).String(), Refs: slices.Clone(a.Refs), Size: uint64(a.Size())})
+		list = append(list, Profile{Digest: digest.NewDigestFromEncoded(digest.SHA256, a.ID).String(), Refs: slices.Clone(a.Refs), Size: a.Size()})
 	}
 	return list
 }
