@@ -2,10 +2,15 @@ package storage
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"io"
 	"log"
+	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -60,6 +65,16 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 		name, parseErr := reference.ParseNormalizedNamed("r.test/app:1")
 		ok(t, parseErr)
 		return pullerror.New(pullerror.Failed{Name: name}, err)
+	}
+	certified := func(change func(*x509.Certificate)) error {
+		n.write("registries.conf", "")
+		defer n.write("registries.conf", insecure("127.0.0.1"))
+		server := httptest.NewUnstartedServer(http.NotFoundHandler())
+		server.TLS = &tls.Config{Certificates: []tls.Certificate{selfSigned(t, change)}}
+		server.Config.ErrorLog = log.New(io.Discard, "", 0)
+		server.StartTLS()
+		defer server.Close()
+		return pull(server.Listener.Addr().String()+"/app:1", nil)
 	}
 	cases := map[string]func() error{
 		"check the name and the tag": func() error { return pull(serve(t, "app", "1", a).Addr()+"/app:2", nil) },
@@ -126,6 +141,26 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 			defer n.write("registries.conf", insecure("127.0.0.1"))
 			return pull("r.test/app:1", nil)
 		},
+		"the answer is no JSON and begins with": func() error { return faulty("/manifests/", registry.Page(http.StatusOK)) },
+		"the answer is cut off":                 func() error { return faulty("/manifests/", registry.Replace(registry.Truncate)) },
+		"the answer is empty":                   func() error { return faulty("/manifests/", registry.Replace(func([]byte) []byte { return nil })) },
+		"an error in the place of a manifest": func() error {
+			return faulty("/manifests/", registry.Replace(func([]byte) []byte { return []byte(`{"errors":[{"code":"DENIED"}]}`) }))
+		},
+		"has changed it": func() error { return faulty(layerDigest(a, 1), registry.Replace(registry.Corrupt)) },
+		"cannot be decompressed": func() error {
+			l := layer(t, image.Text("file", "x"))
+			l.Blob[len(l.Blob)-8] ^= 1 // of the checksum
+			l.Digest = digest.FromBytes(l.Blob)
+			return pull(serve(t, "app", "1", build(t, image.Image{Layers: []image.Layer{l}})).Addr()+"/app:1", nil)
+		},
+		"wants a login":               func() error { return faulty("/v2/", registry.Page(http.StatusProxyAuthRequired)) },
+		"that it cannot ask":          func() error { return faulty("/blobs/", registry.Redirect("ftp://r.test")) },
+		"check the name and the port": func() error { return pull("127.0.0.1:99999/app:1", nil) },
+		"use a name of the registry": func() error {
+			return certified(func(c *x509.Certificate) { c.DNSNames, c.IPAddresses = []string{"other.test"}, nil })
+		},
+		"check the node's clock":               func() error { return certified(func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Hour) }) },
 		"an IPv6 address cannot be a registry": func() error { return pull("[::1]:5000/app:1", nil) },
 	}
 	for _, row := range rows {
@@ -143,4 +178,19 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 			t.Errorf("the table lacks %q", row)
 		}
 	}
+}
+
+// selfSigned returns a certificate for 127.0.0.1 that change may spoil.
+func selfSigned(t *testing.T, change func(*x509.Certificate)) tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	ok(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, BasicConstraintsValid: true, IsCA: true,
+		NotBefore: time.Now().Add(-24 * time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+	}
+	change(template)
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	ok(t, err)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }

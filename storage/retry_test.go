@@ -114,6 +114,21 @@ func TestBrokenImageIsBlamed(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	// What the registry or a proxy has changed is no fault of the image, wherever it is found first.
+	stored, err := image.NewStoredLayer(image.Text("a", strings.Repeat("x", 4096)), image.Text("b", "y"))
+	ok(t, err)
+	for at, l := range map[string]image.Layer{"header": stored, "compressed": whole} {
+		r := serve(t, "app", "1", build(t, image.Image{Layers: []image.Layer{l}}))
+		r.Inject(registry.Fault{Path: l.Digest.String(), Do: registry.Replace(func(blob []byte) []byte {
+			changed := bytes.Clone(blob)
+			changed[min(len(changed)/2, 200)] ^= 0xff
+			return changed
+		})})
+		_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})
+		if err == nil || strings.Contains(err.Error(), "rebuild the image") || !strings.Contains(err.Error(), "has changed it") {
+			t.Errorf("changed in a %s: %v", at, err)
+		}
+	}
 	a := motd(t, "cut off")
 	r := serve(t, "app", "1", a)
 	r.Inject(registry.Fault{Path: "/blobs/", Do: registry.Reset(10)})

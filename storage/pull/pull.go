@@ -399,7 +399,7 @@ func (p *Puller) openSource(ctx context.Context, sys *types.SystemContext, polic
 		return err
 	})
 	if err != nil {
-		return nil, source.Because(err, progress.CauseOf(ctx, err))
+		return nil, source.Because(err, p.Counts.CauseOf(ctx, err))
 	}
 	return src, nil
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/storage/pull/pullerror"
 )
 
 // Reasons for which a pull was ended.
@@ -218,6 +219,28 @@ func (c *Counts) Throttle(ctx context.Context, host string, until time.Time) (do
 	}
 }
 
+// CauseOf is the function of this name for the pull of ctx. Of a registry that has asked to wait for longer than
+// image.progress_timeout it says so.
+func (c *Counts) CauseOf(ctx context.Context, err error) error {
+	cause := CauseOf(ctx, err)
+	if p, ok := ctx.Value(pullKey{}).(*Pull); ok && errors.Is(cause, ErrStalled) {
+		if stalled := c.stalled(p); !errors.Is(stalled, ErrStalled) {
+			return stalled
+		}
+	}
+	return cause
+}
+
+// stalled returns why nothing has come.
+func (c *Counts) stalled(p *Pull) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p.Throttled == "" || time.Now().After(p.Until) {
+		return ErrStalled
+	}
+	return fmt.Errorf("registry %s has asked to wait until %s, %w: %w", p.Throttled, p.Until.Format(time.TimeOnly), pullerror.ErrThrottled, fault.Unavailable)
+}
+
 // Interrupt ends the pulls that wait because a registry has asked them to, and those that would
 // wait later: nobody should wait for them when the server stops.
 func (c *Counts) Interrupt() {
@@ -309,7 +332,7 @@ func (w *Watchdog) run() {
 				came = 0
 				window.Reset(w.limit)
 			} else if layers.waiting() || w.asked() {
-				w.cancel(ErrStalled)
+				w.cancel(w.counts.stalled(w.pull))
 			}
 			idle.Reset(w.limit)
 		case <-window.C:

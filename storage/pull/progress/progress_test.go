@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"reflect"
 	"testing"
 	"testing/synctest"
@@ -13,6 +14,7 @@ import (
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/pull/pullerror"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
@@ -240,3 +242,28 @@ func TestWatchdogWaitsForAnswers(t *testing.T) {
 }
 
 func notAsked() bool { return false }
+
+// A pull that a registry has asked to wait, for longer than it may take, does not end as one to which nothing came.
+func TestCauseOfAThrottledPull(t *testing.T) {
+	t.Parallel()
+	var counts Counts
+	ctx, end := counts.Begin(t.Context(), "r.test/app:1")
+	defer end()
+	stalled, cancel := context.WithCancelCause(ctx)
+	cancel(ErrStalled)
+	if err := counts.CauseOf(stalled, context.Canceled); !errors.Is(err, ErrStalled) || !errors.Is(err, fault.Timeout) {
+		t.Errorf("nobody has asked to wait: %v", err)
+	}
+	done := counts.Throttle(ctx, "r.test", time.Now().Add(time.Hour))
+	if err := counts.CauseOf(stalled, context.Canceled); !errors.Is(err, pullerror.ErrThrottled) || !errors.Is(err, fault.Unavailable) || errors.Is(err, ErrStalled) {
+		t.Errorf("asked to wait for an hour: %v", err)
+	}
+	if err := counts.CauseOf(ctx, io.EOF); !errors.Is(err, io.EOF) {
+		t.Errorf("the pull goes on: %v", err)
+	}
+	done()
+	counts.Throttle(ctx, "r.test", time.Now().Add(-time.Second))
+	if err := counts.CauseOf(stalled, context.Canceled); !errors.Is(err, ErrStalled) {
+		t.Errorf("the wait is over: %v", err)
+	}
+}

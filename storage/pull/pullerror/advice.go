@@ -1,11 +1,15 @@
 package pullerror
 
 import (
+	"cmp"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"net/url"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -23,6 +27,8 @@ func advice(registry string, err error, kinds []error, login string) string {
 	switch by := pointOf(err).advise(err, is); {
 	case errors.Is(err, ErrWorkerDied):
 		return ""
+	case wantsProxyLogin(err):
+		return "a proxy or the network between node and registry wants a login: give HTTPS_PROXY in the environment of crius a user and password, or exempt the registry by NO_PROXY"
 	case rateLimited(err):
 		return "the registry limits pulls: log in by image.auth_file, or use a mirror" // the node has reached it
 	case by != "":
@@ -31,6 +37,8 @@ func advice(registry string, err error, kinds []error, login string) string {
 		return login
 	case is(fault.NotFound):
 		return "check the name and the tag"
+	case unfollowed(err):
+		return fmt.Sprintf("%s sends crius to an address that it cannot ask, or from one to the next without end: see its log, and that of a proxy before it", cmp.Or(pointOf(err).From, registry))
 	case is(fault.Unavailable):
 		return unavailable(placeOf(err, registry), err)
 	case is(fault.Exhausted):
@@ -49,6 +57,7 @@ func unavailable(at place, err error) string {
 	var certificate x509.CertificateInvalidError
 	var dns *net.DNSError
 	var remote *net.OpError
+	var address *net.AddrError
 	switch {
 	case errors.Is(err, http.ErrSchemeMismatch) && at.from != "":
 		return fmt.Sprintf("%s speaks plain HTTP: correct the address in the configuration of %s", at, at.from)
@@ -62,6 +71,8 @@ func unavailable(at place, err error) string {
 		return "correct the registry's certificate; if it should be valid, check the node's clock"
 	case errors.As(err, &remote) && remote.Op == "remote error": // a TLS alert
 		return fmt.Sprintf("%s refused the TLS connection: if it wants a client certificate, check client.cert and client.key in /etc/containers/certs.d/%s", at, at.trusts())
+	case errors.As(err, &address):
+		return "check the name and the port of the registry"
 	case errors.As(err, &dns) && at.from != "":
 		return fmt.Sprintf("check the node's name servers, and the configuration of %s, which sends crius to %s", at.from, at.host)
 	case errors.As(err, &dns):
@@ -74,6 +85,17 @@ func unavailable(at place, err error) string {
 		return fmt.Sprintf("check that the node reaches %s: its route, proxy and firewall", strings.TrimSuffix(at.String(), ","))
 	}
 	return "check that the node reaches the registry: its route, proxy and firewall"
+}
+
+// unfollowed reports whether net/http has given up a request without having failed to reach a host: it asks no
+// scheme but HTTP, and follows ten redirects at most. It has no errors of their own for either.
+func unfollowed(err error) bool {
+	var request *url.Error
+	if !errors.As(err, &request) || request.Err == nil {
+		return false
+	}
+	plain := reflect.TypeOf(request.Err) == reflect.TypeOf(errors.New(""))
+	return plain && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, http.ErrSchemeMismatch)
 }
 
 // LoginRefused reports whether a registry has refused a request for its credentials, or for the
@@ -102,10 +124,16 @@ func Unauthenticated(err error) bool {
 	return errors.As(err, &unauthorized) || StatusOf(err) == http.StatusUnauthorized
 }
 
+// wantsProxyLogin reports whether something between the node and the registry has refused a request.
+func wantsProxyLogin(err error) bool {
+	status := StatusOf(err)
+	return status == http.StatusProxyAuthRequired || status == http.StatusNetworkAuthenticationRequired
+}
+
 // rateLimited reports whether the registry has refused a request because there were too many.
 func rateLimited(err error) bool {
 	var coded errcode.ErrorCoder
-	return errors.Is(err, docker.ErrTooManyRequests) ||
+	return errors.Is(err, docker.ErrTooManyRequests) || errors.Is(err, ErrThrottled) ||
 		errors.As(err, &coded) && coded.ErrorCode() == errcode.ErrorCodeTooManyRequests ||
 		StatusOf(err) == http.StatusTooManyRequests
 }

@@ -29,6 +29,9 @@ import (
 // ErrWorkerDied is in the error of a pull whose worker ended before its work.
 var ErrWorkerDied = errors.New("pull worker died")
 
+// ErrThrottled is in the error of a pull that a registry has asked to wait for longer than it may take.
+var ErrThrottled = errors.New("longer than image.progress_timeout")
+
 // Shown returns an error with a text that is safe to show and the kinds of err. It is for errors of
 // anything but a pull.
 func Shown(text string, err error) error {

@@ -230,7 +230,7 @@ type fetch struct {
 }
 
 // ErrDiffers says that a blob has another digest or size.
-var ErrDiffers = errors.New("not the blob that the manifest names")
+var ErrDiffers = errors.New("not the blob that the manifest names: a proxy, a mirror or the registry has changed it; look at these, or push the image again")
 
 func (f *fetch) run(ctx context.Context) (err error) {
 	info, err := f.part.file.Stat()

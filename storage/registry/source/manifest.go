@@ -3,6 +3,7 @@ package source
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 
@@ -26,6 +27,26 @@ func fetch(ctx context.Context, image *image.UnparsedImage) (raw []byte, mediaTy
 func parse(raw []byte, mediaType string) (parsed manifest.Manifest, err error) {
 	defer malformed(&err)
 	return manifest.FromBlob(raw, mediaType)
+}
+
+// noManifest returns the error of a manifest that cannot be used: err, unless what came is something else.
+func noManifest(raw []byte, err error) error {
+	var document struct {
+		SchemaVersion int               `json:"schemaVersion"`
+		Errors        []json.RawMessage `json:"errors"`
+	}
+	const advice = "check whether a proxy, a login page or a broken registry answers in its place"
+	switch invalid := json.Unmarshal(raw, &document); {
+	case len(raw) == 0:
+		return fmt.Errorf("image manifest: the answer is empty; %s: %w", advice, fault.Invalid)
+	case invalid != nil && raw[0] == '{':
+		return fmt.Errorf("image manifest: the answer is cut off or broken JSON (%w); check whether a proxy or a mirror has cut it, or push the image again: %w", invalid, fault.Invalid)
+	case invalid != nil:
+		return fmt.Errorf("image manifest: the answer is no JSON and begins with %.60q; %s: %w", raw, advice, fault.Invalid)
+	case document.SchemaVersion == 0 && len(document.Errors) > 0:
+		return fmt.Errorf("image manifest: the answer has an error in the place of a manifest, %.200s; see the log of the registry, or what answers in its place: %w", document.Errors[0], fault.Invalid)
+	}
+	return err
 }
 
 // malformed turns a panic into an error: libtrust, which reads the signatures inside manifests of

@@ -428,10 +428,10 @@ func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *t
 	}
 	parsed, err := parse(raw, mediaType)
 	if err != nil {
-		return fmt.Errorf("image manifest: %w: %w", err, fault.Invalid)
+		return noManifest(raw, fmt.Errorf("image manifest: %w: %w", err, fault.Invalid))
 	}
 	if err := inspectManifest(parsed); err != nil {
-		return err
+		return noManifest(raw, err)
 	}
 	signed, err := s.readSignatures(ctx, unparsed)
 	if err != nil {

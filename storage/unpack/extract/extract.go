@@ -207,9 +207,12 @@ func headerOnly(kind byte) bool {
 	return kind >= tar.TypeLink && kind <= tar.TypeFifo || kind == tar.TypeXGlobalHeader
 }
 
+// ErrNoArchive says that the content of a layer cannot be parsed.
+var ErrNoArchive = errors.New("it is no tar archive that can be unpacked")
+
 // noArchive returns the error of an archive that cannot be parsed.
 func noArchive(err error) error {
-	return fmt.Errorf("it is no tar archive that can be unpacked: %v; rebuild the image: %w", err, fault.Invalid) //nolint:errorlint // an end that comes too early is no fault of the connection
+	return fmt.Errorf("%w: %v; rebuild the image: %w", ErrNoArchive, err, fault.Invalid) //nolint:errorlint // an end that comes too early is no fault of the connection
 }
 
 // refuse returns the error for an entry that cannot be unpacked.

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/unpack/extract"
 )
 
 // Put adds the missing layers of an image to the store. It downloads several at a time, unpacks
@@ -138,14 +140,30 @@ func (p *put) recallTo(s *step) error {
 func (p *put) stage(s *step) (Staged, error) {
 	c, err := s.open(p.ctx, p.largeWindow)
 	if err != nil {
-		return nil, err
+		return nil, p.blame(s, err)
 	}
 	defer c.Close()
 	staged, err := p.Into.Stage(p.ctx, c, p.blobs)
+	if errors.Is(err, extract.ErrNoArchive) || err != nil && c.failed != nil {
+		return nil, p.blame(s, err)
+	}
 	if err == nil && !c.checked {
 		return nil, errors.Join(errors.New("it was not unpacked to its end"), staged.Drop())
 	}
 	return staged, err
+}
+
+// blame returns the error of a layer that cannot be decompressed or is no archive. It waits for the rest of the
+// blob, since an image is to blame only for the bytes that its manifest names.
+func (p *put) blame(s *step, err error) error {
+	if _, changed := s.blob.whole(); changed != nil {
+		return changed
+	}
+	switch {
+	case p.ctx.Err() != nil, errors.Is(err, fault.Invalid), errors.Is(err, fault.Exhausted), errors.Is(err, io.ErrUnexpectedEOF):
+		return err
+	}
+	return fmt.Errorf("it cannot be decompressed: %v; rebuild the image: %w", err, fault.Invalid) //nolint:errorlint // whatever it looks like
 }
 
 // blobs returns the bytes of all blobs, once they have come. Downloads wait for no unpacking.

@@ -158,7 +158,8 @@ type content struct {
 	ctx           context.Context //nolint:containedctx // of the reads
 	layer         *step
 	digester      digest.Digester
-	checked       bool // it was read to its end, and has its digest
+	checked       bool  // it was read to its end, and has its digest
+	failed        error // of the decompression
 }
 
 // open begins to decompress the layer. A decoder that needs much memory takes a place in large.
@@ -300,10 +301,13 @@ func (c *content) Read(p []byte) (int, error) {
 	}
 	n, err := c.ReadCloser.Read(p)
 	_, _ = c.digester.Hash().Write(p[:n]) // never fails
-	if errors.Is(err, io.EOF) {
+	switch {
+	case errors.Is(err, io.EOF):
 		if failed := c.check(); failed != nil {
 			err = failed
 		}
+	case err != nil:
+		c.failed = err
 	}
 	return n, err
 }
