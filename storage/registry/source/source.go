@@ -404,7 +404,10 @@ func (s *Image) readConfig(ctx context.Context, info types.BlobInfo) error {
 		return err
 	}
 	if got := info.Digest.Algorithm().FromBytes(raw); got != info.Digest {
-		return fmt.Errorf("image config: its digest is %s, not %s", got, info.Digest)
+		return fmt.Errorf("image config: its digest is %s, not %s: a proxy, a mirror or the registry has changed it; look at these, or push the image again", got, info.Digest)
+	}
+	if int64(len(raw)) != info.Size {
+		return fmt.Errorf("image config: it has %d bytes, but the manifest says %d; rebuild the image: %w", len(raw), info.Size, fault.Invalid)
 	}
 	s.Config, s.ConfigDigest = raw, info.Digest
 	return nil
@@ -428,7 +431,7 @@ func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *t
 	}
 	parsed, err := parse(raw, mediaType)
 	if err != nil {
-		return noManifest(raw, fmt.Errorf("image manifest: %w: %w", err, fault.Invalid))
+		return noManifest(raw, fmt.Errorf("image manifest: %w; rebuild the image: %w", err, fault.Invalid))
 	}
 	if err := inspectManifest(parsed); err != nil {
 		return noManifest(raw, err)
@@ -455,13 +458,26 @@ func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *t
 	blobs, contents := len(parsed.LayerInfos()), len(contentsOf(s.Config))
 	switch {
 	case blobs == contents:
-		return nil
+		return s.checkKind(mediaType, parsed.ConfigInfo().MediaType)
 	case hasArtifactType(parsed):
 		s.Config, s.ConfigDigest = nil, ""
 		s.Files, err = FilesOf(raw)
 		return err
 	}
 	return fmt.Errorf("image manifest: it has %d layers, but its config names %d; it is broken or no container image: %w", blobs, contents, fault.Invalid)
+}
+
+// checkKind refuses what the library would refuse once the layers have been fetched: a config that is no image's,
+// and one of Docker behind a manifest of OCI.
+func (s *Image) checkKind(manifestType, configType string) error {
+	if manifestType == imagespec.MediaTypeImageManifest && configType == manifest.DockerV2Schema2ConfigMediaType {
+		return fmt.Errorf("image manifest: it has OCI's type, and its config Docker's; rebuild the image with the types of one of them: %w", fault.Invalid)
+	}
+	var spec imagespec.Image
+	if err := json.Unmarshal(s.Config, &spec); err != nil {
+		return fmt.Errorf("image config: %w; rebuild the image: %w", err, fault.Invalid)
+	}
+	return nil
 }
 
 // readSignatures fetches the signatures into s.Signatures, and returns the image with them for the
