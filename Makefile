@@ -67,7 +67,7 @@ demo: ## Show a real pod, a killed server and a clean node. HANDLER=crun: with t
 	@CRIUS_TEST_PREBUILT=1 .cache/testkit/demo -handler $(or $(HANDLER),runc)
 
 .PHONY: differential
-differential: ## Unpack some 560 images of all makers and shapes, and compare each file with what skopeo makes of them.
+differential: ## Unpack some 620 images of all makers and shapes, and compare each file with what skopeo makes of them.
 	@test/setup.sh test libarchive-tools
 	@go run ./test/prebuild crius
 	CGO_ENABLED=0 go test -count=1 -v -timeout 1h -tags $(TAGS),differential ./test/differential

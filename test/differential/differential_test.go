@@ -74,6 +74,7 @@ func judge(t *testing.T, ours *oursStore, theirs *theirsStore, s sample, ourErr,
 	t.Helper()
 	switch {
 	case ourErr != nil && theirErr != nil:
+		t.Logf("%s: %v", s.name, ourErr)
 		return "refused by both"
 	case ourErr != nil:
 		return explain(t, refusedByUs, s.name, ourErr.Error())

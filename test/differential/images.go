@@ -27,7 +27,7 @@ type sample struct {
 
 // samples returns all images, of which parallel makes one at a time.
 func samples(dir string) (all []sample, err error) {
-	for _, make := range []func(string) ([]sample, error){packed, compressions, stacked, generated} {
+	for _, make := range []func(string) ([]sample, error){packed, compressions, stacked, headers, generated} {
 		some, err := make(dir)
 		if err != nil {
 			return nil, err

@@ -22,11 +22,13 @@ var known = []struct {
 }{
 	{different, regexp.MustCompile(`^attributes by`), `user.a=""`, "Debian's library leaves out attributes without a value"},
 	{different, regexp.MustCompile(`trusted attributes$`), "trusted.", "overlayfs would follow trusted attributes"},
+	{different, regexp.MustCompile(`^header global header`), `"./PaxHeaders"`, "Debian's library makes a directory for a header that is no file"},
 	{refusedByThem, regexp.MustCompile(`attributes of a (link|pipe)$`), "lsetxattr", "the kernel takes no user.* there, and crius leaves them out"},
 	{refusedByThem, regexp.MustCompile(`(names with \.\.|through it|link to the outside)$`), "no such file or directory", "Debian's library reads the files back by name, without the root of the layer"},
 	{refusedByThem, regexp.MustCompile(`(twice|over a file|over a hard link|then directory|then file|then link|then link to it|then whiteout|whiteout of a hard link)$|^generated`), "", "a path twice, of which the last entry counts"},
 	{refusedByThem, regexp.MustCompile(`contiguous file$`), "unhandled tar header type", "POSIX has such files read as regular ones"},
 	{cannotRebuild, regexp.MustCompile(`^sparse by`), "", "the record of an archive does not have its map of holes"},
+	{cannotRebuild, regexp.MustCompile(`^header whiteout with content$`), "", "a whiteout has no file from which its content could be read back"},
 	{cannotRebuild, regexp.MustCompile(`(twice|over a file|over a hard link|then directory|then file|then link|then link to it)$|^generated`), "", "a path twice has the content of the last entry"},
 	{cannotRebuild, regexp.MustCompile(`(names with \.\.|through it|link to the outside)$`), "", "files are read back by their names in the archive"},
 }

@@ -123,6 +123,7 @@ func TestArchivesThatAreRefused(t *testing.T) {
 		"name that is too long": {bytes.NewReader(packed(t, tar.FormatPAX, plain(strings.Repeat("n", 256), 1))), "does not allow", fault.Invalid},
 		"large attribute":       {bytes.NewReader(packed(t, tar.FormatPAX, with(plain("f", 1), "user.a", strings.Repeat("x", 1<<16+1)))), "does not allow", fault.Invalid},
 		"bad capabilities":      {bytes.NewReader(packed(t, tar.FormatPAX, with(plain("f", 1), "security.capability", "x"))), "does not allow", fault.Invalid},
+		"link to nothing":       {bytes.NewReader(packed(t, tar.FormatPAX, link("l", ""))), "without a target", fault.Invalid},
 		"missing target":        {bytes.NewReader(packed(t, tar.FormatPAX, hard("h", "nothing"))), "hard link to", fault.Invalid},
 		"whiteout of ..":        {bytes.NewReader(packed(t, tar.FormatPAX, plain("d/.wh...", 0))), "hides no file", fault.Invalid},
 		"sparse with a bad map": {bytes.NewReader(crafted(header("p", tar.TypeXHeader, sparse(-1)), header("f", '0', ""))), "no tar archive", fault.Invalid},

@@ -49,6 +49,9 @@ func (l *layer) make(h *tar.Header, content *file) error {
 	case tar.TypeLink:
 		return l.link(h, base)
 	case tar.TypeSymlink:
+		if h.Linkname == "" {
+			return refuse(h.Name, "a symbolic link without a target")
+		}
 		err = unix.Symlink(h.Linkname, base)
 		l.parents.forget()
 	case tar.TypeDir:
