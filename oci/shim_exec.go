@@ -40,6 +40,10 @@ type shimExec struct {
 	dir     string // with its FIFOs
 	fifos   [3]*shim.Fifo
 	client  *shim.Client // to wait for its end
+
+	ended  chan struct{} // closed when the command has ended, or the shim has died
+	status unix.WaitStatus
+	err    error // why there is no status
 }
 
 // exec starts a command. A shim starts it even if its caller has stopped
@@ -164,8 +168,11 @@ func (x *shimExec) session(ctx context.Context, c Command, pid int) *execution {
 	// are closed, because otherwise no reader would see end of file.
 	ends := stdio.Ends{Stdout: x.fifos[1].Read, Terminal: c.Terminal}
 	_ = x.fifos[1].Write.Close()
+	x.wait(ctx)
 	if in := x.fifos[0]; in != nil {
-		x.awaitReader(ctx, in)
+		if !x.emptyInput(c) { // a client may write, and end, the input at once
+			x.awaitReader(ctx, in)
+		}
 		ends.Stdin = in.Write
 	}
 	if words := x.fifos[2]; words != nil {
@@ -178,17 +185,25 @@ func (x *shimExec) session(ctx context.Context, c Command, pid int) *execution {
 	var s *stdio.Session
 	ends.EndInput = func() { x.closeStdin(ctx, s) }
 	s = stdio.New(ends)
+	input := make(chan struct{}) // closed when the FIFO of the input may be
 	go func() {
-		status, err := x.client.Wait(context.WithoutCancel(ctx), x.process)
-		s.Finish(unix.WaitStatus(status<<8), err)
+		<-x.ended
+		s.Finish(x.status, x.err)
 		<-s.Closed()
+		<-input
 		x.forget(ctx)
 	}()
 	if c.Terminal {
 		go x.hangUp(ctx, s)
 	}
-	if x.emptyInput(c) {
-		go s.EndInput()
+	if !x.emptyInput(c) {
+		close(input)
+	} else {
+		go func() {
+			_ = x.read(context.WithoutCancel(ctx), x.fifos[0]) // a command that has ended needs no input
+			close(input)
+			s.EndInput()
+		}()
 	}
 	e := &execution{Session: s, Command: proc.Command{PID: pid}, kill: func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
@@ -202,12 +217,41 @@ func (x *shimExec) session(ctx context.Context, c Command, pid int) *execution {
 	return e
 }
 
+// wait has the end of the command noted.
+func (x *shimExec) wait(ctx context.Context) {
+	x.ended = make(chan struct{})
+	go func() {
+		defer close(x.ended)
+		status, err := x.client.Wait(context.WithoutCancel(ctx), x.process)
+		x.status, x.err = unix.WaitStatus(status<<8), err
+	}()
+}
+
+// readerTime bounds how long a client waits for the shim to open the input of a command.
+var readerTime = verbTimeout
+
 func (x *shimExec) awaitReader(ctx context.Context, in *shim.Fifo) {
-	ctx, cancel := context.WithTimeout(ctx, lastTime)
+	ctx, cancel := context.WithTimeout(ctx, readerTime)
 	defer cancel()
-	if err := in.AwaitReader(ctx); err != nil {
+	if err := x.read(ctx, in); err != nil && ctx.Err() != nil {
 		slog.WarnContext(ctx, "shim does not read the input of an exec process, which may not see its end", "container", x.task.ref.ID, "err", err)
 	}
+}
+
+// read returns when the shim has opened the input of the command for reading, which it may do after it has answered,
+// or has died, or the command has ended.
+func (x *shimExec) read(ctx context.Context, in *shim.Fifo) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		defer cancel()
+		select {
+		case <-x.ended:
+		case <-x.task.client.Exited():
+		case <-ctx.Done():
+		}
+	}()
+	return in.AwaitReader(ctx)
 }
 
 // hangUp does what closing a terminal does elsewhere: the shim keeps it open.

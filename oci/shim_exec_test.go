@@ -38,6 +38,9 @@ type answering struct {
 	started atomic.Bool
 	stopped bool // the command has ended
 
+	input chan string // unless nil, gets the input of the command, which the shim opens late
+	dies  bool        // with its answer to a start
+
 	mu    sync.Mutex
 	calls []string
 	ended chan struct{}
@@ -69,12 +72,20 @@ func (a *answering) serve(t *testing.T, path string) {
 	empty := func() any { return new(emptypb.Empty) }
 	methods := map[string]ttrpc.Method{}
 	add := func(name string, m ttrpc.Method) { methods[name] = m }
-	add(method("Exec", new(task.ExecProcessRequest), empty))
+	exec := new(task.ExecProcessRequest)
+	add(method("Exec", exec, empty))
 	add(method("Start", new(task.StartRequest), func() any {
 		if a.hold != nil {
 			<-a.hold
 		}
 		a.started.Store(true)
+		if a.input != nil {
+			go func() {
+				time.Sleep(50 * time.Millisecond)
+				text, _ := os.ReadFile(exec.Stdin)
+				a.input <- string(text)
+			}()
+		}
 		return &task.StartResponse{Pid: uint32(a.pid)}
 	}))
 	add(method("Kill", new(task.KillRequest), func() any {
@@ -93,7 +104,13 @@ func (a *answering) serve(t *testing.T, path string) {
 		}
 		return &task.StateResponse{Status: tasktypes.Status_RUNNING, Pid: uint32(a.pid)}
 	}))
-	add(method("Wait", new(task.WaitRequest), func() any { <-a.ended; return &task.WaitResponse{ExitStatus: 137} }))
+	add(method("Wait", new(task.WaitRequest), func() any {
+		if a.dies {
+			go server.Close()
+		}
+		<-a.ended
+		return &task.WaitResponse{ExitStatus: 137}
+	}))
 	add(method("Delete", new(task.DeleteRequest), func() any { return new(task.DeleteResponse) }))
 	server.RegisterService("containerd.task.v2.Task", &ttrpc.ServiceDesc{Methods: methods})
 	served := make(chan struct{})
@@ -189,6 +206,72 @@ func TestCommandThatStartsTooLate(t *testing.T) {
 		left, _ := filepath.Glob(filepath.Join(task.ref.Dir, "*-*"))
 		return len(left) == 0
 	})
+}
+
+// sleeper is a process that lives until the test ends.
+func sleeper(t *testing.T) (pid int) {
+	t.Helper()
+	cmd := exec.Command("sleep", "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return cmd.Process.Pid
+}
+
+// runc's shim may open the input of a command after it has answered to its start: the input ends only then, or the
+// shim would wait for ever for a writer.
+func TestInputOfALateShim(t *testing.T) {
+	t.Parallel()
+	for text, c := range map[string]Command{"": {}, "text": {Stdin: true}} {
+		a := &answering{pid: sleeper(t), input: make(chan string, 1)}
+		c.Args = []string{"cat"}
+		e, err := taskOf(t, a, false).exec(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Stdin {
+			e.Input(strings.NewReader(text))
+			e.EndInput()
+		}
+		wait.For(t, "the shim to read the input", func() bool { return len(a.input) > 0 })
+		if got := <-a.input; got != text {
+			t.Errorf("the input is %q, want %q", got, text)
+		}
+		e.kill()
+		<-e.Ended()
+		e.Session.Close()
+		wait.For(t, "the shim to forget the command", func() bool { return slices.Contains(a.called(t), "Delete") })
+	}
+}
+
+// A shim that dies after its answer to a start does not open the input any more, and nobody waits for that.
+func TestShimDiesBeforeItReadsTheInput(t *testing.T) {
+	usual := readerTime
+	readerTime = 2 * wait.Limit
+	t.Cleanup(func() { readerTime = usual })
+	for _, stdin := range []bool{true, false} {
+		task := taskOf(t, &answering{pid: sleeper(t), dies: true}, false)
+		opened := make(chan *execution, 1)
+		go func() {
+			e, err := task.exec(t.Context(), Command{Args: []string{"cat"}, Stdin: stdin})
+			if err != nil {
+				t.Error(err)
+			}
+			opened <- e
+		}()
+		wait.For(t, "the exec", func() bool { return len(opened) > 0 })
+		e := <-opened
+		<-e.Ended()
+		if _, err := e.ExitCode(); !errors.Is(err, shim.ErrGone) {
+			t.Errorf("the command ended with %v", err)
+		}
+		e.Session.Close()
+		wait.For(t, "the FIFOs to go", func() bool {
+			left, _ := filepath.Glob(filepath.Join(task.ref.Dir, "*-*"))
+			return len(left) == 0
+		})
+	}
 }
 
 func setAbandonedTime(t *testing.T, limit time.Duration) {

@@ -75,7 +75,7 @@ func leads(dir string) bool {
 
 // inputTime is how long a shim may take to open the container's standard input once it has
 // created the container.
-const inputTime = 10 * time.Second
+const inputTime = time.Minute
 
 // stdio returns the streams of the container. The caller calls endInput once the container
 // has them.
