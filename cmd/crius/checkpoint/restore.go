@@ -43,7 +43,7 @@ func RestoreCommand(load cli.Load) *cobra.Command {
 	flags.StringVar(&r.name, "name", "", "name of the new pod (default: that of the checkpoint)")
 	flags.StringVar(&r.namespace, "namespace", "", "namespace of the new pod (default: that of the checkpoint)")
 	flags.BoolVar(&r.start, "start", true, "start the containers; false: they stay created, and none of their processes runs before CRI's StartContainer")
-	flags.DurationVar(&r.timeout, "timeout", timeLimit, "time limit; when it is exceeded, nothing is left of the pod")
+	flags.DurationVar(&r.timeout, "timeout", timeLimit, "time limit of the restore, without the download of a REF; when it is exceeded, nothing is left of the pod")
 	given.Add(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if r.timeout < time.Second {
@@ -54,8 +54,6 @@ func RestoreCommand(load cli.Load) *cobra.Command {
 			return err
 		}
 		r.config, r.progress = loaded.Config, cmd.ErrOrStderr()
-		ctx, cancel := context.WithTimeout(cmd.Context(), r.timeout)
-		defer cancel()
 		restore := r.directory
 		switch isDir := isDirectory(args[0]); {
 		case isDir && given.Any(cmd):
@@ -66,7 +64,7 @@ func RestoreCommand(load cli.Load) *cobra.Command {
 			}
 			restore = r.artifact
 		}
-		id, err := restore(ctx, args[0])
+		id, err := restore(cmd.Context(), args[0])
 		if err != nil {
 			return err
 		}
@@ -103,6 +101,8 @@ func (r *restorer) artifact(ctx context.Context, ref string) (id string, err err
 
 // directory restores a pod from a directory, and returns its id.
 func (r *restorer) directory(ctx context.Context, dir string) (id string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, r.timeout)
+	defer cancel()
 	req, parts, err := r.request(dir)
 	if err != nil {
 		return "", errors.New(fault.Text(err))

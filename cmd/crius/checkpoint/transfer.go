@@ -35,7 +35,7 @@ func access(cfg config.Config, auth *cri.AuthConfig, dir string) (remote.Access,
 		Registries: registry.Config{RegistriesConf: cfg.Image.RegistriesConf, AuthFile: cfg.Image.AuthFile, RunRoot: dir, ShortNameMode: cfg.Image.ShortNameMode},
 		HostsDirs:  cfg.Image.HostsDirs, Auth: auth, Dir: filepath.Join(dir, "registries"),
 		Policies:  trust.NewPolicies(cfg.Image.SignaturePolicy, cfg.Image.SignaturePolicyDir),
-		Verifiers: new(verifier.Verifiers),
+		Verifiers: new(verifier.Verifiers), ProgressTimeout: cfg.Image.ProgressTimeout,
 	}
 	a.Verifiers.Use(cfg.Image.VerifiersDir, cfg.Image.VerifierTimeout)
 	return a, os.Mkdir(a.Dir, 0o700)

@@ -38,7 +38,11 @@ func Pull(ctx context.Context, a Access, ref string, keys []ed25519.PublicKey, d
 		return err
 	}
 	noConfig := func(digest.Digest) []byte { return nil }
-	src, err := source.Open(ctx, at.sys, policy, at.name, noConfig, a.Dir)
+	var src *source.Image
+	err = a.unlessSilent(ctx, func(ctx context.Context, _ silence) (err error) {
+		src, err = source.Open(ctx, at.sys, policy, at.name, noConfig, a.Dir)
+		return err
+	})
 	if err != nil {
 		return at.failed("pull", err)
 	}
@@ -46,7 +50,7 @@ func Pull(ctx context.Context, a Access, ref string, keys []ed25519.PublicKey, d
 	if _, err := a.Verifiers.Check(ctx, at.name.String(), src.Descriptor()); err != nil {
 		return at.failed("pull", err)
 	}
-	p := &puller{src: src, dir: dir, keys: keys, left: map[string]bool{}}
+	p := &puller{place: at, src: src, dir: dir, keys: keys, left: map[string]bool{}}
 	if err := p.run(ctx); err != nil {
 		return at.failed("pull", err)
 	}
@@ -55,6 +59,7 @@ func Pull(ctx context.Context, a Access, ref string, keys []ed25519.PublicKey, d
 
 // puller pulls one checkpoint.
 type puller struct {
+	place  *place
 	src    *source.Image
 	dir    string
 	keys   []ed25519.PublicKey
@@ -236,13 +241,18 @@ func (p *puller) receive(ctx context.Context, name string, from io.Reader) error
 
 // blob has read read a layer, which must have the digest and the size in its descriptor.
 func (p *puller) blob(ctx context.Context, layer imagespec.Descriptor, read func(io.Reader) error) error {
+	return p.place.unlessSilent(ctx, func(ctx context.Context, s silence) error { return p.readBlob(ctx, s, layer, read) })
+}
+
+func (p *puller) readBlob(ctx context.Context, s silence, layer imagespec.Descriptor, read func(io.Reader) error) error {
 	stream, _, err := p.src.ImageSource.GetBlob(ctx, types.BlobInfo{Digest: layer.Digest, Size: layer.Size, MediaType: layer.MediaType}, none.NoCache)
 	if err != nil {
 		return p.src.Failed(err)
 	}
+	s.end()
 	defer stream.Close()
 	digester := layer.Digest.Algorithm().Digester()
-	from := &counted{Reader: io.TeeReader(io.LimitReader(stream, layer.Size+1), digester.Hash())}
+	from := &counted{Reader: io.TeeReader(io.LimitReader(received{s, stream}, layer.Size+1), digester.Hash())}
 	readErr := read(from)
 	if ctx.Err() != nil || fault.DiskFull(readErr) {
 		return readErr

@@ -55,7 +55,11 @@ func NewPusher(ctx context.Context, a Access, ref string) (*Pusher, error) {
 		return nil, fmt.Errorf("%w: %w", err, fault.Invalid)
 	}
 	p := &Pusher{place: at}
-	if p.dest, err = to.NewImageDestination(ctx, at.sys); err != nil {
+	err = a.unlessSilent(ctx, func(ctx context.Context, _ silence) (err error) {
+		p.dest, err = to.NewImageDestination(ctx, at.sys)
+		return err
+	})
+	if err != nil {
 		return nil, at.failed("push", err)
 	}
 	if _, err := p.upload(ctx, imagespec.DescriptorEmptyJSON.Data, true); err != nil {
@@ -83,7 +87,7 @@ func (p *Pusher) Push(ctx context.Context, source *checkpoint.Source) (string, e
 	m.Layers = layers
 	text, err := json.Marshal(m)
 	if err == nil {
-		err = p.dest.PutManifest(ctx, text, nil)
+		err = p.place.unlessSilent(ctx, func(ctx context.Context, _ silence) error { return p.dest.PutManifest(ctx, text, nil) })
 	}
 	if err != nil {
 		return "", p.place.failed("push", err)
@@ -136,7 +140,15 @@ func (p *Pusher) layers(ctx context.Context, source *checkpoint.Source) (all []i
 // upload uploads a small blob, unless the registry has it.
 func (p *Pusher) upload(ctx context.Context, content []byte, isConfig bool) (types.BlobInfo, error) {
 	info := types.BlobInfo{Digest: digest.FromBytes(content), Size: int64(len(content))}
-	return p.dest.PutBlob(ctx, bytes.NewReader(content), info, none.NoCache, isConfig)
+	return p.put(ctx, bytes.NewReader(content), info, isConfig)
+}
+
+func (p *Pusher) put(ctx context.Context, from io.Reader, info types.BlobInfo, isConfig bool) (blob types.BlobInfo, err error) {
+	err = p.place.unlessSilent(ctx, func(ctx context.Context, s silence) (err error) {
+		blob, err = p.dest.PutBlob(ctx, sent{s, from}, info, none.NoCache, isConfig)
+		return err
+	})
+	return blob, err
 }
 
 // compressed uploads what write writes, while it does so. The same content always has the same digest.
@@ -148,7 +160,7 @@ func (p *Pusher) compressed(ctx context.Context, write func(io.Writer) error) (t
 		_ = to.CloseWithError(err)
 		written <- err
 	}()
-	blob, err := p.dest.PutBlob(ctx, from, types.BlobInfo{Size: -1}, none.NoCache, false)
+	blob, err := p.put(ctx, from, types.BlobInfo{Size: -1}, false)
 	_ = from.CloseWithError(errAbandoned)
 	if failed := <-written; failed != nil && !errors.Is(failed, errAbandoned) {
 		return blob, failed // the library's error says less

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/types"
@@ -56,6 +57,8 @@ type Access struct {
 	Verifiers  *verifier.Verifiers
 	Auth       *cri.AuthConfig // for the registry of the name; nil: the credentials in Registries
 	Dir        string          // empty and private; the library's configuration is written there
+
+	ProgressTimeout time.Duration // the longest silence of a registry; 0: any
 }
 
 // place is a name in a registry.

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -53,13 +54,14 @@ func noise(size int) string {
 
 // node is a machine with a key and a configuration of registries.
 type node struct {
-	t   *testing.T
-	dir string
+	t       *testing.T
+	dir     string
+	silence time.Duration // that a registry may keep; 0: any
 }
 
 func newNode(t *testing.T, registries ...string) *node {
 	t.Helper()
-	n := &node{t, t.TempDir()}
+	n := &node{t: t, dir: t.TempDir()}
 	var conf strings.Builder
 	for _, r := range registries {
 		fmt.Fprintf(&conf, "[[registry]]\nlocation = %q\ninsecure = true\n", r)
@@ -77,7 +79,7 @@ func (n *node) access(auth *cri.AuthConfig) Access {
 	n.t.Helper()
 	return Access{
 		Registries: registry.Config{RegistriesConf: n.path("registries.conf"), RunRoot: n.dir}, Auth: auth, Dir: n.t.TempDir(),
-		Policies: trust.NewPolicies(n.path("policy.json"), ""), Verifiers: new(verifier.Verifiers),
+		Policies: trust.NewPolicies(n.path("policy.json"), ""), Verifiers: new(verifier.Verifiers), ProgressTimeout: n.silence,
 	}
 }
 
@@ -306,6 +308,112 @@ func TestInterruptedPush(t *testing.T) {
 	}
 	if _, err := n.pull(nil, r.Address+"/pods/web:1", n.keys()); !errors.Is(err, fault.NotFound) {
 		t.Errorf("the artifact: %v", err)
+	}
+}
+
+// A transfer ends when the registry is silent for too long, whatever it was about to say or to take. What it owes is
+// counted, not how long the transfer takes, nor what this node needs for itself.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const limit = time.Minute
+		a := Access{ProgressTimeout: limit}
+		for _, pause := range []time.Duration{limit - 1, limit + 1} {
+			err := a.unlessSilent(t.Context(), func(ctx context.Context, s silence) error {
+				slow := readerFunc(func(p []byte) (int, error) { time.Sleep(pause); return 1, ctx.Err() })
+				s.end()
+				for range 5 {
+					if _, err := (received{s, slow}).Read(make([]byte, 1)); err != nil {
+						return err
+					}
+					time.Sleep(2 * limit) // as if the disk were slow
+				}
+				return nil
+			})
+			if silent := pause > limit; errors.Is(err, fault.Timeout) != silent || err != nil != silent {
+				t.Errorf("silent for %s: %v", pause, err)
+			}
+			err = a.unlessSilent(t.Context(), func(ctx context.Context, s silence) error {
+				slow := readerFunc(func(p []byte) (int, error) { time.Sleep(2 * limit); return 1, nil })
+				for range 5 {
+					_, _ = sent{s, slow}.Read(make([]byte, 1))
+					time.Sleep(pause) // until the registry takes it
+				}
+				return ctx.Err()
+			})
+			if silent := pause > limit; errors.Is(err, fault.Timeout) != silent || err != nil != silent {
+				t.Errorf("takes nothing for %s: %v", pause, err)
+			}
+		}
+		if err := (Access{}).unlessSilent(t.Context(), func(ctx context.Context, s silence) error {
+			s.begin()
+			time.Sleep(1e6 * limit)
+			s.end()
+			return ctx.Err()
+		}); err != nil {
+			t.Errorf("without a limit: %v", err)
+		}
+	})
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// A registry that goes silent does not hold up a push or a pull for ever.
+func TestSilentRegistry(t *testing.T) {
+	t.Parallel()
+	r := distribution.Start(t, nil)
+	n := newNode(t, r.Address)
+	keys := n.keys()
+	_, err := n.push(t.Context(), nil, r.Address+"/pods/web:1", n.checkpoint())
+	must(t, err)
+	var m imagespec.Manifest
+	must(t, json.Unmarshal(get(t, r.Address, "manifests", "1"), &m))
+	deaf := func(method string) testregistry.Action {
+		return func(answer http.Handler, stop <-chan struct{}) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+				if req.Method != method {
+					answer.ServeHTTP(w, req)
+					return
+				}
+				_, _ = io.CopyN(io.Discard, req.Body, 1000)
+				select {
+				case <-req.Context().Done():
+				case <-stop:
+				}
+			})
+		}
+	}
+	for name, f := range map[string]testregistry.Fault{
+		"pull: first answer":   {Path: "/v2/", Do: testregistry.Stall(0)},
+		"pull: manifest":       {Path: "/manifests/", Do: testregistry.Stall(10)},
+		"pull: signed":         {Path: m.Layers[0].Digest.String(), Do: testregistry.Stall(10)},
+		"pull: memory":         {Path: m.Layers[2].Digest.String(), Do: testregistry.Stall(1000)},
+		"pull: begin of blob":  {Path: m.Layers[2].Digest.String(), Do: testregistry.Stall(0)},
+		"push: first answer":   {Path: "/v2/", Do: testregistry.Stall(0)},
+		"push: upload":         {Path: "/blobs/uploads/", Do: deaf(http.MethodPost)},
+		"push: memory":         {Path: "/blobs/uploads/", Do: deaf(http.MethodPatch)},
+		"push: end of a layer": {Path: "/blobs/uploads/", Do: deaf(http.MethodPut)},
+		"push: manifest":       {Path: "/manifests/", Do: deaf(http.MethodPut)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			front := r.Front()
+			front.Inject(f)
+			n := newNode(t, front.Addr())
+			n.silence = time.Second
+			ref := front.Addr() + "/pods/web:1"
+			var err error
+			if strings.HasPrefix(name, "pull") {
+				_, err = n.pull(nil, ref, keys)
+			} else {
+				_, err = n.push(t.Context(), nil, front.Addr()+"/pods/other:1", n.checkpoint())
+			}
+			if !errors.Is(err, fault.Timeout) || !strings.Contains(err.Error(), "image.progress_timeout") {
+				t.Errorf("%v", err)
+			}
+		})
 	}
 }
 
