@@ -80,7 +80,10 @@ func (c *comparison) unsupported(context.Context) []diagnosis.Finding {
 		findings = append(findings, diagnosis.Fail("correct the file", "pulls from its registry would fail: %s", fault.Text(err)))
 	}
 	for _, r := range c.Import.Remarks {
-		text := strings.ReplaceAll(r.Text, "\n", " ")
+		text, _, more := strings.Cut(r.Text, "\n")
+		if more {
+			text += " crius config --from-" + c.program() + " prints the lines"
+		}
 		if r.Restricts {
 			findings = append(findings, diagnosis.Warn("make sure that this is acceptable: the node would allow what "+c.Import.Of+" forbids",
 				"%s = %s (%s): %s", r.Key, config.Short(r.Value), r.Place, text))

@@ -116,6 +116,7 @@ func TestSwitchFindsDifferences(t *testing.T) {
 		do          string
 	}{
 		"a setting without counterpart": {crio: "[crio.image]\ndefault_transport = 'oci:'\n", word: "images are pulled from registries only", want: diagnosis.StatusWarn},
+		"lines of another file":         {crio: "[crio.image]\ninsecure_registries = ['r:5000']\n", word: "or their images cannot be pulled: crius config --from-crio prints the lines", want: diagnosis.StatusWarn},
 		"another value":                 {crio: "[crio.image]\nimage_volumes = 'bind'\n", word: `image.volumes: "bind" for CRI-O (`, want: diagnosis.StatusWarn, do: `set image.volumes = "bind" to have the same`},
 		"a value that only crius has":   {crius: "image.volumes = 'bind'\n", word: `image.volumes: "bind" for crius (file `, want: diagnosis.StatusWarn, do: "remove it from the configuration of crius, unless it is intended"},
 		"a handler":                     {crio: "[crio.runtime.runtimes.kata]\nruntime_path = 'DIR/crun'\n", word: "kata: crius has no such handler: its pods, which CRI-O can run, do not start", want: diagnosis.StatusFail, do: "add [runtime.handlers.kata]: crius config --from-crio prints it"},

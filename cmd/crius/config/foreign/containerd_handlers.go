@@ -88,7 +88,12 @@ func (r containerdRuntime) handler(drivers map[string]cgroupDriver) {
 	if kind == "" && r.name == "runc" { // containerd 2 reads the table over its default for runc
 		kind, from = "io.containerd.runc.v2", "default of "+containerd
 	}
+	if engine, set := r.own.leaves["runtime_engine"]; set && !empty(engine.value) && kind != shimV1 {
+		r.remark(keyOf(r.path("runtime_engine")), engine, "containerd reads this key only with the type "+shimV1+": use options.BinaryName")
+	}
 	switch {
+	case kind == shimV1:
+		r.v1(from, drivers)
 	case kind == "":
 		l := r.own.asLeaf()
 		r.problem(l.place, keyOf(r.path("runtime_type")), "is missing: containerd refuses this runtime")
@@ -101,6 +106,23 @@ func (r containerdRuntime) handler(drivers map[string]cgroupDriver) {
 	default:
 		r.shim(kind, from)
 	}
+}
+
+// shimV1 is the type of runtimes with the first shim, which containerd had before 2.0.
+const shimV1 = "io.containerd.runtime.v1.linux"
+
+// v1 imports a runtime with the first shim, whose program is in its table or in that of the plugin. Its
+// cgroup driver is the key systemd_cgroup of the CRI plugin.
+func (r containerdRuntime) v1(from string, drivers map[string]cgroupDriver) {
+	r.put("type", "oci", from, "")
+	program := "runc"
+	for _, where := range [][]string{{"plugins", shimV1, "runtime"}, r.path("runtime_engine")} {
+		if name := r.text(where...); name != "" {
+			program, from = name, r.from(where)
+		}
+	}
+	r.put("path", program, from, "")
+	drivers[r.name] = cgroupDriver{false, from}
 }
 
 // runc imports a runtime with containerd's shim for runc: crius runs the shim's binary

@@ -5,7 +5,7 @@ const (
 	ownStore      = "crius has its own image store: images pulled by containerd are not visible and are pulled again"
 	ownSocket     = "crius serves only CRI, at api.listen, and not containerd's API: nerdctl and ctr do not work with it"
 	ownService    = "configured in the systemd unit: see crius.service"
-	inConf        = "write this into registries.conf(5): a [[registry]] with location, mirrors and insecure"
+	inConf        = "write this into registries.conf(5)"
 	noRestore     = "containers can be checkpointed if criu is there, and are not restored; runtime.criu = \"\" refuses checkpoints"
 	onlyOverlay   = "crius always uses the kernel's overlay file system: no lazy pulling and no other snapshotters"
 	perRuntime    = "runtime options are set in the handler's table, [runtime.handlers.NAME]"
@@ -94,8 +94,8 @@ var containerdRules = []rule{
 	{key: "plugins.cri.image_decryption.key_model", verdict: refused, off: []any{"", "node"}, why: notEncrypted},
 	{key: "plugins.cri.runtime_platforms", verdict: refused, why: "images are pulled for the node's own platform"},
 	{key: "plugins.cri.registry.config_path", verdict: mapped, to: "image.hosts_dirs", joint: true},
-	{key: "plugins.cri.registry.mirrors", verdict: refused, why: inConf},
-	{key: "plugins.cri.registry.configs", verdict: refused, why: inConf + "; put certificates in /etc/containers/certs.d and credentials in the file named by image.auth_file"},
+	{key: "plugins.cri.registry.mirrors", verdict: refused, why: inConf + ", for instance /etc/containers/registries.conf.d/50-mirrors.conf:", lines: mirrorLines},
+	{key: "plugins.cri.registry.configs", verdict: refused, why: "put certificates in /etc/containers/certs.d and credentials in the file named by image.auth_file", lines: unverifiedLines},
 	{key: "plugins.cri.registry.auths", verdict: refused, why: "put credentials in the file named by image.auth_file, or use image pull secrets"},
 	{key: "plugins.cri.registry.headers", verdict: refused, why: "no headers are added to requests for images"},
 
@@ -122,7 +122,7 @@ var containerdRules = []rule{
 	{key: "plugins.cri.containerd.runtimes.NAME.runtime_path", verdict: mapped, to: "runtime.handlers.NAME.path", joint: true},
 	{key: "plugins.cri.containerd.runtimes.NAME.options", verdict: mapped, to: "runtime.handlers.NAME.options", joint: true},
 	{key: "plugins.cri.containerd.runtimes.NAME.runtime_root", verdict: builtin, why: "crius keeps the state of each runtime below run_root"},
-	{key: "plugins.cri.containerd.runtimes.NAME.runtime_engine", verdict: refused, why: "obsolete containerd key: use options.BinaryName"},
+	{key: "plugins.cri.containerd.runtimes.NAME.runtime_engine", verdict: mapped, to: "runtime.handlers.NAME.path", joint: true},
 	{key: "plugins.cri.containerd.runtimes.NAME.pod_annotations", verdict: mapped, to: "runtime.handlers.NAME.allowed_annotations", as: texts},
 	{key: "plugins.cri.containerd.runtimes.NAME.container_annotations", verdict: mapped, to: "runtime.handlers.NAME.allowed_container_annotations", as: texts},
 	{key: "plugins.cri.containerd.runtimes.NAME.privileged_without_host_devices", verdict: mapped, to: "runtime.handlers.NAME.privileged_without_host_devices", as: as[bool]},

@@ -156,3 +156,50 @@ func TestBrokenContainerdConfigurations(t *testing.T) {
 		}
 	}
 }
+
+// Mirrors and unverified registries of the CRI plugin's own tables are given as lines of registries.conf.
+func TestContainerdRegistriesAreGivenAsLines(t *testing.T) {
+	t.Parallel()
+	const at = `plugins."io.containerd.grpc.v1.cri".registry.`
+	imp := containerdOf(t, "version = 2\n["+at+"mirrors.\"docker.io\"]\nendpoint = ['https://m.example.com', 'http://cache:5000/v2/']\n"+
+		"["+at+"mirrors.'local:5000']\nendpoint = ['http://local:5000']\n["+at+"mirrors.'*']\nendpoint = ['http://spegel:30020']\n"+
+		"["+at+"configs.'r.example.com'.tls]\ninsecure_skip_verify = true\n["+at+"configs.'s.example.com'.auth]\npassword = 'secret'\n")
+	said := map[string]string{}
+	for _, r := range imp.Remarks {
+		_, said[r.Key], _ = strings.Cut(r.Text, "\n")
+	}
+	for key, want := range map[string]string{
+		"mirrors": "[[registry]]\nlocation = \"docker.io\"\n[[registry.mirror]]\nlocation = \"m.example.com\"\n[[registry.mirror]]\nlocation = \"cache:5000\"\ninsecure = true" +
+			"\n[[registry]]\nlocation = \"local:5000\"\ninsecure = true" +
+			"\n" + `for "*", all other registries, write the endpoints ["http://spegel:30020"] into DIR/_default/hosts.toml, and DIR into image.hosts_dirs`,
+		"configs": "[[registry]]\nlocation = \"r.example.com\"\ninsecure = true",
+	} {
+		if got := said[at+key]; got != want {
+			t.Errorf("%s:\n%s\nwant\n%s", key, got, want)
+		}
+	}
+	for _, r := range imp.Remarks {
+		if strings.Contains(r.Text+r.Value, "secret") {
+			t.Errorf("%+v has a password", r)
+		}
+	}
+}
+
+// Before 2.0 containerd had a first shim, whose program is not among the options.
+func TestContainerdFirstShim(t *testing.T) {
+	t.Parallel()
+	const table, v1 = "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.x]\nruntime_type = ", "'io.containerd.runtime.v1.linux'\n"
+	for text, want := range map[string]string{
+		v1:                                    `"runc"`,
+		v1 + "runtime_engine = '/r/nvidia'\n": `"/r/nvidia"`,
+		v1 + "[plugins." + strings.TrimSpace(v1) + "]\nruntime = 'crun'\n": `"crun"`,
+	} {
+		imp := containerdOf(t, table+text)
+		wantSettings(t, imp, map[string]string{"runtime.handlers.x.type": `"oci"`, "runtime.handlers.x.path": want, "runtime.cgroup_driver": `"cgroupfs"`})
+	}
+	imp := containerdOf(t, table+"'io.containerd.runc.v2'\nruntime_engine = '/r/nvidia'\n")
+	wantSettings(t, imp, map[string]string{"runtime.handlers.x.path": `"runc"`})
+	if !remarked(imp, `plugins."io.containerd.grpc.v1.cri".containerd.runtimes.x.runtime_engine`) {
+		t.Errorf("runtime_engine is lost: %+v", imp.Remarks)
+	}
+}
