@@ -35,6 +35,9 @@ func (c *Config) defaults(ctx context.Context, hostPaths *conmon.HostPaths) (spe
 		}
 		defaults.Ulimits = append(defaults.Ulimits, limit)
 	}
+	if err := spec.CheckOpenFiles(defaults.Ulimits, spec.MaxOpenFiles()); err != nil { // no container would start
+		return defaults, fmt.Errorf("pod.default_ulimits: %w", err)
+	}
 	var devices []*cri.Device
 	for _, text := range c.AdditionalDevices {
 		device, err := spec.ParseDevice(text)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/server/control"
 )
@@ -60,7 +61,7 @@ func describeNode(ctx context.Context, cfg config.Config, repair bool) []finding
 		if errors.As(err, new(*net.OpError)) { // a server has its lock before its socket
 			advice = "if a server has just been started, try again"
 		}
-		return []finding{fail(advice, "cannot compare the node with crius's records: %v", err)}
+		return []finding{fail(advice, "cannot compare the node with crius's records: %s", fault.Text(err))}
 	}
 	return nodeFindings(checked)
 }

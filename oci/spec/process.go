@@ -219,7 +219,11 @@ func MergeUlimits(first, over []specs.POSIXRlimit) []specs.POSIXRlimit {
 func CheckOpenFiles(limits []specs.POSIXRlimit, most uint64) error {
 	for _, limit := range limits {
 		if limit.Type == "RLIMIT_NOFILE" && most != 0 && limit.Hard > most {
-			return invalid("ulimit nofile %d is above fs.nr_open of the node, which is %d", limit.Hard, most)
+			hard := "unlimited"
+			if limit.Hard != ^uint64(0) {
+				hard = strconv.FormatUint(limit.Hard, 10)
+			}
+			return invalid("ulimit nofile %s is above fs.nr_open of the node, which is %d", hard, most)
 		}
 	}
 	return nil
