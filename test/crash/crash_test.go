@@ -31,7 +31,7 @@ func TestServersKilledAtRandom(t *testing.T) {
 // with code 2 if a stop signal comes sooner.
 func TestContainersRunBeforeTheyAreDisturbed(t *testing.T) {
 	t.Parallel()
-	p, err := build(t.Context())
+	p, err := build(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}

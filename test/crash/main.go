@@ -94,7 +94,7 @@ func (m *matrix) run(ctx context.Context) error {
 	fmt.Fprintf(m.out, "seed %d\n", m.seed)
 	m.random = rand.New(rand.NewPCG(m.seed, 0))
 	m.tally = map[row]counts{}
-	programs, err := build(ctx)
+	programs, err := build(ctx, m.handler)
 	if err != nil {
 		return err
 	}

@@ -26,8 +26,16 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// requested are the handlers that are tested only on request, by -handler.
-var requested = []string{tools.RuncShim, tools.Kata, tools.Kata1, tools.KataCLI}
+// requested returns the handlers that are tested only on request, by -handler. Those of gVisor,
+// which take minutes to build and hide the addresses of their pods, are there only if they are
+// the one.
+func requested(handler string) []string {
+	all := []string{tools.RuncShim, tools.Kata, tools.Kata1, tools.KataCLI}
+	if handler == tools.Gvisor || handler == tools.GvisorShim {
+		all = append(all, handler)
+	}
+	return all
+}
 
 // config makes crius forward host ports itself, so that these steps are tested
 // too, and puts a stand-in before each runtime.
@@ -62,13 +70,14 @@ type world struct {
 
 // programs are the programs of every world.
 type programs struct {
-	server   string
-	criu     string
-	failing  []byte
-	handlers string // configuration of the requested ones
+	server    string
+	criu      string
+	failing   []byte
+	requested []string
+	handlers  string // configuration of the requested ones
 }
 
-func build(ctx context.Context) (p programs, err error) {
+func build(ctx context.Context, handler string) (p programs, err error) {
 	if _, err := claim.Sweep(); err != nil { // left by a run that was killed
 		return p, err
 	}
@@ -80,8 +89,8 @@ func build(ctx context.Context) (p programs, err error) {
 	if err != nil {
 		return p, err
 	}
-	p.failing = failing.Data
-	for _, handler := range requested {
+	p.failing, p.requested = failing.Data, requested(handler)
+	for _, handler := range p.requested {
 		config, err := tools.Handler(ctx, handler)
 		if err != nil {
 			return p, err
@@ -151,7 +160,7 @@ func (w *world) furnish(ctx context.Context, p programs) error {
 		return err
 	}
 	w.Registry.Push("model", "latest", model)
-	if err := w.Settle(ctx, append(slices.Clone(requested), scene.Handlers...)...); err != nil {
+	if err := w.Settle(ctx, append(slices.Clone(p.requested), scene.Handlers...)...); err != nil {
 		return err
 	}
 	for _, handler := range scene.Handlers {
