@@ -56,7 +56,7 @@ func (r *shimmed) ask(ctx context.Context, path string) (*Abilities, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s -v: %w: %w", path, err, fault.Unavailable)
 	}
-	a := &Abilities{Sandboxed: true, VirtualMachine: !ofRunsc(version.Line(text))}
+	a := &Abilities{Sandboxed: true, VirtualMachine: !shim.OfRunsc(version.Line(text))}
 	switch {
 	case ofRunc(version.Line(text)):
 		if a, err = r.askRunc(ctx); err != nil {
@@ -107,11 +107,6 @@ func ofRunc(line string) bool {
 	return strings.HasPrefix(filepath.Base(line), "containerd-shim-runc-v")
 }
 
-// ofRunsc recognizes gVisor's shim in the same way.
-func ofRunsc(line string) bool {
-	return strings.HasPrefix(filepath.Base(line), "containerd-shim-runsc-v")
-}
-
 // shimVersion returns the name of a shim and what it prints after "Version:".
 func shimVersion(text string) string {
 	name := strings.TrimSuffix(filepath.Base(version.Line([]byte(text))), ":")
@@ -126,10 +121,10 @@ func shimVersion(text string) string {
 // beforeBootstrap reports whether a shim is known to read its options alone from
 // standard input: one of containerd's own before version 2.3, which would be
 // run twice otherwise, or gVisor's, which ignores what it cannot read.
-func beforeBootstrap(shim string) bool {
-	name, number, _ := strings.Cut(shim, " ")
+func beforeBootstrap(called string) bool {
+	name, number, _ := strings.Cut(called, " ")
 	_, v := version.Parse(name + " version " + number)
-	return ofRunc(name) && v != version.Number{} && !v.Has(2, 3) || ofRunsc(name)
+	return ofRunc(name) && v != version.Number{} && !v.Has(2, 3) || shim.OfRunsc(name)
 }
 
 // option returns the value of one of the handler's options; empty if it is not
@@ -162,7 +157,7 @@ func (r *shimmed) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) 
 	if err != nil {
 		return nil, err
 	}
-	if ofRunsc(a.Version) && ref.Holder == "" {
+	if shim.OfRunsc(a.Version) && ref.Holder == "" {
 		keepInCgroup(spec)
 	}
 	uid, gid := ref.owner(spec.Process)

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon/shim"
-	"github.com/crius-run/crius/internal/backoff"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/trace"
@@ -268,20 +267,29 @@ func (x *shimExec) hangUp(ctx context.Context, s *stdio.Session) {
 	}
 }
 
-// closeStdin reports the end of the input to the shim once the shim has read
-// all of it: some shims throw away the rest.
+// closeStdin reports the end of the input to the shim when that loses nothing.
 func (x *shimExec) closeStdin(ctx context.Context, s *stdio.Session) {
-	const longest = time.Second
-	for pauses := backoff.New(2*time.Millisecond, longest); shim.Unread(x.fifos[0].Path) > 0; {
+	ctx = context.WithoutCancel(ctx)
+	waiting, stop := context.WithCancel(ctx)
+	defer stop()
+	go func() {
+		defer stop()
 		select {
-		case <-time.After(pauses.Next()):
 		case <-s.Ended():
-			return
 		case <-s.Closed():
-			return
+		case <-waiting.Done():
+		}
+	}()
+	var outputs []string
+	for _, f := range x.fifos[1:] {
+		if f != nil {
+			outputs = append(outputs, f.Path)
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
+	if !x.task.record.AwaitInput(waiting, x.fifos[0].Path, outputs...) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, lastTime)
 	defer cancel()
 	_ = x.client.CloseStdin(ctx, x.process) // a command that has ended does not need it
 }

@@ -204,11 +204,11 @@ func (t *sandboxedShimTask) Usage(ctx context.Context) (u cgroup.Usage, err erro
 // Update: the shim applies the limits in the guest; those on this machine are
 // the runtime sandbox's. A memory limit that is too low is left to the guest's kernel.
 func (t *sandboxedShimTask) Update(ctx context.Context, u limits.Update) error {
-	if m := u.Resources.Memory; ofRunsc(t.record.Program) && m != nil && m.Swap != nil {
+	if m := u.Resources.Memory; shim.OfRunsc(t.record.Program) && m != nil && m.Swap != nil {
 		_ = t.runtimeUpdate(ctx, &specs.LinuxResources{Memory: &specs.LinuxMemory{Swap: m.Swap}}) // as in cliTask.runtimeUpdate
 	}
 	err := t.runtimeUpdate(ctx, u.Resources)
-	if err == nil || u.Old == nil {
+	if err == nil || u.Old == nil || errors.Is(err, fault.Unimplemented) {
 		return err
 	}
 	if back := t.runtimeUpdate(ctx, u.Old); back != nil {

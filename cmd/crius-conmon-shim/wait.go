@@ -15,7 +15,6 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/shim"
 	"github.com/crius-run/crius/conmon/wire"
-	"github.com/crius-run/crius/internal/backoff"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/poll"
 )
@@ -174,15 +173,12 @@ func living(r shim.Record, dir string) []wire.Process {
 	return slices.DeleteFunc(all, func(process wire.Process) bool { return process.PID == os.Getpid() || !conmon.Alive(process) })
 }
 
-// closeStdin passes the end of the container's input on once the shim has read all of it:
-// some shims drop unread input.
+// closeStdin passes the end of the container's input on when that loses nothing.
 func closeStdin(ctx context.Context, r shim.Record, p shim.Program) {
-	const longest = time.Second
 	_, _ = io.Copy(io.Discard, os.Stdin)
-	for pauses := backoff.New(2*time.Millisecond, longest); shim.Unread(filepath.Join(p.Dir, wire.StdinFifo)) > 0; {
-		if !pauses.Pause(ctx) {
-			return
-		}
+	path := func(name string) string { return filepath.Join(p.Dir, name) }
+	if !r.AwaitInput(ctx, path(wire.StdinFifo), path(wire.StdoutFifo), path(wire.StderrFifo)) {
+		return
 	}
 	client, err := r.Dial(ctx)
 	if err != nil {

@@ -135,6 +135,23 @@ func TestExec(t *testing.T) {
 	})
 }
 
+// What a command answers to its input is shown, although the input has ended before
+// (kata-containers#13640, kata-containers#9071): Kata's shim in Go ends both at once.
+func TestExecShowsTheAnswerToTheInput(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		c := w.Pod(t, handler).Start(t, "sleep")
+		s := session(t, w, &cri.ExecRequest{ContainerId: c.ID, Cmd: []string{"/probe", "line", ";", "lines", "10", "100ms", ";", "exit", "4"}, Stdin: true, Stdout: true, Stderr: true})
+		if err := s.Type("word\n"); err != nil {
+			t.Error(err)
+		}
+		s.EndInput()
+		endsWith(t, s, 4)
+		if out := s.Stdout.String(); !strings.HasPrefix(out, `got "word"`) || !strings.HasSuffix(out, "line 10\n") {
+			t.Errorf("the session shows %q", out)
+		}
+	})
+}
+
 // What processes that a command has started write after its end is shown.
 func TestExecShowsWhatDescendantsWrite(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {

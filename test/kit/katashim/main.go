@@ -2,8 +2,8 @@
 // virtual machine: one shim for all containers of a pod, the pod's own first;
 // its own pid for every task; an abstract socket whose name is its whole
 // answer; a slow boot; its own link in the pod's network namespace; a file in
-// the bundle of a container that ran out of memory. It lets runc's shim make
-// the containers. Annotations of the pod make it misbehave, see the end of this
+// the bundle of a container that ran out of memory; output that ends with the
+// input, see streams. It lets runc's shim make the containers. Annotations of the pod make it misbehave, see the end of this
 // file.
 //
 // Called containerd-shim-fakekata1-v2 it has what Kata 1 has in addition: no
@@ -12,6 +12,11 @@
 // a shim deletes a sandbox that runs without complaint and loses its machine;
 // it reports exit code 0 for what ended with its machine, and a request's
 // deadline ends the input of the command that it starts.
+//
+// Called containerd-shim-fakewasm-v1 it is a shim for WebAssembly like those in
+// Rust that are built on runwasi: it makes, starts, kills and deletes
+// containers, and says of all else that it is not supported, see refused. It
+// reads its options alone from standard input, and knows nothing of a network.
 package main
 
 import (
@@ -37,6 +42,9 @@ type settings struct{ id, address, bundle string }
 
 // old reports whether this is the shim of Kata 1.
 func old() bool { return strings.Contains(filepath.Base(os.Args[0]), "kata1") }
+
+// wasm reports whether this is a shim for WebAssembly.
+func wasm() bool { return strings.Contains(filepath.Base(os.Args[0]), "wasm") }
 
 func main() {
 	var s settings

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -41,6 +42,7 @@ type machine struct {
 	initPID int    // of the pod's own container, for the PID namespace
 	cgroup  string // of it
 	ended   chan struct{}
+	streams map[processKey]*streams
 
 	hypervisor *hypervisor                         // of Kata 1; nil: there is no such process
 	stopping   atomic.Bool                         // it is being stopped
@@ -70,7 +72,7 @@ func serve(s settings) error {
 	if err != nil {
 		return err
 	}
-	m := &machine{settings: s, dir: dir, listener: listener, members: map[string]*member{}, execs: map[string]*task.ExecProcessRequest{}, ended: make(chan struct{})}
+	m := &machine{settings: s, dir: dir, listener: listener, members: map[string]*member{}, execs: map[string]*task.ExecProcessRequest{}, streams: map[processKey]*streams{}, ended: make(chan struct{})}
 	server, err := ttrpc.NewServer()
 	if err != nil {
 		return err
@@ -97,6 +99,10 @@ type message interface {
 	proto.Message
 }
 
+// refused are the methods that a shim for WebAssembly lacks. The library of shims
+// in Rust answers for them as if it did not know the container.
+var refused = []string{"Exec", "ResizePty", "CloseIO", "Update", "Stats"}
+
 // methods returns the service's methods: each request goes to runc's shim, with
 // the differences of Kata's.
 func (m *machine) methods() map[string]ttrpc.Method {
@@ -105,6 +111,9 @@ func (m *machine) methods() map[string]ttrpc.Method {
 			req, resp := request(), answer()
 			if err := unmarshal(req); err != nil {
 				return nil, err
+			}
+			if wasm() && slices.Contains(refused, name) {
+				return nil, status.Errorf(codes.NotFound, "/containerd.task.v2.Task/%s is not supported", name)
 			}
 			err := m.handle(ctx, name, req, resp)
 			return resp, err
@@ -212,7 +221,13 @@ func (m *machine) call(ctx context.Context, name string, req, resp message) erro
 	if client == nil {
 		return status.Error(codes.Unavailable, "the machine does not run")
 	}
+	if err := m.before(req); err != nil {
+		return err
+	}
 	err := client.Call(ctx, "containerd.task.v2.Task", name, req, resp)
+	if err == nil {
+		m.began(req)
+	}
 	if d, ok := req.(*task.DeleteRequest); ok && err == nil && d.ExecID == "" {
 		m.mu.Lock()
 		delete(m.members, d.ID)
@@ -246,8 +261,10 @@ func (m *machine) create(ctx context.Context, req *task.CreateTaskRequest, resp 
 	}
 	if itself {
 		time.Sleep(b.bootTime())
-		if err := addLink(b); err != nil {
-			return err
+		if !wasm() {
+			if err := addLink(b); err != nil {
+				return err
+			}
 		}
 	} else if m.initPID == 0 {
 		return errNoSandbox

@@ -91,6 +91,9 @@ func start(s settings) error {
 		return err
 	}
 	form := b.spec.Annotations[answerAnnotation]
+	if wasm() {
+		form = asOlder
+	}
 	if err := s.read(form); err != nil {
 		return err
 	}

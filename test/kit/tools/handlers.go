@@ -19,6 +19,7 @@ const (
 	Kata           = "shim-kata"  // a stand-in for Kata's shim
 	Kata1          = "shim-kata1" // one for that of Kata 1
 	KataCLI        = "kata-runtime"
+	Wasm           = "shim-wasm" // a stand-in for a shim on runwasi
 	shimNamePrefix = "shim-"
 )
 
@@ -49,6 +50,8 @@ func Handler(ctx context.Context, name string) (config string, err error) {
 		path, err = KataShim(ctx)
 	case Kata1:
 		path, err = OldKataShim(ctx)
+	case Wasm:
+		path, err = WasmShim(ctx)
 	case KataCLI:
 		path, err = KataRuntime(ctx)
 		further = `options = ["--kata-config={{.Path "kata"}}"]` + "\n"

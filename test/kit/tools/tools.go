@@ -178,6 +178,15 @@ func OldKataShim(ctx context.Context) (string, error) {
 	return linked(path, "containerd-shim-fakekata1-v2")
 }
 
+// WasmShim is KataShim for one that behaves like those for WebAssembly.
+func WasmShim(ctx context.Context) (string, error) {
+	path, err := KataShim(ctx)
+	if err != nil {
+		return "", err
+	}
+	return linked(path, "containerd-shim-fakewasm-v1")
+}
+
 // KataRuntime returns the path of a runtime that behaves like kata-runtime, the
 // command line of Kata 1; each call builds it from test/kit/kataruntime.
 func KataRuntime(ctx context.Context) (string, error) {
