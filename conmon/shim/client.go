@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"time"
 
 	task "github.com/containerd/containerd/api/runtime/task/v2"
@@ -91,7 +92,11 @@ func classify(ctx context.Context, err error) error {
 		return err
 	}
 	text := errors.New(s.Message())
-	switch s.Code() {
+	code := s.Code()
+	if code == codes.NotFound && lacks(s.Message()) {
+		code = codes.Unimplemented
+	}
+	switch code {
 	case codes.NotFound:
 		return fmt.Errorf("%w: %w", text, fault.NotFound)
 	case codes.FailedPrecondition:
@@ -102,6 +107,12 @@ func classify(ctx context.Context, err error) error {
 		return fmt.Errorf("%w: %w", text, fault.Exists)
 	}
 	return text
+}
+
+// lacks recognizes the answer of a shim in Rust, such as runwasi's, to a method that
+// it does not have: /containerd.task.v2.Task/Exec is not supported.
+func lacks(message string) bool {
+	return strings.HasPrefix(message, "/containerd.task.") && strings.HasSuffix(message, " is not supported")
 }
 
 // Stdio are the paths of the FIFOs of a process; an empty one is not used. With

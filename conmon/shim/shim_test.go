@@ -18,6 +18,8 @@ import (
 	"github.com/containerd/containerd/api/runtime/bootstrap/v1"
 	runc "github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/containerd/api/types/runtimeoptions/v1"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -438,6 +440,26 @@ func TestWorkers(t *testing.T) {
 	}
 	if got := Workers(dir); len(got) != 1 {
 		t.Errorf("in a directory that is gone: %v", got)
+	}
+}
+
+// A shim that lacks a method does not know nothing of the container: the library of shims in Go
+// says so by the code, that in Rust by the text.
+func TestMethodsThatShimsLack(t *testing.T) {
+	for _, c := range []struct {
+		code codes.Code
+		text string
+		want error
+	}{
+		{codes.Unimplemented, "method Exec", fault.Unimplemented},
+		{codes.NotFound, "/containerd.task.v2.Task/Exec is not supported", fault.Unimplemented},
+		{codes.NotFound, "/containerd.task.v3.Task/Stats is not supported", fault.Unimplemented},
+		{codes.NotFound, "container c is not found", fault.NotFound},
+		{codes.NotFound, "container a is not supported", fault.NotFound},
+	} {
+		if err := classify(t.Context(), status.Error(c.code, c.text)); !errors.Is(err, c.want) {
+			t.Errorf("%s, %q: %v, want %v", c.code, c.text, err, c.want)
+		}
 	}
 }
 
