@@ -120,6 +120,10 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	if err != nil {
 		return nil, err
 	}
+	src.pulled, err = s.engine.pulledProfile(ctx, cfg.GetLinux().GetSecurityContext().GetSeccomp(), s.plan.Config.M)
+	if err != nil {
+		return nil, err
+	}
 	state := records.ContainerState{Phase: records.Creating, Resources: records.Message[*cri.LinuxContainerResources]{M: blueprint.FirstLimits(&plan)}}
 	c := e.newContainer(id, s, records.Container{ContainerPlan: plan, ContainerState: state})
 	if err = c.Put(ctx); err == nil {
@@ -166,6 +170,7 @@ func (s *Sandbox) admit(ctx context.Context) (_ context.Context, done func(), _ 
 type sources struct {
 	image         *storage.Image
 	seccomp       *spec.Profile // requested by an annotation of the pod; nil: none
+	pulled        *spec.Profile // named by oci_ref of the request; nil: none
 	privilegedPod bool          // according to the pod's configuration at the time of the create
 	checkpoint    *origin       // from which it is restored; nil: it is a new one
 }
@@ -190,7 +195,7 @@ func (c *Container) build(ctx context.Context, src sources) error {
 	if err != nil {
 		return err
 	}
-	in.Asked.Seccomp, in.Request.PrivilegedPod = src.seccomp, src.privilegedPod
+	in.Asked.Seccomp, in.Facts.PulledSeccomp, in.Request.PrivilegedPod = src.seccomp, src.pulled, src.privilegedPod
 	release, err := c.holdPIDNamespace(&in)
 	if err != nil {
 		return err

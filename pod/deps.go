@@ -7,6 +7,7 @@ import (
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/pod/audit"
+	"github.com/crius-run/crius/pod/profile"
 	"github.com/crius-run/crius/pod/status"
 	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/storage"
@@ -42,6 +43,7 @@ type Network interface {
 // Deps are the engine's backends.
 type Deps struct {
 	Images   Images
+	Profiles profile.Store
 	Network  Network
 	Runtimes status.Runtimes
 	Trace    *trace.Tracer // follows the work; may be nil

@@ -57,6 +57,7 @@ type Engine struct {
 	creates    flight.Group[request, string]
 	verbs      flight.Group[verb, struct{}]
 	pulls      flight.Group[pullKey, *storage.Image]
+	profiles   flight.Group[pullKey, bool]
 	cleanups   *retry.Queue
 	names      names
 
@@ -143,6 +144,7 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 		sandboxes:  index.New[records.PodName, *Sandbox]("pod"),
 		containers: index.New[records.ContainerName, *Container]("container"),
 		pulls:      flight.Group[pullKey, *storage.Image]{Patience: abandonedPullTime, MostAbandoned: mostAbandonedPulls},
+		profiles:   flight.Group[pullKey, bool]{Patience: abandonedPullTime, MostAbandoned: mostAbandonedPulls},
 
 		userLookups: make(chan struct{}, 2),
 		background:  background.New(ctx),
@@ -184,7 +186,7 @@ func (e *Engine) makeDirs() error {
 // continues until the process ends; the next server resumes it from the records.
 func (e *Engine) Close(ctx context.Context) error {
 	e.endPulls(errClosing)
-	err := errors.Join(e.pulls.Wait(ctx), e.creates.Wait(ctx), e.verbs.Wait(ctx))
+	err := errors.Join(e.pulls.Wait(ctx), e.profiles.Wait(ctx), e.creates.Wait(ctx), e.verbs.Wait(ctx))
 	e.background.End(errClosing)
 	e.pins.close()
 	for _, c := range e.containers.All() {

@@ -61,6 +61,7 @@ type node struct {
 	root     string
 	sandbox  bool     // its pods live in sandboxes
 	allowed  []string // annotations that the handler allows
+	profile  string   // content of each pulled seccomp profile
 }
 
 func newNode() *node {
@@ -192,6 +193,26 @@ func (f fakeImages) Adopt(_ context.Context, live []storage.Rootfs) error {
 	maps.DeleteFunc(f.rootfs, func(id string, _ bool) bool { return !known[id] })
 	f.calls = append(f.calls, "adopt")
 	return f.fail["adopt"]
+}
+
+type fakeProfiles struct{ *node }
+
+func (f fakeProfiles) Pull(ctx context.Context, req storage.PullRequest, check func([]byte) error) (cached bool, err error) {
+	err = f.step(ctx, "pull profile "+req.Image, func() {})
+	if err == nil {
+		err = check([]byte(f.profile))
+	}
+	return false, err
+}
+
+func (f fakeProfiles) Content(ctx context.Context, use storage.ProfileUse) ([]byte, error) {
+	return []byte(f.profile), f.step(ctx, "read profile "+use.Namespace+" "+use.Ref, func() {})
+}
+
+func (f fakeProfiles) List() []storage.Profile { return []storage.Profile{{Digest: "sha256:1"}} }
+
+func (f fakeProfiles) Remove(ctx context.Context, digest string) error {
+	return f.step(ctx, "remove profile "+digest, func() {})
 }
 
 func (f fakeImages) CheckMapping(string) error { return nil }
@@ -679,7 +700,7 @@ func (b *bench) engine() *Engine {
 func (b *bench) unrecovered() *Engine {
 	b.Helper()
 	e, err := New(b.Context(), b.cfg, Deps{
-		Images: fakeImages{b.node}, Network: fakeNetwork{b.node}, Runtimes: fakeRuntimes{b.node}, Trace: &trace.Tracer{Hook: b.hook},
+		Images: fakeImages{b.node}, Profiles: fakeProfiles{b.node}, Network: fakeNetwork{b.node}, Runtimes: fakeRuntimes{b.node}, Trace: &trace.Tracer{Hook: b.hook},
 	})
 	if err != nil {
 		b.Fatal(err)

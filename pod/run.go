@@ -81,6 +81,10 @@ func (e *Engine) podRequest(ctx context.Context, handler string, cfg *cri.PodSan
 	if err := e.validatePod(cfg); err != nil {
 		return podRequest{}, err
 	}
+	// Like a localhost profile, it is for the infra container, which runs under the default one.
+	if _, err := e.pulledProfile(ctx, cfg.GetLinux().GetSecurityContext().GetSeccomp(), cfg); err != nil {
+		return podRequest{}, err
+	}
 	if e.planner().Namespaces("", cfg).UIDs != nil {
 		if err := e.status.CanMap(handler, abilities); err != nil {
 			return podRequest{}, err

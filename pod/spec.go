@@ -70,6 +70,12 @@ func (s *Sandbox) addHooks(ctx context.Context, request *cri.ContainerConfig, oc
 	return trace.Do(ctx, "add OCI hooks", func(ctx context.Context) error { return set.Inject(ctx, ociSpec, c) })
 }
 
+// pulledProfile loads the profile of a registry that a security context in a pod's request names,
+// from the store; nil: it names none.
+func (e *Engine) pulledProfile(ctx context.Context, wanted *cri.SecurityProfile, pod *cri.PodSandboxConfig) (*spec.Profile, error) {
+	return profile.Pulled(ctx, e.deps.Profiles, wanted, pod.GetMetadata().GetNamespace())
+}
+
 // seccompProfile loads the profile that the pod requests by annotation for a container whose
 // request leaves it unconfined; nil: none.
 func (s *Sandbox) seccompProfile(ctx context.Context, cfg *cri.ContainerConfig) (*spec.Profile, error) {

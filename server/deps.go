@@ -77,6 +77,14 @@ type Engine interface {
 	// RemoveImage removes all names of the image, and succeeds if there are none.
 	RemoveImage(ctx context.Context, ref string) error
 
+	// PullSecurityProfile pulls a seccomp profile, unless it is present (cached). What is wrong
+	// with a reference or an artifact for good is fault.Invalid; other errors are those of
+	// PullImage.
+	PullSecurityProfile(ctx context.Context, req storage.PullRequest) (cached bool, err error)
+	SecurityProfiles() []storage.Profile
+	// RemoveSecurityProfile succeeds if there is no profile with the digest.
+	RemoveSecurityProfile(ctx context.Context, digest string) error
+
 	// Listen begins to collect events.
 	Listen() (*view.Listener, error)
 	// StopEvents ends all listeners, so that a stopping server need not wait for

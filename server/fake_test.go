@@ -272,7 +272,7 @@ func (f *fakeEngine) RuntimeSpec(string) (json.RawMessage, error) {
 func (f *fakeEngine) Handlers(context.Context) []*cri.RuntimeHandler { return f.handlers }
 
 func (f *fakeEngine) RuntimeStatus(context.Context) (*view.RuntimeStatus, error) {
-	return &view.RuntimeStatus{NotReady: f.runtimeErr, Handlers: f.handlers, CgroupDelegation: f.delegates}, f.statusErr
+	return &view.RuntimeStatus{NotReady: f.runtimeErr, Handlers: f.handlers, CgroupDelegation: f.delegates, Seccomp: f.delegates}, f.statusErr
 }
 
 func (f *fakeEngine) NetworkStatus(context.Context) (*view.NetworkStatus, error) {
@@ -285,6 +285,18 @@ func (f *fakeEngine) PullImage(ctx context.Context, req storage.PullRequest) (*s
 
 func (f *fakeEngine) RemoveImage(ctx context.Context, ref string) error {
 	return f.images.did(ctx, "RemoveImage", ref)
+}
+
+func (f *fakeEngine) PullSecurityProfile(ctx context.Context, req storage.PullRequest) (bool, error) {
+	return true, f.images.did(ctx, "PullSecurityProfile", req)
+}
+
+func (f *fakeEngine) SecurityProfiles() []storage.Profile {
+	return []storage.Profile{{Digest: "sha256:" + idOf(7), Refs: []string{"r.example/p@sha256:" + idOf(7)}, Size: 5}}
+}
+
+func (f *fakeEngine) RemoveSecurityProfile(ctx context.Context, digest string) error {
+	return f.images.did(ctx, "RemoveSecurityProfile", digest)
 }
 
 func (f *fakeEngine) CgroupDriver() cri.CgroupDriver { return cri.CgroupDriver_CGROUPFS }

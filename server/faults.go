@@ -70,7 +70,7 @@ func statusOf(err error) error {
 	return status.Error(codeOf(err), clip(fault.Text(err)))
 }
 
-// createFault is statusOf for CreateContainer: the kubelet counts the failures
+// createFault is statusOf for CreateContainer and RunPodSandbox: the kubelet counts the failures
 // of image volumes by the first word of the message, and users know a refused
 // signature by the word that PullImage uses.
 func createFault(err error) error {
@@ -86,6 +86,18 @@ func createFault(err error) error {
 		text = crierrors.ErrImageVolumeMountFailed.Error() + ": " + text
 	}
 	return status.Error(code, clip(text))
+}
+
+// profileFault is statusOf for PullSecurityProfile: like pullFault, and the
+// kubelet does not retry what is wrong with the request or the artifact.
+func profileFault(err error) error {
+	if known := pullFault(err); known != err { //nolint:errorlint // it returns others as they are
+		return known
+	}
+	if codeOf(err) != codes.InvalidArgument {
+		return err
+	}
+	return status.Error(codes.InvalidArgument, clip(crierrors.ErrSecurityProfileInvalid.Error()+": "+fault.Text(err)))
 }
 
 // pullFault is statusOf for PullImage. The kubelet recognises two causes by the
@@ -113,7 +125,7 @@ func pullFault(err error) error {
 // of the node's configuration, and Unknown is what pullFault makes of a
 // registry that fails.
 func levelOf(method string, code codes.Code) slog.Level {
-	if method == "PullImage" && (code == codes.FailedPrecondition || code == codes.Unknown) {
+	if (method == "PullImage" || method == "PullSecurityProfile") && (code == codes.FailedPrecondition || code == codes.Unknown) {
 		return slog.LevelWarn
 	}
 	switch code {

@@ -24,6 +24,7 @@ func features(runtime *view.RuntimeStatus) *cri.RuntimeFeatures {
 		UserNamespacesHostNetwork: true,
 		MountOptions:              true,
 		CgroupMountMode:           runtime.CgroupDelegation,
+		SeccompProfileOci:         runtime.Seccomp,
 	}
 }
 

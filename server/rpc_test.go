@@ -77,6 +77,14 @@ func verbs() []verb {
 		{"RemoveImage", func(ctx context.Context, n *node) (proto.Message, error) {
 			return n.image.RemoveImage(ctx, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: "web:1"}})
 		}, call{"RemoveImage", []any{"web:1"}}, &cri.RemoveImageResponse{}},
+		{"PullSecurityProfile", func(ctx context.Context, n *node) (proto.Message, error) {
+			return n.image.PullSecurityProfile(ctx, &cri.PullSecurityProfileRequest{
+				Image: &cri.ImageSpec{Image: "r.example/p@sha256:1"}, Auth: someAuth(), SandboxConfig: sandbox, ProfileKind: cri.SecurityProfileKind_Seccomp,
+			})
+		}, call{"PullSecurityProfile", []any{storage.PullRequest{Image: "r.example/p@sha256:1", Auth: someAuth(), Namespace: sandbox.Metadata.Namespace}}}, &cri.PullSecurityProfileResponse{Cached: true}},
+		{"RemoveSecurityProfile", func(ctx context.Context, n *node) (proto.Message, error) {
+			return n.image.RemoveSecurityProfile(ctx, &cri.RemoveSecurityProfileRequest{Digest: "sha256:1"})
+		}, call{"RemoveSecurityProfile", []any{"sha256:1"}}, &cri.RemoveSecurityProfileResponse{}},
 	}
 }
 

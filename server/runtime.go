@@ -41,6 +41,7 @@ func newRuntimeService(cfg Config, s Services) (*runtimeService, error) {
 type imageService struct {
 	unimplementedImages
 	*imageAPI
+	*profileAPI
 }
 
 type unimplementedImages struct {
@@ -48,5 +49,8 @@ type unimplementedImages struct {
 }
 
 func newImageService(s Services) *imageService {
-	return &imageService{imageAPI: &imageAPI{engine: s.Engine, images: s.Images, handlers: s.Status.Handlers}}
+	return &imageService{
+		imageAPI:   &imageAPI{engine: s.Engine, images: s.Images, handlers: s.Status.Handlers},
+		profileAPI: &profileAPI{engine: s.Engine, handlers: s.Status.Handlers},
+	}
 }

@@ -21,7 +21,7 @@ func (s *sandboxAPI) RunPodSandbox(ctx context.Context, req *cri.RunPodSandboxRe
 	}
 	id, err := s.engine.RunSandbox(ctx, req.GetRuntimeHandler(), req.GetConfig())
 	if err != nil {
-		return nil, err
+		return nil, createFault(err)
 	}
 	return &cri.RunPodSandboxResponse{PodSandboxId: id}, nil
 }

@@ -247,12 +247,16 @@ func (s *imageAPI) checkPullImage(ctx context.Context, req *cri.PullImageRequest
 	if err := cmp.Or(wellFormed(req), in("image", checkImage(req.GetImage()))); err != nil {
 		return err
 	}
-	want := req.GetImage().GetRuntimeHandler()
+	return checkHandler(ctx, req.GetImage(), s.handlers)
+}
+
+func checkHandler(ctx context.Context, image *cri.ImageSpec, handlers func(context.Context) []*cri.RuntimeHandler) error {
+	want := image.GetRuntimeHandler()
 	if want == "" {
 		return nil
 	}
 	var names []string
-	for _, h := range s.handlers(ctx) {
+	for _, h := range handlers(ctx) {
 		names = append(names, h.GetName())
 	}
 	if !slices.Contains(names, want) {

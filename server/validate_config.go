@@ -15,7 +15,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci/spec"
 )
 
@@ -406,12 +405,20 @@ func checkSeccomp(p *cri.SecurityProfile) error {
 		if p.GetOciRef() == "" {
 			return in("oci_ref", bad("is empty; name the profile or send another profile_type"))
 		}
-		if err := in("base_profile.localhost_ref", checkBaseProfile(p.GetBaseProfile())); err != nil {
-			return err
-		}
-		return fmt.Errorf("seccomp profile %q: profiles from OCI registries are not supported; use a Localhost profile: %w", brief(p.GetOciRef()), fault.Unimplemented)
+		return cmp.Or(
+			in("oci_ref", checkReference(p.GetOciRef())),
+			in("localhost_ref", checkAbsent(p.GetLocalhostRef(), p.GetProfileType())),
+			in("base_profile.localhost_ref", checkBaseProfile(p.GetBaseProfile())),
+		)
 	}
 	return checkProfile(p)
+}
+
+func checkAbsent(localhostRef string, kind fmt.Stringer) error {
+	if localhostRef != "" {
+		return bad("comes with profile_type %s; leave it out or send Localhost", kind)
+	}
+	return nil
 }
 
 func checkBaseProfile(p *cri.SecurityProfileBase) error {

@@ -289,6 +289,13 @@ func TestRefusedContainers(t *testing.T) {
 		{"linux.security_context.seccomp.oci_ref", func(c *config) {
 			security(c).Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_OCI}
 		}},
+		{"linux.security_context.seccomp.oci_ref", func(c *config) {
+			security(c).Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_OCI, OciRef: "r/p @sha256:1"}
+		}},
+		{"linux.security_context.seccomp.localhost_ref", func(c *config) {
+			security(c).Seccomp = ociProfile(nil)
+			security(c).Seccomp.LocalhostRef = "/p.json"
+		}},
 		{"linux.security_context.seccomp.base_profile.localhost_ref", func(c *config) {
 			security(c).Seccomp = ociProfile(&cri.SecurityProfileBase{Type: cri.SecurityProfileBase_Localhost})
 		}},
@@ -333,19 +340,17 @@ func ociProfile(base *cri.SecurityProfileBase) *cri.SecurityProfile {
 	return &cri.SecurityProfile{ProfileType: cri.SecurityProfile_OCI, OciRef: "r/p@sha256:1", BaseProfile: base}
 }
 
-// A profile from a registry must not be replaced with another one, nor with none.
-func TestSeccompProfilesOfRegistriesAreRefused(t *testing.T) {
+// Profiles of registries are accepted with each kind of base.
+func TestSeccompProfilesOfRegistries(t *testing.T) {
 	t.Parallel()
 	for _, base := range []*cri.SecurityProfileBase{nil, {}, {Type: cri.SecurityProfileBase_Localhost, LocalhostRef: "/p.json"}} {
 		pod, container := maximalSandboxConfig(), maximalContainerConfig()
 		pod.Linux.SecurityContext.Seccomp, container.Linux.SecurityContext.Seccomp = ociProfile(base), ociProfile(base)
-		for _, err := range []error{
-			checkRunPodSandbox(&cri.RunPodSandboxRequest{Config: pod}),
-			checkCreateContainer(&cri.CreateContainerRequest{PodSandboxId: idOf(1), Config: container}),
-		} {
-			if !errors.Is(err, fault.Unimplemented) || !strings.Contains(err.Error(), "r/p@sha256:1") {
-				t.Errorf("base %v: %v", base, err)
-			}
+		if err := checkRunPodSandbox(&cri.RunPodSandboxRequest{Config: pod}); err != nil {
+			t.Errorf("base %v: %v", base, err)
+		}
+		if err := checkCreateContainer(&cri.CreateContainerRequest{PodSandboxId: idOf(1), Config: container}); err != nil {
+			t.Errorf("base %v: %v", base, err)
 		}
 	}
 }

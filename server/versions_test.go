@@ -103,10 +103,10 @@ func TestClientsOf037And038(t *testing.T) {
 
 			status := &cri.StatusResponse{}
 			unknown := call(t, is037, "Status", &cri.StatusRequest{}, status)
-			if is037 != (unknown == 2) || !status.Features.GetMountOptions() || !status.RuntimeHandlers[0].Features.GetUserNamespaces() {
+			if is037 != (unknown == 3) || !status.Features.GetMountOptions() || !status.RuntimeHandlers[0].Features.GetUserNamespaces() {
 				t.Errorf("%d unknown fields in the status %v", unknown, status)
 			}
-			if !status.Features.GetCgroupMountMode() || !status.RuntimeHandlers[0].Features.GetCgroupNamespaces() {
+			if !status.Features.GetCgroupMountMode() || !status.Features.GetSeccompProfileOci() || !status.RuntimeHandlers[0].Features.GetCgroupNamespaces() {
 				t.Errorf("no features of 0.38 in the status %v", status)
 			}
 

@@ -80,7 +80,7 @@ func openStore(ctx context.Context, tracer *trace.Tracer, options storage.Option
 // network knows the pods of its engine.
 func (b *backends) engine(ctx context.Context) (*pod.Engine, *network.Network, error) {
 	cni := network.New(network.Options{Config: b.cfg.Network, PodCIDRFile: filepath.Join(b.cfg.Root, "pod-cidr")})
-	engine, err := pod.New(ctx, podOptions(b.cfg, b.runtimes.Monitor()), pod.Deps{Images: b.store, Network: cni, Runtimes: b.runtimes, Trace: b.tracer, Plugins: b.plugins})
+	engine, err := pod.New(ctx, podOptions(b.cfg, b.runtimes.Monitor()), pod.Deps{Images: b.store, Profiles: b.store.Profiles, Network: cni, Runtimes: b.runtimes, Trace: b.tracer, Plugins: b.plugins})
 	if err == nil {
 		logx.SetNames(engine.NamesForLog)
 	}

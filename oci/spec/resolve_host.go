@@ -50,7 +50,7 @@ func hostFrom(root fs.FS) (Host, error) {
 		return Host{}, err
 	}
 	host.Kernel = strings.TrimSpace(string(release))
-	host.Seccomp = exists(root, "proc/sys/kernel/seccomp/actions_avail")
+	host.Seccomp = hasSeccomp(root)
 	host.AppArmor = first(root, "sys/module/apparmor/parameters/enabled") == 'Y'
 	host.SELinux = exists(root, "sys/fs/selinux/enforce") && policyLoaded(root)
 	host.HugePageSizes = cgroup.HugePageSizes(root)
@@ -154,3 +154,8 @@ func first(root fs.FS, name string) byte {
 	}
 	return data[0]
 }
+
+// HasSeccomp reports whether the kernel filters system calls.
+func HasSeccomp() bool { return hasSeccomp(os.DirFS("/")) }
+
+func hasSeccomp(root fs.FS) bool { return exists(root, "proc/sys/kernel/seccomp/actions_avail") }

@@ -1,5 +1,6 @@
-// Package profile loads the seccomp profiles that pods name by annotation: OCI artifacts in a
-// registry (docs/decisions/0034-seccomp-artifacts.md).
+// Package profile loads the seccomp profiles that pods name by annotation, and pulls and loads those
+// that the kubelet names: OCI artifacts in a registry (docs/decisions/0034-seccomp-artifacts.md and
+// 0075-seccomp-profiles.md).
 package profile
 
 import (
@@ -22,7 +23,7 @@ type Images interface {
 }
 
 // kind has the media type and the bound of CRI-O.
-var kind = source.Kind{Config: "application/vnd.cncf.seccomp-profile.config.v1+json", MaxSize: 1 << 20}
+var kind = source.Kind{Config: source.SeccompProfile, MaxSize: 1 << 20}
 
 // pullTime bounds how long the creation of a container waits for a registry.
 const pullTime = time.Minute

@@ -23,6 +23,7 @@ import (
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/refresh"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/view"
 )
 
@@ -83,7 +84,7 @@ func New(runtimes Runtimes, images Images, network Network, cgroups func() error
 		table := runtimes.Version()
 		err := n.runtimeReady(ctx)
 		n.tell(ctx, err)
-		return view.RuntimeStatus{Table: table, NotReady: err, Handlers: n.Handlers(ctx), CgroupDelegation: delegates(ctx)}
+		return view.RuntimeStatus{Table: table, NotReady: err, Handlers: n.Handlers(ctx), CgroupDelegation: delegates(ctx), Seccomp: spec.HasSeccomp()}
 	})
 	n.network = refresh.New(func(ctx context.Context) view.NetworkStatus {
 		err := network.Ready(ctx)

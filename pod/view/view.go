@@ -88,6 +88,7 @@ type RuntimeStatus struct {
 	Table    uint64                // version of the table of handlers
 
 	CgroupDelegation bool // cgroup v2 with nsdelegate: containers may be given their cgroups
+	Seccomp          bool // the kernel filters system calls
 }
 
 // NetworkStatus is what readers see of the node's network; immutable like Sandbox.

@@ -69,7 +69,7 @@ func (s *stage) artifacts(ctx context.Context, want int) error {
 func (s *stage) removeImages(ctx context.Context) error {
 	var errs []error
 	wait.Until(ctx, func() bool {
-		errs = []error{s.removeImage(ctx), s.removeArtifact(ctx)}
+		errs = []error{s.removeImage(ctx), s.removeArtifact(ctx), s.removeProfile(ctx)}
 		return !slices.ContainsFunc(errs, func(err error) bool { return status.Code(err) == codes.FailedPrecondition })
 	})
 	return errors.Join(errs...)

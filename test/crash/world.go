@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/opencontainers/go-digest"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/race"
@@ -65,7 +66,8 @@ type world struct {
 	bystanders []*bystander
 	base       *inventory.Snapshot
 	layers     []string
-	pods       int // made so far; names are never used twice
+	profile    digest.Digest // of a seccomp profile in the registry
+	pods       int           // made so far; names are never used twice
 }
 
 // programs are the programs of every world.
@@ -160,6 +162,9 @@ func (w *world) furnish(ctx context.Context, p programs) error {
 		return err
 	}
 	w.Registry.Push("model", "latest", model)
+	if w.profile, err = pushProfile(w.Registry); err != nil {
+		return err
+	}
 	if err := w.Settle(ctx, append(slices.Clone(p.requested), scene.Handlers...)...); err != nil {
 		return err
 	}
@@ -205,7 +210,7 @@ const artifact = node.RegistryHost + "/model:latest"
 // temporary files. Unfinished downloads are kept for the next pull.
 func (w *world) layerFiles() []string {
 	var all []string
-	for _, pattern := range []string{"img/overlay/*", "img/overlay-images/*", "img/overlay-layers/.tmp-*", "img/overlay-containers/.tmp-*", "img/crius-pulls/*", "img/crius-artifacts/*/*", "tmp/crius-pull-*"} {
+	for _, pattern := range []string{"img/overlay/*", "img/overlay-images/*", "img/overlay-layers/.tmp-*", "img/overlay-containers/.tmp-*", "img/crius-pulls/*", "img/crius-artifacts/*/*", "img/crius-profiles/*/*", "tmp/crius-pull-*"} {
 		files, _ := filepath.Glob(w.Path(pattern)) // the pattern is well-formed
 		all = append(all, files...)
 	}

@@ -350,11 +350,23 @@ var known = []error{crierrors.ErrRegistryUnavailable, crierrors.ErrSignatureVali
 
 func mayPull(_ *model, c *call) answers {
 	a := fine
-	text := status.Convert(c.err).Message()
-	if !c.plain && slices.ContainsFunc(known, func(reason error) bool { return strings.HasPrefix(text, reason.Error()+": ") }) {
+	if !c.plain && c.unreached() {
 		a |= answer(codes.Unknown)
 	}
 	return a
+}
+
+// unreached reports whether the call has failed for one of the known reasons.
+func (c *call) unreached() bool {
+	text := status.Convert(c.err).Message()
+	return slices.ContainsFunc(known, func(reason error) bool { return strings.HasPrefix(text, reason.Error()+": ") })
+}
+
+func hasNoProfiles(_ *model, c *call) error {
+	if list := c.replies[0].(*cri.ListSecurityProfilesResponse).GetProfiles(); len(list) > 0 {
+		return fmt.Errorf("it lists %v", list)
+	}
+	return nil
 }
 
 func hasPulled(m *model, c *call) error {

@@ -62,8 +62,16 @@ func whole(weight int, plain func(*planner) proto.Message, done func(*model, *ca
 // cannotCheckpoint: the node is configured without criu, so that nothing is written, and restores nothing.
 func cannotCheckpoint(*model, *call) answers { return refusals }
 
-// unimplemented: crius has no security profiles of registries.
-func unimplemented(*model, *call) answers { return answer(codes.Unimplemented) }
+// noProfile: the registry has no security profiles.
+func noProfile(_ *model, c *call) answers {
+	if c.unreached() {
+		return refusals | answer(codes.Unknown)
+	}
+	return refusals
+}
+
+// mayForget: there are no profiles to remove, which is no error.
+func mayForget(*model, *call) answers { return fine | answer(codes.InvalidArgument) }
 
 // rules returns the rules by the name of the RPC.
 func rules() map[string]rule {
@@ -124,9 +132,9 @@ func rules() map[string]rule {
 		"RemoveImage":  {weight: 2, plain: func(p *planner) proto.Message { return &cri.RemoveImageRequest{Image: p.image()} }, allowed: mayRemoveImage, done: hasRemovedImage},
 		"ImageFsInfo":  whole(1, nil, nil),
 
-		"PullSecurityProfile":   {weight: 1, allowed: unimplemented},
-		"ListSecurityProfiles":  {weight: 1, allowed: unimplemented},
-		"RemoveSecurityProfile": {weight: 1, allowed: unimplemented},
+		"PullSecurityProfile":   {weight: 1, allowed: noProfile},
+		"ListSecurityProfiles":  whole(1, nil, hasNoProfiles),
+		"RemoveSecurityProfile": {weight: 1, allowed: mayForget},
 	}
 }
 
