@@ -21,16 +21,20 @@ func Command(load cli.Load) *cobra.Command {
 		Short: "List the images",
 		Long: "List the images of the running server by name: each with its id, its size as unpacked, the number of containers that use it, running or not, " +
 			"and whether it is pinned, that is, kept from the kubelet's garbage collection. Images that share layers count them each. " +
-			"An image without a tag is listed by its digest.",
+			"An image without a tag is listed by its digest. With --profiles, list the seccomp profiles that the kubelet has pulled, which are no images.",
 		Args: cli.Operands,
 	}
 	format := cli.FormatFlag(cmd)
+	profiles := cmd.Flags().Bool("profiles", false, "list the pulled seccomp profiles instead: each with the references by which it was pulled, its digest and its size")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		loaded, err := load(cmd)
 		if err != nil {
 			return err
 		}
 		return cli.Ask(cmd.Context(), loaded.Config.API.Listen, func(ctx context.Context, server cli.Server) error {
+			if *profiles {
+				return listProfiles(ctx, server, cmd.OutOrStdout(), format)
+			}
 			images, err := server.ListImages(ctx, &cri.ListImagesRequest{})
 			if err != nil {
 				return err

@@ -26,6 +26,12 @@ func (store) ListImages(context.Context, *cri.ListImagesRequest) (*cri.ListImage
 	}}, nil
 }
 
+func (store) ListSecurityProfiles(context.Context, *cri.ListSecurityProfilesRequest) (*cri.ListSecurityProfilesResponse, error) {
+	return &cri.ListSecurityProfilesResponse{Profiles: []*cri.SecurityProfileInfo{
+		{Digest: "sha256:1", Refs: []string{"r.test/p@sha256:1", "r.test/q@sha256:1"}, Size: 3 << 10}, {Digest: "sha256:2"},
+	}}, nil
+}
+
 func run(t *testing.T, args ...string) string {
 	t.Helper()
 	var out strings.Builder
@@ -63,5 +69,21 @@ func TestImagesAsJSON(t *testing.T) {
 	}
 	if one := list[1]; len(list) != 3 || one.ID != "i1" || len(one.Names) != 2 || one.Containers != 1 || !one.Pinned || one.Size != 5<<19 || list[0].Names == nil {
 		t.Errorf("%+v", list)
+	}
+}
+
+func TestProfiles(t *testing.T) {
+	t.Parallel()
+	got := regexp.MustCompile(` +`).ReplaceAllString(run(t, "--profiles"), " ")
+	const want = "PROFILE DIGEST SIZE\n" +
+		"r.test/p@sha256:1 sha256:1 3.0 KiB\n" +
+		"r.test/q@sha256:1 sha256:1 3.0 KiB\n" +
+		"<none> sha256:2 0.0 KiB\n"
+	if got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	var list []profile
+	if err := json.Unmarshal([]byte(run(t, "--profiles", "-o", "json")), &list); err != nil || len(list) != 2 || len(list[0].Refs) != 2 || list[1].Refs == nil {
+		t.Errorf("%+v, %v", list, err)
 	}
 }
