@@ -16,6 +16,7 @@ import (
 type Profile struct {
 	DefaultAction    specs.LinuxSeccompAction `json:"defaultAction"`
 	DefaultErrnoRet  *uint                    `json:"defaultErrnoRet,omitempty"`
+	DefaultErrno     string                   `json:"defaultErrno,omitempty"` // the same by name; of pulled profiles
 	Architectures    []specs.Arch             `json:"architectures,omitempty"`
 	ArchMap          []ArchGroup              `json:"archMap,omitempty"` // instead of Architectures
 	Flags            []specs.LinuxSeccompFlag `json:"flags,omitempty"`
@@ -35,6 +36,7 @@ type Rule struct {
 	specs.LinuxSyscall
 	Name     string    `json:"name,omitempty"`    // old form of a single name
 	Comment  string    `json:"comment,omitempty"` // for people
+	Errno    string    `json:"errno,omitempty"`   // ErrnoRet by name; of pulled profiles
 	Includes Condition `json:"includes,omitzero"`
 	Excludes Condition `json:"excludes,omitzero"`
 }

@@ -16,6 +16,10 @@ const (
 	maxPulledRules = 1024
 	maxPulledArgs  = 6 // of one rule, which is one for each argument of a call
 	maxErrno       = 4095
+
+	// maxPulledConditions bounds the work of intersecting the profile: the conditions of each rule
+	// count for each of its system calls.
+	maxPulledConditions = 4096
 )
 
 // ParsePulledProfile reads the JSON of a profile that came from a registry. Unlike a profile on the
@@ -61,10 +65,19 @@ func parsePulled(data []byte) (*Profile, error) {
 	if err := p.checkArchs(); err != nil {
 		return nil, err
 	}
+	conditions := 0
 	for i := range p.Syscalls {
-		if err := p.Syscalls[i].checkPulled(); err != nil {
+		r := &p.Syscalls[i]
+		if err := r.checkPulled(); err != nil {
 			return nil, fmt.Errorf("rule %d: %w", i, err)
 		}
+		conditions += len(r.Names) * len(r.Args)
+	}
+	if conditions > maxPulledConditions {
+		return nil, fmt.Errorf("it has %d conditions on arguments of system calls, at most %d are allowed", conditions, maxPulledConditions)
+	}
+	if err := p.nameErrnos(); err != nil {
+		return nil, err
 	}
 	return p, nil
 }

@@ -25,6 +25,7 @@ func TestParsePulledProfile(t *testing.T) {
 		`{"defaultAction": "SCMP_ACT_LOG", "archMap": [{"architecture": "SCMP_ARCH_X86_64", "subArchitectures": ["SCMP_ARCH_X86"]}],
 			"syscalls": [{"name": "bpf", "action": "SCMP_ACT_ERRNO", "comment": "why", "errnoRet": 38, "includes": {}, "excludes": {"caps": ["CAP_BPF"], "minKernel": "4.8"}}]}`,
 		`{"defaultAction": "SCMP_ACT_ALLOW"}`,
+		`{"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 38, "defaultErrno": "ENOSYS", "syscalls": [{"names": ["bpf"], "action": "SCMP_ACT_ERRNO", "errno": "EPERM"}]}`,
 	} {
 		if _, err := ParsePulledProfile([]byte(text)); err != nil {
 			t.Errorf("%s: %v", text, err)
@@ -56,8 +57,11 @@ func TestParsePulledProfile(t *testing.T) {
 		`{"defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_VAX"]}`:                                        "SCMP_ARCH_VAX",
 		`{"defaultAction": "SCMP_ACT_ALLOW", "archMap": [{"architecture": "SCMP_ARCH_X86", "subArchitectures": ["X"]}]}`: `"X"`,
 		`{"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 65536}`:                                                  "65536",
-		rule(`, "errnoRet": 65536`):                                                                                      "65536",
-		strings.Replace(rule(""), `"read"`, `"raed"`, 1):                                                                 "raed",
+		`{"defaultAction": "SCMP_ACT_ERRNO", "defaultErrno": "EWRONG"}`:                                                  "EWRONG",
+		rule(`, "errno": "EPERM", "errnoRet": 38`):                                                                       "EPERM is 1",
+		`{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": [` + strings.Repeat(`"read",`, 4096) + `"read"], "action": "SCMP_ACT_ERRNO", "args": [{"index": 0, "value": 1, "op": "SCMP_CMP_EQ"}]}]}`: "4097 conditions",
+		rule(`, "errnoRet": 65536`):                      "65536",
+		strings.Replace(rule(""), `"read"`, `"raed"`, 1): "raed",
 		rule(`, "args": [` + strings.Repeat(`{"index": 0, "value": 1, "op": "SCMP_CMP_EQ"},`, 6) + `{"index": 0, "value": 1, "op": "SCMP_CMP_EQ"}]`): "7 conditions",
 		rule(`, "args": [{"index": 6, "value": 1, "op": "SCMP_CMP_EQ"}]`):                                                                            "argument 6",
 		rule(`}` + strings.Repeat(`, {"names": ["read"], "action": "SCMP_ACT_ERRNO"}`, 1024) + `, {"names": ["read"], "action": "SCMP_ACT_ERRNO"`):   "1026 rules",
@@ -178,5 +182,17 @@ func TestPulledProfileIsIntersected(t *testing.T) {
 		if f, err := of(c.profile, c.change); !errors.Is(err, c.kind) {
 			t.Errorf("%s: %+v, %v; want %v", what, f, err, c.kind)
 		}
+	}
+}
+
+// Error numbers may be given by name.
+func TestPulledErrnos(t *testing.T) {
+	t.Parallel()
+	p, err := ParsePulledProfile([]byte(`{"defaultAction": "SCMP_ACT_ERRNO", "defaultErrno": "ENOSYS", "syscalls": [{"names": ["bpf"], "action": "SCMP_ACT_ERRNO", "errno": "EINVAL"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *p.DefaultErrnoRet != 38 || *p.Syscalls[0].ErrnoRet != 22 {
+		t.Errorf("%d and %d", *p.DefaultErrnoRet, *p.Syscalls[0].ErrnoRet)
 	}
 }

@@ -3,6 +3,7 @@ package intersect
 import (
 	"fmt"
 	"math"
+	"math/bits"
 	"slices"
 	"strings"
 
@@ -99,11 +100,8 @@ func (a alternatives) and(b alternatives) (both alternatives, exact bool) {
 	exact = true
 	for _, c := range a {
 		for _, d := range b {
-			joined, possible, expressible := c.and(d)
-			if expressible && possible {
-				both = append(both, joined)
-			}
-			exact = exact && expressible
+			joined, whole := c.and(d)
+			both, exact = append(both, joined...), exact && whole
 		}
 		if len(both) > mostAlternatives {
 			if both = both.simple(); both == nil {
@@ -131,42 +129,112 @@ func (a alternatives) not() (_ alternatives, exact bool) {
 	return rest, exact
 }
 
-// and joins two conjunctions. No call can meet both if it is not possible.
-func (c conjunction) and(d conjunction) (joined conjunction, possible, expressible bool) {
-	joined = slices.Clone(c)
+// and joins two conjunctions.
+func (c conjunction) and(d conjunction) (all alternatives, exact bool) {
+	all, exact = alternatives{slices.Clone(c)}, true
 	for _, arg := range d {
-		i := slices.IndexFunc(joined, func(other specs.LinuxSeccompArg) bool { return other.Index == arg.Index })
-		if i < 0 {
-			joined = append(joined, arg)
-			continue
+		var next alternatives
+		for _, joined := range all {
+			i := slices.IndexFunc(joined, func(other specs.LinuxSeccompArg) bool { return other.Index == arg.Index })
+			if i < 0 {
+				next = append(next, append(joined, arg))
+				continue
+			}
+			ones, whole := both(joined[i], arg)
+			for _, one := range ones {
+				next = append(next, slices.Replace(slices.Clone(joined), i, i+1, one))
+			}
+			exact = exact && whole
 		}
-		one, possible, expressible := both(joined[i], arg)
-		if !possible || !expressible {
-			return nil, possible, expressible
+		if all = next; len(all) > mostAlternatives {
+			return nil, false
 		}
-		joined[i] = one
 	}
-	return joined.sorted(), true, true
+	for _, joined := range all {
+		joined.sorted()
+	}
+	return all, exact
 }
 
-// both joins two conditions about the same argument into one. Filters of 32-bit architectures see
-// the lower half of arguments and values only, and it must hold for them as well.
-func both(a, b specs.LinuxSeccompArg) (one specs.LinuxSeccompArg, possible, expressible bool) {
+// both joins two conditions about the same argument, to alternatives. Filters of 32-bit
+// architectures see the lower half of arguments and values only, and it must hold for them as well.
+func both(a, b specs.LinuxSeccompArg) (all []specs.LinuxSeccompArg, exact bool) {
 	if b.Op == specs.OpEqualTo {
 		a, b = b, a
 	}
 	switch {
 	case a == b:
-		return a, true, true
+		all, exact = append(all, a), true
 	case a.Op == specs.OpEqualTo:
 		whole, half := holds(b, a.Value), holds(lower(b), lower(a).Value)
-		return a, whole, whole == half
+		if exact = whole == half; whole && half {
+			all = append(all, a)
+		}
 	case a.Op == specs.OpMaskedEqual && b.Op == specs.OpMaskedEqual:
 		differ := (a.ValueTwo ^ b.ValueTwo) & a.Value & b.Value
 		a.Value, a.ValueTwo = a.Value|b.Value, a.ValueTwo|b.ValueTwo
-		return a, differ == 0, (differ == 0) == (differ&math.MaxUint32 == 0)
+		if exact = (differ == 0) == (differ&math.MaxUint32 == 0); differ == 0 {
+			all = append(all, a)
+		}
+	case b.Op == specs.OpMaskedEqual:
+		for _, block := range blocks(rangesOf(a), a.Index) {
+			joined, _ := both(block, b)
+			all = append(all, joined...)
+		}
+	case a.Op == specs.OpMaskedEqual:
+		return both(b, a)
+	default:
+		all = blocks(common(rangesOf(a), rangesOf(b)), a.Index)
 	}
-	return a, true, false
+	return all, exact
+}
+
+// interval is a range of values below 1<<32. To is not in it.
+type interval struct{ from, to uint64 }
+
+// rangesOf returns the values below 1<<32 that meet a condition other than equality and a mask; none
+// if 32-bit architectures see it as another condition.
+func rangesOf(arg specs.LinuxSeccompArg) []interval {
+	const end = 1 << 32
+	if arg.Value >= end {
+		return nil
+	}
+	switch arg.Op {
+	case specs.OpLessThan:
+		return []interval{{0, arg.Value}}
+	case specs.OpLessEqual:
+		return []interval{{0, arg.Value + 1}}
+	case specs.OpGreaterEqual:
+		return []interval{{arg.Value, end}}
+	case specs.OpGreaterThan:
+		return []interval{{arg.Value + 1, end}}
+	}
+	return []interval{{0, arg.Value}, {arg.Value + 1, end}} // OpNotEqual
+}
+
+func common(some, others []interval) (all []interval) {
+	for _, a := range some {
+		for _, b := range others {
+			all = append(all, interval{max(a.from, b.from), min(a.to, b.to)})
+		}
+	}
+	return all
+}
+
+// blocks returns the masks that together are met by the values of ranges: blocks whose sizes are
+// powers of two.
+func blocks(ranges []interval, index uint) (all []specs.LinuxSeccompArg) {
+	for _, r := range ranges {
+		for r.from < r.to {
+			size := uint64(1) << (bits.Len64(r.to-r.from) - 1)
+			if r.from > 0 {
+				size = min(size, r.from&-r.from)
+			}
+			all = append(all, specs.LinuxSeccompArg{Index: index, Op: specs.OpMaskedEqual, Value: -size, ValueTwo: r.from})
+			r.from += size
+		}
+	}
+	return all
 }
 
 // lower returns a condition as a 32-bit architecture sees it.

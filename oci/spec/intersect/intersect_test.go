@@ -251,6 +251,9 @@ func TestIntersection(t *testing.T) {
 		}
 		return text
 	}
+	masked := func(name string, mask, value uint64) string {
+		return rule(`"`+name+`"`, "ALLOW", fmt.Sprintf(`,"args":[{"index":0,"value":%d,"valueTwo":%d,"op":"SCMP_CMP_MASKED_EQ"}]`, mask, value))
+	}
 	for name, c := range map[string]struct{ first, second, want string }{
 		"what both allow": {
 			filter("ERRNO", "", rule(`"read","write"`, "ALLOW", "")),
@@ -277,9 +280,14 @@ func TestIntersection(t *testing.T) {
 			filter("ERRNO", "", rule(`"clone"`, "ALLOW", condition("MASKED_EQ", 6, 0))),
 			filter("ERRNO", `,"defaultErrnoRet":1`+native, rule(`"clone"`, "ALLOW", condition("MASKED_EQ", 7, 0))),
 		},
+		"a range, in blocks": {
+			filter("ERRNO", "", rule(`"read"`, "ALLOW", condition("GE", 2, 0))),
+			filter("ERRNO", "", rule(`"read"`, "ALLOW", condition("LT", 9, 0))),
+			filter("ERRNO", `,"defaultErrnoRet":1`+native, masked("read", 1<<64-4, 4), masked("read", 1<<64-2, 2), masked("read", 1<<64-1, 8)),
+		},
 		"what cannot be said is denied": {
 			filter("ERRNO", "", rule(`"read"`, "ALLOW", condition("GE", 2, 0))),
-			filter("ERRNO", "", rule(`"read"`, "ALLOW", condition("LE", 9, 0))),
+			filter("ERRNO", "", rule(`"read"`, "ALLOW", condition("LE", 1<<33, 0))),
 			filter("ERRNO", `,"defaultErrnoRet":1`+native),
 		},
 		"denials of arguments": {
@@ -315,6 +323,30 @@ func TestIntersection(t *testing.T) {
 	}
 }
 
+// Blocks are met by the values below 1<<32 that meet the condition, and by no others.
+func TestBlocks(t *testing.T) {
+	t.Parallel()
+	some := []uint64{0, 1, 2, 5, 6, 7, 8, 9, 63, 64, 1<<31 - 1, 1 << 31, 1<<32 - 2, 1<<32 - 1, 1 << 32, 1<<32 + 6, ^uint64(0)}
+	for _, op := range allOperators[:6] {
+		if op == specs.OpEqualTo {
+			continue
+		}
+		for _, limit := range some {
+			arg := specs.LinuxSeccompArg{Op: op, Value: limit}
+			all := blocks(rangesOf(arg), 0)
+			if len(all) > 64 {
+				t.Errorf("%s %d: %d blocks", op, limit, len(all))
+			}
+			for _, value := range some {
+				met := slices.ContainsFunc(all, func(b specs.LinuxSeccompArg) bool { return holds(b, value) })
+				if want := holds(arg, value) && value < 1<<32 && limit < 1<<32; met != want {
+					t.Errorf("%d %s %d: %t, want %t", value, op, limit, met, want)
+				}
+			}
+		}
+	}
+}
+
 // A multiplexer is as strict as its parts on an architecture that has it, and the other way round.
 func TestMultiplexers(t *testing.T) {
 	t.Parallel()
@@ -337,6 +369,35 @@ func TestMultiplexers(t *testing.T) {
 			direct, through := r.verdict(merged, c), r.verdict(f, call{whole, c.args})
 			if direct.compare(through) < 0 {
 				t.Fatalf("seed %d: %s%x is %s, but %s is %s\n%s\n%s", seed, c.name, c.args, direct.action, whole, through.action, shown(f), shown(merged))
+			}
+		}
+	}
+}
+
+// Sockets of moby's profile (families below 38, 39, and above 40) stay usable in masks of families,
+// as crius's profile has them, and 38 and 40 do not.
+func TestRangesAndMasksOfFamilies_moby_52494(t *testing.T) {
+	t.Parallel()
+	ranges := filterOf(t, `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[
+		{"names":["socket"],"action":"SCMP_ACT_ALLOW","args":[{"index":0,"value":38,"op":"SCMP_CMP_LT"}]},
+		{"names":["socket"],"action":"SCMP_ACT_ALLOW","args":[{"index":0,"value":39,"op":"SCMP_CMP_EQ"}]},
+		{"names":["socket"],"action":"SCMP_ACT_ALLOW","args":[{"index":0,"value":40,"op":"SCMP_CMP_GT"}]}]}`)
+	masks := &specs.LinuxSeccomp{DefaultAction: specs.ActErrno}
+	for _, block := range [][2]uint64{{0, 32}, {32, 4}, {36, 2}, {39, 1}, {41, 1}, {42, 2}, {44, 4}} {
+		masks.Syscalls = append(masks.Syscalls, specs.LinuxSyscall{Names: []string{"socket"}, Action: specs.ActAllow, Args: []specs.LinuxSeccompArg{
+			{Op: specs.OpMaskedEqual, Value: 1<<32 - block[1], ValueTwo: block[0]},
+		}})
+	}
+	for _, merged := range []*specs.LinuxSeccomp{Of(ranges, masks, specs.ArchX86_64), Of(masks, ranges, specs.ArchX86_64)} {
+		for family := range uint64(64) {
+			want := specs.ActAllow
+			if family == 38 || family == 40 || family >= 48 {
+				want = specs.ActErrno
+			}
+			for _, r := range readings() {
+				if got := r.verdict(merged, call{"socket", [6]uint64{family}}); got.action != want {
+					t.Errorf("family %d, read as %+v: %s, want %s", family, r, got.action, want)
+				}
 			}
 		}
 	}
