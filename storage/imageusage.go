@@ -53,11 +53,14 @@ func (u *imageUsage) sum() (diskusage.Usage, error) {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.layers = layers
 	total := u.beside
-	for _, l := range layers {
+	for dir, l := range layers {
+		if now := u.layers[dir]; now.certain { // it has been measured meanwhile
+			l, layers[dir] = now, now
+		}
 		total = total.Plus(l.Usage)
 	}
+	u.layers = layers // without those that have been removed
 	return total, nil
 }
 
@@ -81,8 +84,8 @@ func (u *imageUsage) measured() int {
 	return u.news
 }
 
-// ofImage returns the bytes of an image whose layers have their files in these directories. It is false
-// while one of them has not been measured.
+// ofImage returns the bytes of an image whose layers have their files in these directories. ok is false
+// while one of the layers has not been measured.
 func (u *imageUsage) ofImage(id string, files []string) (bytes uint64, ok bool, err error) {
 	var total diskusage.Usage
 	for _, dir := range files {
@@ -100,7 +103,8 @@ func (u *imageUsage) ofImage(id string, files []string) (bytes uint64, ok bool, 
 	return total.Plus(usage).Bytes, true, err
 }
 
-// prepare makes the first sum: it takes the sizes of archives for those of layers that have no note.
+// prepare prepares the first sum: until layers without a note are measured, they count with the bytes of
+// their archives.
 func (u *imageUsage) prepare() {
 	dirs, err := u.layerDirs()
 	unmeasured := map[string]bool{}
@@ -160,7 +164,7 @@ func (u *imageUsage) measureLayers(dirs []string) error {
 	var errs []error
 	for _, dir := range dirs {
 		id := filepath.Base(dir)
-		layer, take := diskusage.Layer{Dir: dir, Split: filepath.Join(u.roots.Graph, "overlay-layers", id+splitSuffix)}, diskusage.Layer.Measure
+		layer, take := diskusage.Layer{Dir: dir, Split: filepath.Join(u.roots.Graph, "overlay-layers", id+diskusage.SplitSuffix)}, diskusage.Layer.Measure
 		if complete[id] && !u.readOnly {
 			take = diskusage.Layer.Note
 		}
@@ -189,9 +193,6 @@ func (u *imageUsage) set(dir string, usage layerUsage) {
 	}
 }
 
-// splitSuffix ends the names of files with tar-split data, which count with their layers.
-const splitSuffix = ".tar-split.gz"
-
 // measureBeside measures what is beside layers: records and documents, downloads, and layers that are being
 // unpacked.
 func (u *imageUsage) measureBeside() error {
@@ -207,7 +208,7 @@ func (u *imageUsage) measureBeside() error {
 			}
 		}
 		for _, name := range namesIn(filepath.Join(root, "overlay-layers")) {
-			if !strings.HasSuffix(name, splitSuffix) {
+			if !strings.HasSuffix(name, diskusage.SplitSuffix) { // which counts with its layer
 				paths = append(paths, filepath.Join(root, "overlay-layers", name))
 			}
 		}

@@ -49,6 +49,9 @@ type Layer struct {
 	Split string // file with its tar-split data, which may be missing
 }
 
+// SplitSuffix ends the names of files with tar-split data, after the id of the layer.
+const SplitSuffix = ".tar-split.gz"
+
 // Names in the directory of the overlay driver.
 const (
 	FilesName = "diff" // of a layer's files, in the directory of the layer
@@ -97,8 +100,8 @@ const noted = "trusted.crius.usage"
 
 const notedSize = 3 * 8 // bytes
 
-// Note measures a layer, and notes the result at its directory. If that fails, which the error does not
-// say, the layer is measured again by the next process. The caller must know that the layer is complete.
+// Note measures a layer, which must be complete, and notes the result at its directory. A file system that
+// takes no note is no error: the next process measures the layer again.
 func (l Layer) Note(stop func() bool) (Usage, error) {
 	files, err := Of(stop, filepath.Join(l.Dir, FilesName))
 	if err != nil {

@@ -29,7 +29,8 @@ func (s *staged) Add(ctx context.Context, id, parent string, as Record) error {
 	if err := s.inherit(ctx, parent); err != nil {
 		return err
 	}
-	turn, err := os.Open(filepath.Join(cmp.Or(store.ImageStore(), store.GraphRoot()), "overlay-layers"))
+	root := cmp.Or(store.ImageStore(), store.GraphRoot())
+	turn, err := os.Open(filepath.Join(root, "overlay-layers"))
 	if err != nil {
 		return err
 	}
@@ -40,7 +41,7 @@ func (s *staged) Add(ctx context.Context, id, parent string, as Record) error {
 	if _, err := store.Layer(id); err == nil {
 		return cstorage.ErrDuplicateID
 	}
-	split := filepath.Join(store.GraphRoot(), "overlay-layers", id+".tar-split.gz")
+	split := filepath.Join(store.GraphRoot(), "overlay-layers", id+diskusage.SplitSuffix)
 	if err := s.moveSplit(split); err != nil {
 		return err
 	}
@@ -55,7 +56,7 @@ func (s *staged) Add(ctx context.Context, id, parent string, as Record) error {
 		}
 		return err
 	}
-	layer := diskusage.Layer{Dir: filepath.Join(filepath.Dir(turn.Name()), "overlay", id), Split: split}
+	layer := diskusage.Layer{Dir: filepath.Join(root, "overlay", id), Split: split}
 	_, _ = layer.NoteWith(s.files) // if it fails, the server measures the layer
 	s.added, s.result.Implied = true, nil
 	s.unpacker.added(as.Content, s.result.Size+s.counted.mine.holes) // the library does not count holes
