@@ -16,6 +16,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/regular"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/nri"
@@ -256,8 +257,20 @@ func (e *Engine) restoreInto(ctx context.Context, id string, source *checkpoint.
 			return err
 		}
 	}
+	if err := trace.Call(ctx, "set hostname", s.resetHostname); err != nil {
+		return err
+	}
 	s.Change(func(now *livePod) { now.Restoring = false })
 	return s.Put(ctx)
+}
+
+// resetHostname gives the pod the hostname of its request: criu has given it that of the checkpoint.
+func (s *Sandbox) resetHostname() (err error) {
+	spec := s.plan.Namespaces
+	if spec.Hostname, err = s.plan.Hostname(); err != nil {
+		return err
+	}
+	return ns.ResetUTS(spec)
 }
 
 // restoreShm fills the pod's /dev/shm. The archive is copied first, to be applied only if it is what was signed

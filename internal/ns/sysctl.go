@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/thread"
 )
 
 // setting is a sysctl that has passed all checks.
@@ -187,6 +189,47 @@ func SetNetworkSysctls(s Spec) error {
 	})
 	if err != nil {
 		return fmt.Errorf("set network sysctls: %w", err)
+	}
+	return nil
+}
+
+// ResetUTS gives the pinned UTS namespace of s its host name and sysctls once more: criu writes those of a checkpoint
+// into it.
+func ResetUTS(s Spec) error {
+	if !s.UTS {
+		return nil
+	}
+	settings, err := s.settings()
+	if err == nil {
+		err = thread.Run(func() error { return s.resetUTS(settings) })
+	}
+	if err != nil {
+		return fmt.Errorf("reset UTS namespace: %w", err)
+	}
+	return nil
+}
+
+func (s Spec) resetUTS(settings []setting) error {
+	pin, err := os.Open(s.Paths().UTS)
+	if err != nil {
+		return err
+	}
+	defer pin.Close()
+	if err := unix.Setns(int(pin.Fd()), unix.CLONE_NEWUTS); err != nil {
+		return fmt.Errorf("enter %s: %w", pin.Name(), err)
+	}
+	if s.Hostname != "" {
+		if err := unix.Sethostname([]byte(s.Hostname)); err != nil {
+			return fmt.Errorf("set host name %q: %w", s.Hostname, err)
+		}
+	}
+	for _, one := range settings {
+		if one.flag != unix.CLONE_NEWUTS {
+			continue
+		}
+		if err := one.write(); err != nil {
+			return err
+		}
 	}
 	return nil
 }

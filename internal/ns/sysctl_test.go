@@ -186,3 +186,38 @@ func FuzzSysctlName(f *testing.F) {
 		}
 	})
 }
+
+// Who shares a UTS namespace may rename it; ResetUTS gives it the names of its Spec again, and leaves the node's alone.
+func TestResetUTS(t *testing.T) {
+	node, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := Spec{Dir: t.TempDir(), Name: "a", UTS: true, Hostname: "pod", Sysctls: map[string]string{"kernel.domainname": "d"}}
+	set, err := Create(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = Remove(s) })
+	in := func(args ...string) string {
+		t.Helper()
+		out, err := exec.Command("nsenter", append([]string{"--uts=" + set.UTS}, args...)...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%q: %v: %s", args, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	in("sh", "-c", "echo other >/proc/sys/kernel/hostname; echo other >/proc/sys/kernel/domainname")
+	if err := ResetUTS(s); err != nil {
+		t.Fatal(err)
+	}
+	if got := in("sh", "-c", "cat /proc/sys/kernel/hostname /proc/sys/kernel/domainname"); got != "pod\nd" {
+		t.Errorf("the names are %q", got)
+	}
+	if now, err := os.Hostname(); err != nil || now != node {
+		t.Errorf("the node is called %q, %v", now, err)
+	}
+	if err := ResetUTS(Spec{Dir: s.Dir, Name: "missing", UTS: true}); err == nil {
+		t.Error("a namespace that does not exist was reset")
+	}
+}
