@@ -172,6 +172,9 @@ func findError(said string) string {
 var hints = []struct{ words, hint string }{
 	{"Unsupported proto 262", "a socket of MPTCP, which criu cannot dump; programs built with Go 1.24 or later listen with it unless their environment has GODEBUG=multipathtcp=0"},
 	{"Can't get rlimit", "criu needs CAP_SYS_RESOURCE on the node for processes of other users than root"},
+	{"send_fds failed", "a file that no process can pass on, such as one of io_uring, which criu cannot dump"},
+	{"Can't lookup mount", "a process has a file open that is of no mount of its container, such as one that it got from a process of the node"},
+	{"found while seizing", "a process is under a debugger, or was ending"},
 	{"Cannot assign requested address", "a socket is bound to the address of the pod that was dumped, and the restored pod has another one"},
 }
 

@@ -110,8 +110,11 @@ func TestLogError(t *testing.T) {
 		strings.Repeat("(00.1) vma\n", 1<<20) + strings.Repeat("x", 1<<20) + "\n(00.2) Error (y): z\n(00.2) Error (y): No space left on device": "Error (y): z",
 		limit + "(00.2) Error (criu/namespaces.c:1117): Can't dump a pid namespace\n(00.3) Error (criu/cr-dump.c:1975): Dumping FAILED.\n":      "Error (criu/namespaces.c:1117): Can't dump a pid namespace",
 		// Of Debian's criu 4.2.1.
-		"(00.1) Error (criu/sk-inet.c:137): inet: Unsupported proto 262 for socket 52e5e9a\n": "Error (criu/sk-inet.c:137): inet: Unsupported proto 262 for socket 52e5e9a (" + hints[0].hint + ")",
-		"(00.1) Error (criu/cr-dump.c:389): Can't get rlimit 0: Operation not permitted\n":    "Error (criu/cr-dump.c:389): Can't get rlimit 0: Operation not permitted (" + hints[1].hint + ")",
+		"(00.1) Error (criu/sk-inet.c:137): inet: Unsupported proto 262 for socket 52e5e9a\n":       "Error (criu/sk-inet.c:137): inet: Unsupported proto 262 for socket 52e5e9a (" + hints[0].hint + ")",
+		"(00.1) Error (criu/cr-dump.c:389): Can't get rlimit 0: Operation not permitted\n":          "Error (criu/cr-dump.c:389): Can't get rlimit 0: Operation not permitted (" + hints[1].hint + ")",
+		"(00.1) Error (criu/pie/parasite.c:588): send_fds failed (-22)\n":                           "Error (criu/pie/parasite.c:588): send_fds failed (-22) (" + hints[2].hint + ")",
+		"(00.1) Error (criu/files-reg.c:1790): Can't lookup mount=51 for fd=6 path=/etc/hostname\n": "Error (criu/files-reg.c:1790): Can't lookup mount=51 for fd=6 path=/etc/hostname (" + hints[3].hint + ")",
+		"(10.1) Error (criu/seize.c:335): zombie 2134 (comm odd) found while seizing\n":             "Error (criu/seize.c:335): zombie 2134 (comm odd) found while seizing (" + hints[4].hint + ")",
 	} {
 		file := filepath.Join(t.TempDir(), "dump.log")
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
