@@ -1,15 +1,9 @@
 package storage
 
 import (
-	"crypto"
-	"crypto/ecdsa"
 	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/rsa"
-	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"os"
 	"path/filepath"
@@ -28,21 +22,11 @@ import (
 // keyPair puts a private key into a file, and returns the public one.
 func keyPair(t *testing.T, file string, curve elliptic.Curve) []byte {
 	t.Helper()
-	var key crypto.Signer
-	var err error
-	if curve != nil {
-		key, err = ecdsa.GenerateKey(curve, rand.Reader)
-	} else {
-		key, err = rsa.GenerateKey(rand.Reader, 2048)
-	}
-	ok(t, err)
-	private, err := x509.MarshalPKCS8PrivateKey(key)
+	private, public, err := image.NewKey(curve)
 	ok(t, err)
 	ok(t, os.MkdirAll(filepath.Dir(file), 0o700))
-	ok(t, os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), 0o600))
-	public, err := x509.MarshalPKIXPublicKey(key.Public())
-	ok(t, err)
-	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public})
+	ok(t, os.WriteFile(file, private, 0o600))
+	return public
 }
 
 func encrypt(t *testing.T, a *image.Artifact, publicKey []byte) *image.Artifact {

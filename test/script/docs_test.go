@@ -62,6 +62,7 @@ var elsewhere = []struct{ part, why string }{
 	{"/mnt/models", "there is no shared disk; the tests of storage/artifact use such a directory"},
 	{"crius checkpoint ", "there may be no criu; TestCheckpointCommand of test/integration"},
 	{"crius restore ", "there may be no criu; TestRestoreCommand of test/integration"},
+	{"openssl genrsa", "keys of another node; TestPushAndRestoreEncrypted of cmd/crius/checkpoint makes some"},
 	{"ssh -L", "there is no other machine"},
 	{"$ curl", "a session with its output; TestHealth of server/metrics"},
 	{"RuntimeReady is false", "the output of that session"},

@@ -27,6 +27,7 @@ const timeLimit = 10 * time.Minute
 // Command is crius checkpoint.
 func Command(load cli.Load) *cobra.Command {
 	var output, push string
+	var encrypt []string
 	var timeout time.Duration
 	var given credentials.Flags
 	cmd := &cobra.Command{
@@ -45,6 +46,7 @@ func Command(load cli.Load) *cobra.Command {
 	cmd.Flags().StringVar(&output, "output", "", "`path` of the archive, which must not exist, or of the pod's directory, which is created if it does not exist (default: a name made of the pod's and the time, in the current directory)")
 	cmd.Flags().DurationVar(&timeout, "timeout", timeLimit, "time limit of the checkpoint; when it is exceeded, nothing is written")
 	cmd.Flags().StringVar(&push, "push", "", "push the checkpoint of the pod under this `name`, with its registry and a tag")
+	cmd.Flags().StringArrayVar(&encrypt, "encrypt", nil, "`file` with a public key (RSA or EC; PEM, DER or JWK): with --push, only owners of the private key can read the memory and files of the checkpoint in the registry; may be repeated for several recipients")
 	given.Add(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		usage := func(text string, args ...any) error {
@@ -57,6 +59,8 @@ func Command(load cli.Load) *cobra.Command {
 			return usage("--push is empty: give the name of an artifact, such as registry.example/checkpoints/web:1")
 		case pushes && len(args) == 2:
 			return usage("--push is for pods: leave out the container")
+		case !pushes && len(encrypt) > 0:
+			return usage("--encrypt is for --push: files on this node are not encrypted")
 		case !pushes && given.Any(cmd):
 			return usage("credentials are for --push")
 		}
@@ -64,7 +68,7 @@ func Command(load cli.Load) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		w := writer{output: output, timeout: timeout, progress: cmd.ErrOrStderr()}
+		w := writer{output: output, encrypt: encrypt, timeout: timeout, progress: cmd.ErrOrStderr()}
 		var printed string
 		if push != "" {
 			auth, err := given.Read(cmd, push)
@@ -93,7 +97,8 @@ func Command(load cli.Load) *cobra.Command {
 // writer has the server write a checkpoint.
 type writer struct {
 	server   cli.Server
-	output   string // empty: a name in the current directory
+	output   string   // empty: a name in the current directory
+	encrypt  []string // files with the public keys for a push
 	timeout  time.Duration
 	progress io.Writer
 }

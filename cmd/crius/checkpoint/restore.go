@@ -44,6 +44,7 @@ func RestoreCommand(load cli.Load) *cobra.Command {
 	flags.StringVar(&r.namespace, "namespace", "", "namespace of the new pod (default: that of the checkpoint)")
 	flags.BoolVar(&r.start, "start", true, "start the containers; false: they stay created, and none of their processes runs before CRI's StartContainer")
 	flags.DurationVar(&r.timeout, "timeout", timeLimit, "time limit of the restore, without the download of a REF; when it is exceeded, nothing is left of the pod")
+	flags.StringVar(&r.decrypt, "decrypt", "", "`path` of a private key for an encrypted REF, or of a directory of such keys (default: image.decryption_keys_path)")
 	given.Add(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if r.timeout < time.Second {
@@ -56,6 +57,8 @@ func RestoreCommand(load cli.Load) *cobra.Command {
 		r.config, r.progress = loaded.Config, cmd.ErrOrStderr()
 		restore := r.directory
 		switch isDir := isDirectory(args[0]); {
+		case isDir && r.decrypt != "":
+			return cli.UsageError{Err: fmt.Errorf("%s is a directory: --decrypt is for registries", args[0]), Command: cmd.CommandPath()}
 		case isDir && given.Any(cmd):
 			return cli.UsageError{Err: fmt.Errorf("%s is a directory: credentials are for registries", args[0]), Command: cmd.CommandPath()}
 		case !isDir:
@@ -79,6 +82,7 @@ type restorer struct {
 	server          cli.Server
 	config          config.Config
 	auth            *cri.AuthConfig // for the registry
+	decrypt         string          // path of private keys; empty: those of the configuration
 	name, namespace string          // empty: those of the checkpoint
 	start           bool
 	timeout         time.Duration

@@ -12,9 +12,11 @@ import (
 
 	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/checkpoint"
 	"github.com/crius-run/crius/storage/checkpoint/remote"
 	"github.com/crius-run/crius/storage/registry"
+	"github.com/crius-run/crius/storage/registry/decrypt"
 	"github.com/crius-run/crius/storage/registry/trust"
 	"github.com/crius-run/crius/storage/registry/verifier"
 )
@@ -47,6 +49,7 @@ func (r *restorer) fetch(ctx context.Context, ref string, s *scratch) (string, e
 	if err != nil {
 		return "", err
 	}
+	a.Keys = r.keys
 	keys, err := checkpoint.TrustedKeys(r.config.Root, r.config.Runtime.RestoreKeys)
 	if err != nil {
 		return "", err
@@ -59,6 +62,17 @@ func (r *restorer) fetch(ctx context.Context, ref string, s *scratch) (string, e
 	return dir, remote.Pull(ctx, a, ref, keys, dir)
 }
 
+// keys returns the private keys for encrypted checkpoints.
+func (r *restorer) keys() (*decrypt.Keys, error) {
+	switch configured := r.config.Image.DecryptionKeysPath; {
+	case r.decrypt != "":
+		return decrypt.ReadKeys(r.decrypt, "--decrypt")
+	case configured != "":
+		return decrypt.ReadKeys(configured, decrypt.Option)
+	}
+	return nil, fmt.Errorf("give its private key with --decrypt, or set %s: %w", decrypt.Option, fault.Precondition)
+}
+
 // push writes a checkpoint of a pod and pushes it under ref. It returns the name of the artifact by digest.
 func (w *writer) push(ctx context.Context, pod, ref string, cfg config.Config, auth *cri.AuthConfig) (name string, err error) {
 	s, err := newScratch(ctx, cfg.Root)
@@ -69,6 +83,11 @@ func (w *writer) push(ctx context.Context, pod, ref string, cfg config.Config, a
 	a, err := access(cfg, auth, s.path)
 	if err != nil {
 		return "", err
+	}
+	if len(w.encrypt) > 0 {
+		if a.Recipients, err = decrypt.ReadRecipients(w.encrypt); err != nil {
+			return "", fmt.Errorf("--encrypt: %w", err)
+		}
 	}
 	p, err := remote.NewPusher(ctx, a, ref) // before anything is frozen
 	if err != nil {

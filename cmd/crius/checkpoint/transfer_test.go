@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"context"
+	"crypto/elliptic"
 	"errors"
 	"fmt"
 	"os"
@@ -20,6 +21,7 @@ import (
 	"github.com/crius-run/crius/storage/checkpoint/remote"
 	"github.com/crius-run/crius/test/kit/criserver"
 	"github.com/crius-run/crius/test/kit/distribution"
+	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
 )
 
@@ -104,6 +106,18 @@ type shipping struct {
 	wrote string // the directory of the last checkpoint
 	fails error
 	files []string // that a restore has seen
+	keys  string   // image.decryption_keys_path
+}
+
+// configure writes the configuration of a node that reaches registries.
+func (s *shipping) configure(registries ...string) {
+	s.t.Helper()
+	var conf strings.Builder
+	for _, r := range registries {
+		fmt.Fprintf(&conf, "[[registry]]\nlocation = %q\ninsecure = true\n", r)
+	}
+	must(s.t, os.WriteFile(filepath.Join(s.root, "registries.conf"), []byte(conf.String()), 0o600))
+	must(s.t, os.WriteFile(filepath.Join(s.root, "policy.json"), []byte(`{"default": [{"type": "insecureAcceptAnything"}]}`), 0o600))
 }
 
 func (s *shipping) ListContainers(context.Context, *cri.ListContainersRequest) (*cri.ListContainersResponse, error) {
@@ -134,6 +148,7 @@ func ran(t *testing.T, s *shipping, command func(cli.Load) *cobra.Command, args 
 		cfg := config.Default()
 		cfg.API.Listen, cfg.Root = criserver.Serve(t, s, s), s.root
 		cfg.Image.RegistriesConf, cfg.Image.SignaturePolicy = filepath.Join(s.root, "registries.conf"), filepath.Join(s.root, "policy.json")
+		cfg.Image.DecryptionKeysPath = s.keys
 		return &config.Loaded{Config: cfg}, nil
 	})
 	cmd.SilenceUsage, cmd.SilenceErrors = true, true
@@ -155,8 +170,7 @@ func TestPushAndRestore(t *testing.T) {
 	front := r.Front()
 	front.Inject(registry.Fault{Path: "/manifests/", Do: registry.Status(500)})
 	s := &shipping{t: t, root: t.TempDir()}
-	must(t, os.WriteFile(filepath.Join(s.root, "registries.conf"), fmt.Appendf(nil, "[[registry]]\nlocation = %q\ninsecure = true\n[[registry]]\nlocation = %q\ninsecure = true\n", r.Address, front.Addr()), 0o600))
-	must(t, os.WriteFile(filepath.Join(s.root, "policy.json"), []byte(`{"default": [{"type": "insecureAcceptAnything"}]}`), 0o600))
+	s.configure(r.Address, front.Addr())
 	ref, creds, output := r.Address+"/pods/web:1", "--creds="+distribution.Username+":"+distribution.Password, filepath.Join(t.TempDir(), "kept")
 
 	for _, c := range []struct {
@@ -169,6 +183,8 @@ func TestPushAndRestore(t *testing.T) {
 		{[]string{"web", "--push", ""}, "--push is empty"},
 		{[]string{"web", "main", "--push", ref}, "--push is for pods"},
 		{[]string{"web", creds}, "credentials are for --push"},
+		{[]string{"web", "--encrypt", "key.pub"}, "--encrypt is for --push"},
+		{[]string{"web", "--push", ref, creds, "--encrypt", "/missing/key.pub"}, "--encrypt: "},
 	} {
 		if out, _, err := ran(t, s, Command, c.args...); err == nil || !strings.Contains(err.Error(), c.want) || out != "" || s.wrote != "" {
 			t.Errorf("%q: %v, printed %q, wrote %q, want %q", c.args, err, out, s.wrote, c.want)
@@ -213,6 +229,7 @@ func TestPushAndRestore(t *testing.T) {
 		{[]string{r.Address + "/pods/web:2", creds}, "pull " + r.Address + "/pods/web:2: "},
 		{[]string{"web-2026"}, "does not name a registry"},
 		{[]string{output, creds}, "credentials are for registries"},
+		{[]string{output, "--decrypt", "key"}, "--decrypt is for registries"},
 	} {
 		if out, _, err := ran(t, s, RestoreCommand, c.args...); err == nil || !strings.Contains(err.Error(), c.want) || out != "" || len(s.asked) > 0 {
 			t.Errorf("%q: %v, printed %q, asked %q, want %q", c.args, err, out, s.asked, c.want)
@@ -223,5 +240,38 @@ func TestPushAndRestore(t *testing.T) {
 	must(t, os.Remove(filepath.Join(stranger.root, checkpoint.KeyFile)))
 	if _, _, err := ran(t, stranger, RestoreCommand, ref, creds); err == nil || !strings.Contains(err.Error(), "was not signed by this node or by a key of runtime.restore_keys") || len(stranger.asked) > 0 {
 		t.Errorf("a node that does not trust the first: %v", err)
+	}
+}
+
+// An encrypted checkpoint is restored with the key of the command line, or else of the configuration.
+func TestPushAndRestoreEncrypted(t *testing.T) {
+	t.Parallel()
+	r := distribution.Start(t, nil)
+	s := &shipping{t: t, root: t.TempDir()}
+	s.configure(r.Address)
+	private, public, err := image.NewKey(elliptic.P256())
+	must(t, err)
+	key, pub, keys, ref := filepath.Join(t.TempDir(), "key"), filepath.Join(t.TempDir(), "pub"), t.TempDir(), r.Address+"/pods/web:1"
+	must(t, os.WriteFile(key, private, 0o600))
+	must(t, os.WriteFile(pub, public, 0o600))
+	must(t, os.WriteFile(filepath.Join(keys, "key"), private, 0o600))
+	_, _, err = ran(t, s, Command, "web", "--push", ref, "--encrypt", pub)
+	must(t, err)
+	for _, c := range []struct {
+		configured string
+		args       []string
+		want       string
+	}{
+		{"", nil, "the checkpoint is encrypted: give its private key with --decrypt, or set image.decryption_keys_path"},
+		{"", []string{"--decrypt", pub}, "keys in " + pub + " (--decrypt): "},
+		{keys, []string{"--decrypt", filepath.Join(keys, "missing")}, "(--decrypt): "},
+		{"", []string{"--decrypt", key}, ""},
+		{keys, nil, ""},
+	} {
+		s.keys, s.restoring = c.configured, restoring{}
+		out, _, err := ran(t, s, RestoreCommand, append(c.args, ref, "--name", "copy")...)
+		if c.want == "" && (err != nil || out != "r1\n") || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || len(s.asked) > 0) {
+			t.Errorf("%q with %q: %v, printed %q, want %q", c.args, c.configured, err, out, c.want)
+		}
 	}
 }

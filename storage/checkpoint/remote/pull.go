@@ -22,6 +22,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/checkpoint"
+	"github.com/crius-run/crius/storage/registry/decrypt"
 	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/source"
 )
@@ -65,6 +66,8 @@ type puller struct {
 	keys   []ed25519.PublicKey
 	signed checkpoint.Signed
 	left   map[string]bool // files that have not come
+
+	encrypted map[string]*decrypt.Layer // by title
 }
 
 func (p *puller) run(ctx context.Context) error {
@@ -76,6 +79,9 @@ func (p *puller) run(ctx context.Context) error {
 		return err
 	}
 	if err := p.checkLayers(layers); err != nil {
+		return err
+	}
+	if err := p.unlock(ctx, layers); err != nil {
 		return err
 	}
 	room, err := checkpoint.RoomIn(p.dir)
@@ -171,7 +177,7 @@ func (p *puller) checkLayers(layers map[string]imagespec.Descriptor) error {
 			}
 			want, most = fileLayer, uint64(f.Size)
 		}
-		if layer.MediaType != want {
+		if plain, _ := decrypt.Plain(layer.MediaType); plain != want {
 			return fmt.Errorf("layer %.100q has the type %.100q, not %s: %w", title, layer.MediaType, want, fault.Invalid)
 		}
 		if most += most/64 + 64<<10; layer.Size < 0 || uint64(layer.Size) > most { // zstd adds less
@@ -181,9 +187,35 @@ func (p *puller) checkLayers(layers map[string]imagespec.Descriptor) error {
 	return nil
 }
 
+// unlock decrypts the keys of encrypted layers.
+func (p *puller) unlock(ctx context.Context, layers map[string]imagespec.Descriptor) error {
+	var keys *decrypt.Keys
+	p.encrypted = map[string]*decrypt.Layer{}
+	for _, title := range slices.Sorted(maps.Keys(layers)) {
+		layer := layers[title]
+		if _, encrypted := decrypt.Plain(layer.MediaType); !encrypted {
+			continue
+		}
+		var err error
+		if keys == nil {
+			if keys, err = p.place.Keys(); err != nil {
+				return fmt.Errorf("the checkpoint is encrypted: %w", err)
+			}
+		}
+		blob := types.BlobInfo{Digest: layer.Digest, Size: layer.Size, Annotations: layer.Annotations}
+		if p.encrypted[title], err = keys.Layer(ctx, blob); err != nil {
+			return fmt.Errorf("encrypted layer %.100q: %w", title, err)
+		}
+	}
+	return nil
+}
+
 // fetch writes the files of a layer.
 func (p *puller) fetch(ctx context.Context, title string, layer imagespec.Descriptor) error {
 	err := p.blob(ctx, layer, func(from io.Reader) error {
+		if encrypted := p.encrypted[title]; encrypted != nil {
+			from = encrypted.Open(io.NopCloser(from))
+		}
 		z, err := zstd.NewReader(from, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(window))
 		if err != nil {
 			return err

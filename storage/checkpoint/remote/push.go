@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"regexp"
 	"strings"
 	"time"
@@ -24,6 +25,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/storage/checkpoint"
+	"github.com/crius-run/crius/storage/registry/decrypt"
 )
 
 const (
@@ -102,9 +104,12 @@ func (p *Pusher) Push(ctx context.Context, source *checkpoint.Source) (string, e
 // layers pushes the files.
 func (p *Pusher) layers(ctx context.Context, source *checkpoint.Source) (all []imagespec.Descriptor, err error) {
 	add := func(title, mediaType string, blob types.BlobInfo) {
-		all = append(all, imagespec.Descriptor{
-			MediaType: mediaType, Digest: blob.Digest, Size: blob.Size, Annotations: map[string]string{imagespec.AnnotationTitle: title},
-		})
+		annotations := map[string]string{imagespec.AnnotationTitle: title}
+		if len(blob.Annotations) > 0 {
+			mediaType = decrypt.EncryptedType(mediaType)
+			maps.Copy(annotations, blob.Annotations)
+		}
+		all = append(all, imagespec.Descriptor{MediaType: mediaType, Digest: blob.Digest, Size: blob.Size, Annotations: annotations})
 	}
 	for _, name := range []string{checkpoint.Manifest, checkpoint.Signature} {
 		text, err := read(source, name)
@@ -151,7 +156,8 @@ func (p *Pusher) put(ctx context.Context, from io.Reader, info types.BlobInfo, i
 	return blob, err
 }
 
-// compressed uploads what write writes, while it does so. The same content always has the same digest.
+// compressed uploads what write writes, while it does so. The same content always has the same digest, unless it is
+// encrypted. The annotations in what is returned are those of an encrypted layer.
 func (p *Pusher) compressed(ctx context.Context, write func(io.Writer) error) (types.BlobInfo, error) {
 	from, to := io.Pipe()
 	written := make(chan error, 1)
@@ -160,10 +166,19 @@ func (p *Pusher) compressed(ctx context.Context, write func(io.Writer) error) (t
 		_ = to.CloseWithError(err)
 		written <- err
 	}()
-	blob, err := p.put(ctx, from, types.BlobInfo{Size: -1}, false)
+	var stream io.Reader = from
+	var encrypted *decrypt.Encrypted
+	if p.place.Recipients != nil {
+		encrypted = p.place.Recipients.Encrypt(from)
+		stream = encrypted
+	}
+	blob, err := p.put(ctx, stream, types.BlobInfo{Size: -1}, false)
 	_ = from.CloseWithError(errAbandoned)
 	if failed := <-written; failed != nil && !errors.Is(failed, errAbandoned) {
 		return blob, failed // the library's error says less
+	}
+	if err == nil && encrypted != nil {
+		blob.Annotations, err = encrypted.Annotations()
 	}
 	return blob, err
 }

@@ -5,7 +5,7 @@
 //	files.tar.zst                 a layer with all others
 //
 // The registry is not trusted. What Pull writes is what the manifest in the directory signs for, and nothing else is
-// fetched before that manifest has been verified.
+// fetched before that manifest has been verified. All other layers may be encrypted.
 package remote
 
 import (
@@ -21,6 +21,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/pull/pullerror"
 	"github.com/crius-run/crius/storage/registry"
+	"github.com/crius-run/crius/storage/registry/decrypt"
 	"github.com/crius-run/crius/storage/registry/hosts"
 	"github.com/crius-run/crius/storage/registry/trust"
 	"github.com/crius-run/crius/storage/registry/verifier"
@@ -59,6 +60,9 @@ type Access struct {
 	Dir        string          // empty and private; the library's configuration is written there
 
 	ProgressTimeout time.Duration // the longest silence of a registry; 0: any
+
+	Recipients *decrypt.Recipients           // for whom a push encrypts; nil: it does not
+	Keys       func() (*decrypt.Keys, error) // called if what is pulled is encrypted
 }
 
 // place is a name in a registry.

@@ -25,6 +25,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/checkpoint"
 	"github.com/crius-run/crius/storage/registry"
+	"github.com/crius-run/crius/storage/registry/decrypt"
 	"github.com/crius-run/crius/storage/registry/trust"
 	"github.com/crius-run/crius/storage/registry/verifier"
 	"github.com/crius-run/crius/test/kit/distribution"
@@ -57,6 +58,9 @@ type node struct {
 	t       *testing.T
 	dir     string
 	silence time.Duration // that a registry may keep; 0: any
+
+	recipients *decrypt.Recipients // for whom it pushes
+	private    string              // path of its key
 }
 
 func newNode(t *testing.T, registries ...string) *node {
@@ -80,6 +84,7 @@ func (n *node) access(auth *cri.AuthConfig) Access {
 	return Access{
 		Registries: registry.Config{RegistriesConf: n.path("registries.conf"), RunRoot: n.dir}, Auth: auth, Dir: n.t.TempDir(),
 		Policies: trust.NewPolicies(n.path("policy.json"), ""), Verifiers: new(verifier.Verifiers), ProgressTimeout: n.silence,
+		Recipients: n.recipients, Keys: func() (*decrypt.Keys, error) { return decrypt.ReadKeys(n.private, "--decrypt") },
 	}
 }
 

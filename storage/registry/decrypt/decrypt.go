@@ -1,5 +1,5 @@
 // Package decrypt decrypts layers of images that were encrypted for this node in the format of
-// ocicrypt (docs/decisions/0035-decryption.md).
+// ocicrypt (docs/decisions/0035-decryption.md), and encrypts those of checkpoints.
 //
 // Each layer is encrypted with a key of its own, which is encrypted with the public keys of its
 // readers (JWE). Everything that is read here was chosen by the author of the image.
@@ -152,7 +152,7 @@ func (k *Keys) unwrap(ctx context.Context, wrapped [][]byte, known *private) err
 		}
 		return nil
 	}
-	return fmt.Errorf("none of the %d keys in %s (image.decryption_keys_path) decrypts it: %w", len(k.keys), k.dir, fault.Denied)
+	return fmt.Errorf("none of the %d keys in %s decrypts it: %w", len(k.keys), k.from, fault.Denied)
 }
 
 // Open decrypts a blob. The reader returns io.EOF only if the blob has its digest and HMAC.

@@ -20,18 +20,21 @@ const (
 
 // Keys are the private keys of a node.
 type Keys struct {
-	dir  string
+	from string // for messages
 	keys [][]byte
 }
 
-// ReadKeys reads all files in a directory and below it. Each is a private key without a
-// password, in PEM, DER or as a JWK. The error is fault.Precondition.
-func ReadKeys(dir string) (*Keys, error) {
-	k := &Keys{dir: dir}
-	if dir == "" {
-		return nil, fmt.Errorf("set image.decryption_keys_path to the directory with its key: %w", fault.Precondition)
+// Option is the option that names the directory with the keys of a node.
+const Option = "image.decryption_keys_path"
+
+// ReadKeys reads a file, or all files in a directory and below it, which an option names. Each is a
+// private key without a password, in PEM, DER or as a JWK. The error is fault.Precondition.
+func ReadKeys(path, option string) (*Keys, error) {
+	k := &Keys{from: fmt.Sprintf("%s (%s)", path, option)}
+	if path == "" {
+		return nil, fmt.Errorf("set %s to the directory with its key: %w", option, fault.Precondition)
 	}
-	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+	err := filepath.WalkDir(path, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
@@ -55,7 +58,7 @@ func ReadKeys(dir string) (*Keys, error) {
 		err = errors.New("there are none")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("keys in %s (image.decryption_keys_path): %s: %w", dir, err.Error(), fault.Precondition)
+		return nil, fmt.Errorf("keys in %s: %s: %w", k.from, err.Error(), fault.Precondition)
 	}
 	return k, nil
 }

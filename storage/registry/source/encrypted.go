@@ -38,7 +38,7 @@ func (s *Image) unlock(ctx context.Context, dir string) error {
 	if len(s.Layers()) == 0 {
 		return fmt.Errorf("image manifest: it has encrypted layers, and layers of an unknown format: %w", fault.Invalid)
 	}
-	keys, err := decrypt.ReadKeys(dir)
+	keys, err := decrypt.ReadKeys(dir, decrypt.Option)
 	if err != nil {
 		return fmt.Errorf("the image is encrypted: %w", err)
 	}

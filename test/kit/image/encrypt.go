@@ -2,7 +2,14 @@ package image
 
 import (
 	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"maps"
@@ -13,10 +20,27 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
+// NewKey returns a new key in PEM, for an elliptic curve, or RSA without one.
+func NewKey(curve elliptic.Curve) (private, public []byte, err error) {
+	var key crypto.Signer
+	if curve != nil {
+		key, err = ecdsa.GenerateKey(curve, rand.Reader)
+	} else {
+		key, err = rsa.GenerateKey(rand.Reader, 2048)
+	}
+	if err == nil {
+		private, err = x509.MarshalPKCS8PrivateKey(key)
+	}
+	if err == nil {
+		public, err = x509.MarshalPKIXPublicKey(key.Public())
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}), err
+}
+
 // Encrypt returns the image with layers that the owner of a public key (PEM)
 // can decrypt, like skopeo's.
 func (a *Artifact) Encrypt(publicKey []byte) (*Artifact, error) {
-	crypto, err := config.EncryptWithJwe([][]byte{publicKey})
+	keys, err := config.EncryptWithJwe([][]byte{publicKey})
 	if err != nil {
 		return nil, fmt.Errorf("read public key: %w", err)
 	}
@@ -25,7 +49,7 @@ func (a *Artifact) Encrypt(publicKey []byte) (*Artifact, error) {
 	err = encrypted.Change(func(m *imagespec.Manifest) error {
 		for i := range m.Layers {
 			l := &m.Layers[i]
-			stream, end, err := ocicrypt.EncryptLayer(crypto.EncryptConfig, bytes.NewReader(a.Blobs[l.Digest]), *l)
+			stream, end, err := ocicrypt.EncryptLayer(keys.EncryptConfig, bytes.NewReader(a.Blobs[l.Digest]), *l)
 			if err != nil {
 				return fmt.Errorf("encrypt layer: %w", err)
 			}
