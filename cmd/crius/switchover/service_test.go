@@ -36,6 +36,7 @@ func TestSwitchReadsTheServiceOfCrio(t *testing.T) {
 		"limits that containers inherit": {files: map[string]string{unit: crioUnit},
 			want: []string{"containers of CRI-O inherit LimitCORE=infinity, LimitNOFILE=1048576 of crio.service (/usr/lib/systemd/system/crio.service)"},
 			do:   `add "core=unlimited", "nofile=1048576" to pod.default_ulimits, if pods rely on them`},
+		"limits that a drop-in takes away": {files: map[string]string{unit: crioUnit, dropIn + "limits.conf": "[Service]\nLimitNOFILE=\nLimitCORE=\n"}},
 		"a limit of a drop-in": {crius: limits, files: map[string]string{unit: crioUnit, dropIn + "rdma.conf": "[Service]\nLimitMEMLOCK=64M:infinity\n"},
 			want: []string{"containers of CRI-O inherit LimitMEMLOCK=64M:infinity of crio.service (/etc/systemd/system/crio.service.d/rdma.conf)"},
 			do:   `add "memlock=67108864:unlimited" to pod.default_ulimits, if pods rely on them`},

@@ -39,6 +39,8 @@ func readUnit(root, name string) unit {
 				variableFiles = nil
 			case key == "EnvironmentFile":
 				variableFiles = append(variableFiles, strings.TrimPrefix(value, "-"))
+			case isLimit && value == "":
+				delete(u.limits, strings.ToLower(limit))
 			case isLimit:
 				u.limits[strings.ToLower(limit)] = kubelet.Setting{Value: value, File: file}
 			}
@@ -77,7 +79,7 @@ func (u *unit) expand() {
 		default:
 			u.arguments = append(u.arguments, strings.Fields(value)...)
 		}
-		used[name] = isVariable
+		used[name] = used[name] || isVariable
 	}
 	maps.DeleteFunc(u.variables, func(name string, _ kubelet.Setting) bool { return used[name] })
 }
