@@ -1,6 +1,7 @@
 package switchover
 
 import (
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
@@ -81,6 +82,26 @@ func TestSwitchReadsTheServiceOfCrio(t *testing.T) {
 				t.Errorf("the advice is %q, want %q", said[0].Do, c.do)
 			}
 		})
+	}
+}
+
+// On a node on which crius stands for CRI-O a link hides CRI-O's unit, which is still the one to compare.
+func TestUnitBehindALinkToCrius(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	for path, text := range map[string]string{"usr/lib/systemd/system/crio.service": crioUnit, "usr/lib/systemd/system/crius.service": criusUnit} {
+		path = filepath.Join(root, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link := filepath.Join(root, "etc/systemd/system/crio.service")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(link), 0o755), os.Symlink("../../../usr/lib/systemd/system/crius.service", link)); err != nil {
+		t.Fatal(err)
+	}
+	u := readUnit(root, "crio.service")
+	if u.exec.File != "/usr/lib/systemd/system/crio.service" || len(u.arguments) > 0 {
+		t.Errorf("%+v", u)
 	}
 }
 

@@ -84,7 +84,8 @@ func (u *unit) expand() {
 	maps.DeleteFunc(u.variables, func(name string, _ kubelet.Setting) bool { return used[name] })
 }
 
-// unitFiles returns the file of a unit and its drop-ins, in the order in which systemd reads them.
+// unitFiles returns the file of a unit and its drop-ins, in the order in which systemd reads them. A link by
+// which another unit stands for this one does not count.
 func unitFiles(root, name string) (files []string) {
 	dropIns := map[string]string{} // by name; those in earlier directories hide others
 	for _, dir := range slices.Backward(unitDirs) {
@@ -104,7 +105,8 @@ func unitFiles(root, name string) (files []string) {
 
 func isFile(root, path string) bool {
 	info, err := os.Stat(filepath.Join(root, path))
-	return err == nil && info.Mode().IsRegular()
+	to, _ := os.Readlink(filepath.Join(root, path)) // empty: no link
+	return err == nil && info.Mode().IsRegular() && (to == "" || filepath.Base(to) == filepath.Base(path))
 }
 
 // assignments visits the keys of the section Service in a file.

@@ -66,6 +66,7 @@ var crioRules = []rule{
 	{key: "crio.runtime.default_sysctls", verdict: mapped, to: "pod.default_sysctls", as: sysctls},
 	{key: "crio.runtime.allowed_devices", verdict: mapped, to: "pod.allowed_devices", as: texts},
 	{key: "crio.runtime.additional_devices", verdict: mapped, to: "pod.additional_devices", as: texts},
+	{key: "crio.runtime.hooks_dir_path", verdict: builtin, why: "obsolete CRI-O key: hooks_dir has the directories"},
 	{key: "crio.runtime.hooks_dir", verdict: mapped, to: "runtime.hooks_dir", as: texts, unset: []string{"/usr/share/containers/oci/hooks.d"}},
 	{key: "crio.runtime.default_mounts", verdict: refused, why: "these mounts are not made: declare volumes in the pods"},
 	{key: "crio.runtime.default_mounts_file", verdict: mapped, to: "pod.mounts_files", as: mountsFile},
