@@ -44,6 +44,8 @@ func TestSwitchReadsTheServiceOfCrio(t *testing.T) {
 		"flags by variables": {crius: limits, files: map[string]string{unit: crioUnit, "etc/sysconfig/crio": "# a comment\nCRIO_STORAGE_OPTIONS=\"--storage-driver vfs\"\nCRIO_OLD_OPTIONS=\n"},
 			want: []string{"crio.service runs it with --storage-driver vfs (/usr/lib/systemd/system/crio.service): flags win"},
 			do:   "put what they set into the configuration files, and convert those again"},
+		"metrics by a flag, minikube#4087": {crius: limits, files: map[string]string{unit: crioUnit, "etc/sysconfig/crio": "CRIO_CONFIG_OPTIONS=\"--enable-metrics\"\n"},
+			want: []string{"crio.service runs it with --enable-metrics ("}},
 		"flags of a drop-in": {crius: limits, files: map[string]string{unit: crioUnit, dropIn + "10-own.conf": "[Service]\nExecStart=\nExecStart=/usr/bin/crio --read-only '--default-env=A=b c'\n",
 			"usr/lib/systemd/system/crio.service.d/10-own.conf": "[Service]\nExecStart=/usr/bin/crio --hidden\n"},
 			want: []string{"crio.service runs it with --read-only --default-env=A=b c (/etc/systemd/system/crio.service.d/10-own.conf): flags win"}, not: "hidden"},

@@ -161,7 +161,7 @@ func TestBrokenContainerdConfigurations(t *testing.T) {
 func TestContainerdRegistriesAreGivenAsLines(t *testing.T) {
 	t.Parallel()
 	const at = `plugins."io.containerd.grpc.v1.cri".registry.`
-	imp := containerdOf(t, "version = 2\n["+at+"mirrors.\"docker.io\"]\nendpoint = ['https://m.example.com', 'http://cache:5000/v2/']\n"+
+	imp := containerdOf(t, "version = 2\n["+at+"mirrors.\"docker.io\"]\nendpoint = ['https://m.example.com', 'http://cache:5000/v2/', 'https://harbor/v2/hub.docker.com', 'https://art/api/docker/x/v2']\n"+
 		"["+at+"mirrors.'local:5000']\nendpoint = ['http://local:5000']\n["+at+"mirrors.'*']\nendpoint = ['http://spegel:30020']\n"+
 		"["+at+"configs.'r.example.com'.tls]\ninsecure_skip_verify = true\n["+at+"configs.'s.example.com'.auth]\npassword = 'secret'\n")
 	said := map[string]string{}
@@ -169,9 +169,10 @@ func TestContainerdRegistriesAreGivenAsLines(t *testing.T) {
 		_, said[r.Key], _ = strings.Cut(r.Text, "\n")
 	}
 	for key, want := range map[string]string{
-		"mirrors": "[[registry]]\nlocation = \"docker.io\"\n[[registry.mirror]]\nlocation = \"m.example.com\"\n[[registry.mirror]]\nlocation = \"cache:5000\"\ninsecure = true" +
+		"mirrors": "[[registry]]\nlocation = \"docker.io\"\n[[registry.mirror]]\nlocation = \"m.example.com\"\n[[registry.mirror]]\nlocation = \"cache:5000\"\ninsecure = true\n[[registry.mirror]]\nlocation = \"harbor/hub.docker.com\"" +
 			"\n[[registry]]\nlocation = \"local:5000\"\ninsecure = true" +
-			"\n" + `for "*", all other registries, write the endpoints ["http://spegel:30020"] into DIR/_default/hosts.toml, and DIR into image.hosts_dirs`,
+			"\n" + `for "*", all other registries, write the endpoints ["http://spegel:30020"] into DIR/_default/hosts.toml, and DIR into image.hosts_dirs` +
+			"\n" + `"https://art/api/docker/x/v2" of docker.io cannot be a mirror for crius, which asks for /v2 right after the host`,
 		"configs": "[[registry]]\nlocation = \"r.example.com\"\ninsecure = true",
 	} {
 		if got := said[at+key]; got != want {

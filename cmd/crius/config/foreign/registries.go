@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// mirrorLines returns the lines of registries.conf for containerd's table of mirrors, and a sentence for what
+// mirrorLines returns the lines of registries.conf for containerd's table of mirrors, and sentences for what
 // that file cannot say.
 func mirrorLines(value any) string {
 	lines, rest := "", ""
@@ -15,26 +15,36 @@ func mirrorLines(value any) string {
 	for _, registry := range slices.Sorted(maps.Keys(mirrors)) {
 		endpoints, _ := tableOf(mirrors[registry])["endpoint"].([]any)
 		if registry == "*" {
-			rest = fmt.Sprintf("\nfor %q, all other registries, write the endpoints %s into DIR/_default/hosts.toml, and DIR into image.hosts_dirs", registry, Format(endpoints))
+			rest += fmt.Sprintf("\nfor %q, all other registries, write the endpoints %s into DIR/_default/hosts.toml, and DIR into image.hosts_dirs", registry, Format(endpoints))
 			continue
 		}
 		var own, others string
 		for _, endpoint := range endpoints {
-			scheme, place, _ := strings.Cut(fmt.Sprint(endpoint), "://")
-			place = strings.TrimSuffix(strings.TrimSuffix(place, "/"), "/v2")
-			insecure := ""
-			if scheme == "http" {
-				insecure = "\ninsecure = true"
-			}
-			if place == registry {
+			location, insecure, sayable := locationOf(fmt.Sprint(endpoint))
+			switch {
+			case !sayable:
+				rest += fmt.Sprintf("\n%s of %s cannot be a mirror for crius, which asks for /v2 right after the host", Format(endpoint), registry)
+			case location == registry:
 				own = insecure
-			} else {
-				others += fmt.Sprintf("\n[[registry.mirror]]\nlocation = %q", place) + insecure
+			default:
+				others += fmt.Sprintf("\n[[registry.mirror]]\nlocation = %q", location) + insecure
 			}
 		}
 		lines += fmt.Sprintf("\n[[registry]]\nlocation = %q", registry) + own + others
 	}
 	return lines + rest
+}
+
+// locationOf returns the location in registries.conf of an endpoint, such as https://HOST/v2/PATH, and the line
+// for one without TLS. It cannot say that of an endpoint with another path.
+func locationOf(endpoint string) (location, insecure string, sayable bool) {
+	scheme, place, _ := strings.Cut(endpoint, "://")
+	if scheme == "http" {
+		insecure = "\ninsecure = true"
+	}
+	host, path, _ := strings.Cut(strings.TrimSuffix(place, "/"), "/")
+	below, isAPI := strings.CutPrefix(path+"/", "v2/")
+	return strings.TrimRight(host+"/"+below, "/"), insecure, isAPI || path == ""
 }
 
 // unverifiedLines returns the lines of registries.conf for the registries of which containerd does not verify

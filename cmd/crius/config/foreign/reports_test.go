@@ -45,6 +45,17 @@ func TestCrioReports(t *testing.T) {
 				"crio.conf.d/99-nvidia.conf": "[crio.runtime.runtimes.nvidia]\nruntime_path = '/usr/local/nvidia/toolkit/nvidia-container-runtime'\n"},
 			map[string]string{"runtime.default_handler": `"crun"`, "runtime.handlers.crun.path": `"/usr/libexec/crio/crun"`, "runtime.handlers.nvidia.path": `"/usr/local/nvidia/toolkit/nvidia-container-runtime"`},
 		},
+		"crio_8765_no_limit_for_pulls_without_progress": {map[string]string{"crio.conf": "[crio.image]\npull_progress_timeout = '0s'\n"}, map[string]string{"image.progress_timeout": `"0s"`}},
+		"crio_8754_handler_that_inherits_the_default_one": {
+			map[string]string{"crio.conf.d/99-runtimes.conf": "[crio.runtime]\ndefault_runtime = 'crun'\n[crio.runtime.runtimes.crun]\nruntime_path = '/usr/bin/crun'\n" +
+				"[crio.runtime.runtimes.high-performance]\ninherit_default_runtime = true\n"},
+			map[string]string{"runtime.handlers.high-performance.path": `"/usr/bin/crun"`},
+		},
+		"kata_containers_9537_pull_in_the_guest": {
+			map[string]string{"crio.conf.d/99-kata-deploy": "[crio.runtime.runtimes.kata-qemu]\nruntime_path = '/usr/local/bin/containerd-shim-kata-qemu-v2'\nruntime_type = 'vm'\n" +
+				"runtime_config_path = '/opt/kata/c.toml'\nprivileged_without_host_devices = true\nruntime_pull_image = true\n"},
+			map[string]string{"runtime.handlers.kata-qemu.type": `"shim"`, "runtime.handlers.kata-qemu.options": `["--ConfigPath=/opt/kata/c.toml"]`, "runtime.handlers.kata-qemu.privileged_without_host_devices": "true"},
+		},
 		"crio_6862_patterns_of_pinned_images": {
 			map[string]string{"crio.conf": "[crio.image]\npinned_images = ['quay.io/pause:4.4', 'acme.io/k8s/*', '*pause*']\n"},
 			map[string]string{"image.pinned_images": `["quay.io/pause:4.4", "acme.io/k8s/*", "*pause*"]`},
@@ -117,6 +128,10 @@ func TestContainerdReports(t *testing.T) {
 				"conf.d/registries.toml": "version = 2\n" + v2 + ".registry]\nconfig_path = '/etc/containerd/certs.d'\n",
 			},
 			map[string]string{"runtime.default_handler": `"nvidia"`, "runtime.handlers.nvidia.path": `"/usr/bin/nvidia-container-runtime"`, "image.hosts_dirs": `["/etc/containerd/certs.d"]`},
+		},
+		"containerd_12636_two_directories_of_hosts": {
+			map[string]string{"config.toml": "version = 3\n[plugins.'io.containerd.cri.v1.images'.registry]\nconfig_path = '/etc/containerd/certs.d:/etc/docker/certs.d'\n"},
+			map[string]string{"image.hosts_dirs": `["/etc/containerd/certs.d", "/etc/docker/certs.d"]`},
 		},
 		"containerd_11041_both_ways_of_mirrors": {
 			map[string]string{"config.toml": "version = 3\n[plugins.'io.containerd.cri.v1.images'.registry]\nconfig_path = '/etc/containerd/certs.d'\n[plugins.'io.containerd.cri.v1.images'.registry.mirrors.'docker.io']\nendpoint = ['https://m']\n"},
