@@ -112,8 +112,13 @@ func diedWithSandbox(ctx context.Context, dir string) bool {
 		return errors.Is(err, fault.NotFound)
 	}
 	defer client.Close()
-	if _, err := client.Usage(ctx, id); err == nil || ctx.Err() != nil {
+	_, err = client.Usage(ctx, id)
+	switch {
+	case err == nil || ctx.Err() != nil:
 		return false
+	case errors.Is(err, fault.Unimplemented): // it is no sign of death, and not worth a wait
+		state, err := client.State(ctx, shim.Process{ID: id})
+		return err == nil && state.Ended
 	}
 	return poll.Until(ctx, 20*time.Millisecond, func() bool {
 		state, err := client.State(ctx, shim.Process{ID: id})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 
 	task "github.com/containerd/containerd/api/runtime/task/v2"
@@ -21,17 +22,19 @@ import (
 func TestSuccessInDeadSandbox(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		answers bool             // to a question about its usage
+		usage   codes.Code       // of the answer about its usage
 		state   tasktypes.Status // of the sandbox
 		reports uint32           // of the container
 		want    int
 	}{
-		"lives":                {true, tasktypes.Status_RUNNING, 0, 0},
-		"dead":                 {false, tasktypes.Status_STOPPED, 0, killed},
-		"gVisor's is dead":     {false, tasktypes.Status_STOPPED, 128, killed},
-		"gVisor's lives":       {true, tasktypes.Status_RUNNING, 128, 128},
-		"dead after a failure": {false, tasktypes.Status_STOPPED, 3, 3},
-		"has no statistics":    {false, tasktypes.Status_RUNNING, 0, 0},
+		"lives":                  {codes.OK, tasktypes.Status_RUNNING, 0, 0},
+		"dead":                   {codes.Unknown, tasktypes.Status_STOPPED, 0, killed},
+		"gVisor's is dead":       {codes.Unknown, tasktypes.Status_STOPPED, 128, killed},
+		"gVisor's lives":         {codes.OK, tasktypes.Status_RUNNING, 128, 128},
+		"dead after a failure":   {codes.Unknown, tasktypes.Status_STOPPED, 3, 3},
+		"fails":                  {codes.Unknown, tasktypes.Status_RUNNING, 0, 0},
+		"never has usage":        {codes.Unimplemented, tasktypes.Status_RUNNING, 0, 0},
+		"never had usage, ended": {codes.Unimplemented, tasktypes.Status_STOPPED, 0, killed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -49,6 +52,7 @@ func TestSuccessInDeadSandbox(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			var asked atomic.Int32
 			server, err := ttrpc.NewServer()
 			if err != nil {
 				t.Fatal(err)
@@ -58,13 +62,13 @@ func TestSuccessInDeadSandbox(t *testing.T) {
 					return &task.WaitResponse{ExitStatus: c.reports}, nil
 				},
 				"Stats": func(context.Context, func(any) error) (any, error) {
-					if !c.answers {
-						return nil, status.Error(codes.Unknown, "transport is closing")
+					if c.usage != codes.OK {
+						return nil, status.Error(c.usage, "transport is closing")
 					}
 					return &task.StatsResponse{Stats: &anypb.Any{TypeUrl: "io.containerd.cgroups.v1.Metrics"}}, nil
 				},
 				"State": func(context.Context, func(any) error) (any, error) {
-					if c.state == tasktypes.Status_RUNNING {
+					if asked.Add(1); c.state == tasktypes.Status_RUNNING && c.usage != codes.Unimplemented {
 						cancel() // its time is over
 					}
 					return &task.StateResponse{Status: c.state}, nil
@@ -86,6 +90,9 @@ func TestSuccessInDeadSandbox(t *testing.T) {
 			got, err := waitFor(ctx, r, shim.Program{ID: "c1", Dir: dir})
 			if err != nil || got != c.want {
 				t.Errorf("%d, %v; want %d", got, err, c.want)
+			}
+			if c.usage == codes.Unimplemented && asked.Load() != 1 {
+				t.Errorf("its state was asked for %d times", asked.Load())
 			}
 		})
 	}

@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/fault"
 )
@@ -29,6 +31,16 @@ type Record struct {
 	Sandboxed bool `json:"guest"`
 	// Process is the shim's, once the shim has reported it; zero before.
 	Process wire.Process `json:"process"`
+}
+
+// Dial connects to the shim of the record. The error is fault.NotFound if it is dead, even if
+// another process listens in its place: anyone in the node's network namespace may have taken the
+// name of an abstract socket.
+func (r Record) Dial(ctx context.Context) (*Client, error) {
+	if r.Process != (wire.Process{}) && !conmon.Alive(r.Process) {
+		return nil, fmt.Errorf("the shim, process %d, has ended: %w", r.Process.PID, fault.NotFound)
+	}
+	return r.Endpoint.Dial(ctx)
 }
 
 // Write writes the record into a run directory. It describes running processes
