@@ -5,6 +5,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/test/kit/wait"
@@ -47,6 +49,18 @@ func TestPlanIsOnTheDiskBeforePluginsRun(t *testing.T) {
 	close(written)
 	<-done
 	b.removeAll(e)
+}
+
+// A kubelet has the driver of its cgroups from here alone.
+func TestCgroupDriverForKubelets(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	for driver, want := range map[string]cri.CgroupDriver{"systemd": cri.CgroupDriver_SYSTEMD, "cgroupfs": cri.CgroupDriver_CGROUPFS} {
+		b.cfg.CgroupDriver = driver
+		if got := b.engine().CgroupDriver(); got != want {
+			t.Errorf("%s: %s", driver, got)
+		}
+	}
 }
 
 // A driver that cannot make cgroups keeps pods from running, not only their containers.

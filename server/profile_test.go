@@ -77,7 +77,10 @@ func TestPullSecurityProfileErrors(t *testing.T) {
 		check(c.prefix, err, c.code, c.prefix)
 		n.images.last()
 	}
+	n.engine.failing(fmt.Errorf("the reason: %w: %w", storage.ErrSignature, fault.Denied))
+	_, err := n.runtime.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: maximalSandboxConfig()})
+	check("a pod whose profile is not signed", err, codes.Unknown, "SignatureValidationFailed: the reason")
 	n.images.failing(fmt.Errorf("the reason: %w", fault.Invalid))
-	_, err := n.image.RemoveSecurityProfile(t.Context(), &cri.RemoveSecurityProfileRequest{Digest: "1"})
+	_, err = n.image.RemoveSecurityProfile(t.Context(), &cri.RemoveSecurityProfileRequest{Digest: "1"})
 	check("remove", err, codes.InvalidArgument, "the reason")
 }

@@ -47,6 +47,12 @@ func TestPulledSeccompProfileForbids(t *testing.T) {
 		{"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38}]}`)
 	masked := push(`{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
 		{"names": ["unshare"], "action": "SCMP_ACT_ERRNO", "errnoRet": 13, "args": [{"index": 0, "value": 67108864, "valueTwo": 67108864, "op": "SCMP_CMP_MASKED_EQ"}]}]}`)
+	// Rules that change nothing, which runtimes refused (runc#1847), and two conditions on one argument, which
+	// they take for one another's alternatives, or for an error (runc#2735, crun#2220, kata-containers#4912).
+	odd := push(`{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
+		{"names": ["getcwd", "mkdir"], "action": "SCMP_ACT_ALLOW"},
+		{"names": ["personality"], "action": "SCMP_ACT_ALLOW", "args": [{"index": 0, "value": 0, "op": "SCMP_CMP_EQ"}, {"index": 0, "value": 8, "op": "SCMP_CMP_EQ"}]},
+		{"names": ["unshare"], "action": "SCMP_ACT_ERRNO", "errnoRet": 13, "args": [{"index": 0, "value": 67108864, "op": "SCMP_CMP_GE"}, {"index": 0, "value": 99999999, "op": "SCMP_CMP_LE"}]}]}`)
 	base := w.Path("base.json")
 	must(t, os.WriteFile(base, []byte(`{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["chmod", "fchmodat", "fchmodat2"], "action": "SCMP_ACT_ERRNO", "errnoRet": 16}]}`), 0o600))
 	use := func(ref string, base *cri.SecurityProfileBase) containerChange {
@@ -54,7 +60,7 @@ func TestPulledSeccompProfileForbids(t *testing.T) {
 			c.Linux.SecurityContext.Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_OCI, OciRef: ref, BaseProfile: base}
 		}
 	}
-	for _, ref := range []string{loose, masked} {
+	for _, ref := range []string{loose, masked, odd} {
 		cached, err := w.pullProfile(t, ref)
 		must(t, err)
 		equal(t, "cached", cached, false)
@@ -72,10 +78,11 @@ func TestPulledSeccompProfileForbids(t *testing.T) {
 			ask  containerChange
 			want map[string]string
 		}{
-			"default":   {use(loose, nil), map[string]string{"mkdir": "EACCES\n", "keyctl": "EPERM\n", "chmod": "ENOENT\n"}},
-			"named":     {use(loose, &cri.SecurityProfileBase{}), map[string]string{"mkdir": "EACCES\n", "keyctl": "EPERM\n", "chmod": "ENOENT\n"}},
-			"of node":   {use(loose, local), map[string]string{"mkdir": "EACCES\n", "chmod": "EBUSY\n"}},
-			"arguments": {use(masked, local), map[string]string{"unshare-uts": "EACCES\n", "mkdir": "ok\n", "chmod": "EBUSY\n"}},
+			"default":          {use(loose, nil), map[string]string{"mkdir": "EACCES\n", "keyctl": "EPERM\n", "chmod": "ENOENT\n"}},
+			"named":            {use(loose, &cri.SecurityProfileBase{}), map[string]string{"mkdir": "EACCES\n", "keyctl": "EPERM\n", "chmod": "ENOENT\n"}},
+			"of node":          {use(loose, local), map[string]string{"mkdir": "EACCES\n", "chmod": "EBUSY\n"}},
+			"arguments":        {use(odd, local), map[string]string{"unshare-uts": "EACCES\n", "mkdir": "ok\n"}},
+			"masked arguments": {use(masked, local), map[string]string{"unshare-uts": "EACCES\n", "mkdir": "ok\n", "chmod": "EBUSY\n"}},
 		} {
 			ctr := p.start(t, "sleep", c.ask)
 			for call, want := range c.want {
