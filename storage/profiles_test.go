@@ -2,6 +2,8 @@ package storage
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/http"
@@ -130,7 +132,7 @@ func TestProfileIsPulledOnceListedAndRemoved(t *testing.T) {
 	n.wantProfiles([]string{two})
 }
 
-// The digest of an index leads to the profile as well.
+// The digest of an index leads to the profile as well, and that of its manifest without another pull.
 func TestProfileBehindIndex(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -143,6 +145,7 @@ func TestProfileBehindIndex(t *testing.T) {
 	if list := n.Profiles.List(); len(list) != 1 || list[0].Digest != a.Digest().String() || !slices.Equal(list[0].Refs, []string{ref}) {
 		t.Errorf("listed %+v", list)
 	}
+	n.wantPulled(r.Addr()+"/p@"+a.Digest().String(), true)
 }
 
 // What cannot be used is refused for good, and nothing of it stays.
@@ -295,7 +298,8 @@ func TestVerifiersDecideAboutProfiles(t *testing.T) {
 // A pull uses the credentials of its request or of the pod's namespace. What is present needs none.
 func TestCredentialsOfProfiles(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
+	n := newNode(t, func(c *Options) { c.NamespacedAuthDir = filepath.Join(filepath.Dir(c.Root), "auth") })
+	ok(t, os.Mkdir(n.cfg.NamespacedAuthDir, 0o700))
 	a := profile(t, "{}")
 	r := serve(t, "p", "1", a)
 	r.Require(registry.Auth{Username: "u", Password: "p"})
@@ -308,6 +312,10 @@ func TestCredentialsOfProfiles(t *testing.T) {
 		t.Errorf("with credentials: cached %t, %v", cached, err)
 	}
 	n.wantPulled(ref, true)
+	ok(t, n.Profiles.Remove(testContext(t), a.Digest().String()))
+	repository := sha256.Sum256([]byte(r.Addr() + "/p"))
+	n.write("auth/ns-"+hex.EncodeToString(repository[:])+".json", `{"auths": {"`+r.Addr()+`": {"auth": "`+encode("u:p")+`"}}}`)
+	n.wantPulled(ref, false)
 }
 
 // A pull that ends in the middle leaves no profile, and the next one succeeds.
