@@ -201,7 +201,7 @@ func (s *server) forward(ctx context.Context, p *pod) (time.Duration, error) {
 	})
 	took := time.Since(began)
 	cancel()
-	<-ended
+	_ = <-ended // by cancel
 	if err == nil {
 		err = said.check(sessionBytes)
 	}
