@@ -110,7 +110,7 @@ func (a *applier) remove(name string) error {
 // add makes one entry. What is there and no directory is replaced.
 func (a *applier) add(h *tar.Header, content io.Reader) error {
 	const most = 1<<32 - 2
-	if h.Uid < 0 || h.Gid < 0 || h.Uid > most || h.Gid > most || h.Mode&^0o7777 != 0 {
+	if h.Uid < 0 || h.Gid < 0 || int64(h.Uid) > most || int64(h.Gid) > most || h.Mode&^0o7777 != 0 {
 		return fmt.Errorf("owner %d:%d or mode %o is not allowed: %w", h.Uid, h.Gid, h.Mode, fault.Invalid)
 	}
 	if h.Typeflag == tar.TypeChar && h.Devmajor == 0 && h.Devminor == 0 { // see addDeleted
@@ -240,6 +240,6 @@ func (a *applier) finish() error {
 }
 
 func times(h *tar.Header) []unix.Timespec {
-	at := unix.Timespec{Sec: h.ModTime.Unix(), Nsec: int64(h.ModTime.Nanosecond())} // nanoseconds since 1970 end in 2262
+	at, _ := unix.TimeToTimespec(h.ModTime) // fails for times that a 32-bit kernel does not have, either
 	return []unix.Timespec{at, at}
 }

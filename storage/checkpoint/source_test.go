@@ -272,6 +272,7 @@ func TestApplyStaysInside(t *testing.T) {
 		"device":                  {headers: []tar.Header{{Name: "evil", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 1}}},
 		"block device":            {headers: []tar.Header{{Name: "evil", Typeflag: tar.TypeBlock, Devmajor: 8}}},
 		"owner":                   {headers: []tar.Header{{Name: "evil", Typeflag: tar.TypeReg, Uid: -1}}},
+		"deletion by an entry":    {headers: []tar.Header{{Name: "out/victim", Typeflag: tar.TypeChar}}},
 		"deletion out":            {changes: Changes{Deleted: []string{"../victim"}}},
 		"deletion of all":         {changes: Changes{Deleted: []string{"."}}},
 		"deletion behind a link":  {changes: Changes{Deleted: []string{"out/victim"}}},
