@@ -112,7 +112,6 @@ func part(t *testing.T) Part {
 	return p
 }
 
-// An archive has its name only when it is whole, replaces nothing, and follows no link.
 // A container can make files of any size that take no room: an archive has no place for their zeros.
 // A copy ends with its context, also in the middle of a file.
 func TestSparseFilesAreBounded(t *testing.T) {
@@ -156,6 +155,7 @@ func TestClaim(t *testing.T) {
 	must(t, second.Claim())
 }
 
+// An archive has its name only when it is whole, replaces nothing, and follows no link.
 func TestPutArchive(t *testing.T) {
 	t.Parallel()
 	dir, elsewhere := t.TempDir(), t.TempDir()
@@ -198,7 +198,10 @@ func TestPutArchive(t *testing.T) {
 	info, err := f.Stat()
 	must(t, err)
 	headers, files := entries(t, f)
-	if info.Mode() != 0o600 || headers["checkpoint/"] == nil || files["checkpoint/inventory.img"] != "image" || !strings.Contains(files["config.dump"], `"id":"c1"`) {
+	if dir := headers["checkpoint/"]; dir == nil || dir.Mode != 0o700 { // which a user who unpacks it must be able to enter
+		t.Errorf("the directory of images is %+v", dir)
+	}
+	if info.Mode() != 0o600 || files["checkpoint/inventory.img"] != "image" || !strings.Contains(files["config.dump"], `"id":"c1"`) {
 		t.Errorf("mode %v, %v", info.Mode(), files)
 	}
 	if left, _ := os.ReadDir(elsewhere); len(left) > 0 {

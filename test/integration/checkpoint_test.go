@@ -55,9 +55,8 @@ func dumps(t *testing.T) (_ *world, ok bool) {
 		return w, true
 	}
 	t.Logf("only the refusal is tested: %v", errCriu)
-	p, out := w.run(t, "runc"), w.dir(t)
-	c := p.start(t, "lines 1000000000 20ms")
-	c.says(t, "line 1")
+	p, c := w.counter(t)
+	out := w.dir(t)
 	wantCode(t, c.checkpoint(t.Context(), filepath.Join(out, "x.tar")), codes.Unimplemented, "checkpoint/restore requires at least CRIU")
 	ctx, cancel := context.WithTimeout(t.Context(), wait.Limit)
 	defer cancel()
@@ -66,6 +65,15 @@ func dumps(t *testing.T) (_ *world, ok bool) {
 	empty(t, out)
 	c.goesOnCounting(t)
 	return w, false
+}
+
+// counter starts a container that counts, in a pod of its own.
+func (w *world) counter(t *testing.T) (*pod, *container) {
+	t.Helper()
+	p := w.run(t, "runc")
+	c := p.start(t, "lines 1000000000 20ms")
+	c.says(t, "line 1")
+	return p, c
 }
 
 func (c *container) checkpoint(ctx context.Context, location string) error {
@@ -288,9 +296,8 @@ func TestCheckpointLocations(t *testing.T) {
 	if !ok {
 		return
 	}
-	p, out := w.run(t, "runc"), w.dir(t)
-	c := p.start(t, "lines 1000000000 20ms")
-	c.says(t, "line 1")
+	_, c := w.counter(t)
+	out := w.dir(t)
 	victim := filepath.Join(w.dir(t), "victim")
 	put(t, victim, "not to be changed")
 	must(t, os.Symlink(victim, filepath.Join(out, "link.tar")))
@@ -335,9 +342,8 @@ func TestCheckpointCommand(t *testing.T) {
 	if !ok {
 		return
 	}
-	p, out := w.run(t, "runc"), w.dir(t)
-	c := p.start(t, "lines 1000000000 20ms")
-	c.says(t, "line 1")
+	p, c := w.counter(t)
+	out := w.dir(t)
 	pod := p.config.Metadata.Namespace + "/" + p.config.Metadata.Name
 	archive, dir := filepath.Join(out, "x.tar"), filepath.Join(out, "pod")
 	code, said, errs := w.try(t, "", "checkpoint", pod, c.config.Metadata.Name, "--output", archive)

@@ -224,9 +224,7 @@ func TestRestorePodRefuses(t *testing.T) {
 	if !ok {
 		return
 	}
-	p := w.run(t, "runc")
-	c := p.start(t, "lines 1000000000 20ms")
-	c.says(t, "line 1")
+	p, c := w.counter(t)
 	dir := p.checkpointed(t, c)
 	link := filepath.Join(w.dir(t), "link")
 	must(t, os.Symlink(dir, link))
@@ -342,9 +340,7 @@ func TestRestoreOfChangedCheckpoint(t *testing.T) {
 	if !ok {
 		return
 	}
-	p := w.run(t, "runc")
-	c := p.start(t, "lines 1000000000 20ms")
-	c.says(t, "line 1")
+	p, c := w.counter(t)
 	dir := p.checkpointed(t, c)
 	outside := filepath.Join(w.dir(t), "pages")
 	put(t, outside, "secret")
