@@ -3,10 +3,12 @@ package runtimes
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -100,6 +102,85 @@ func TestShimThatCannotBeReached(t *testing.T) {
 	})
 }
 
+// A shim dies, and before its container's end is known another process listens under the name of
+// its socket, and never answers: the shim is known to be dead, and nothing is asked of the other.
+func TestImpostorAtTheShimsSocket(t *testing.T) {
+	handlers := slices.DeleteFunc(shims(), func(h string) bool { return h != kata && h != kata1 }) // whose names are abstract
+	eachOf(t, handlers, func(t *testing.T, w *scene.World, handler string) {
+		p := w.Pod(t, handler)
+		c := p.Start(t, "sleep")
+		shim, address := shimOf(t, runDir(c))
+		monitor, _ := processes(t, runDir(c))
+		infra, _ := processes(t, filepath.Join(w.RunRoot(), "pods", p.ID, "infra"))
+		waiters := []int{waiter(t, monitor), waiter(t, infra)}
+		for _, pid := range waiters {
+			if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+		}
+		kill(t, shim)
+		var visits atomic.Int32
+		for _, name := range []string{"@" + address, "@" + address + "\x00"} {
+			var listener net.Listener
+			wait.For(t, "the name to be free", func() bool {
+				err := w.Do(func() (err error) {
+					listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
+					return err
+				})
+				return err == nil
+			})
+			defer listener.Close()
+			go func() {
+				for {
+					if _, err := listener.Accept(); err != nil { // and never closes it
+						return
+					}
+					visits.Add(1)
+				}
+			}()
+		}
+		for _, pid := range waiters {
+			if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+		}
+		scene.Equal(t, "exit code", c.Wait(t).ExitCode, int32(137))
+		notReady(t, p)
+		p.Stop(t)
+		p.Remove(t)
+		scene.Equal(t, "connections to the other process", visits.Load(), int32(0))
+	})
+}
+
+func inNodeNetwork(c *cri.PodSandboxConfig) {
+	c.Linux.SecurityContext.NamespaceOptions.Network = cri.NamespaceMode_NODE
+}
+
+func containerInNodeNetwork(c *cri.ContainerConfig) {
+	c.Linux.SecurityContext.NamespaceOptions.Network = cri.NamespaceMode_NODE
+}
+
+// loseRecords kills the server and the monitors of a pod with one container, and removes their
+// records.
+func loseRecords(t *testing.T, w *scene.World, p *scene.Pod, c *scene.Container) {
+	t.Helper()
+	if err := w.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{p.ID, c.ID} {
+		for _, pid := range makers(t, id) {
+			if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+				t.Fatal(err)
+			}
+			vanishes(t, pid)
+		}
+	}
+	err := errors.Join(os.RemoveAll(filepath.Join(w.StateRoot(), "pods", p.ID)), os.RemoveAll(filepath.Join(w.StateRoot(), "containers", c.ID)))
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // The records of a pod and of its container are lost, and their monitors with them: what their
 // runtime has left is found, by its helpers too, and removed on request or when a server starts.
 func TestLostRecords(t *testing.T) {
@@ -112,32 +193,14 @@ func TestLostRecords(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, cure := range []string{"repair", "start"} {
-			p := w.Pod(t, handler, func(c *cri.PodSandboxConfig) {
-				// An address would not be reported while any of gVisor's pods has hidden its own.
-				c.Linux.SecurityContext.NamespaceOptions.Network = cri.NamespaceMode_NODE
-			})
-			c := p.Start(t, "sleep", func(c *cri.ContainerConfig) {
-				c.Linux.SecurityContext.NamespaceOptions.Network = cri.NamespaceMode_NODE
-			})
+			// An address would not be reported while any of gVisor's pods has hidden its own.
+			p := w.Pod(t, handler, inNodeNetwork)
+			c := p.Start(t, "sleep", containerInNodeNetwork)
 			helpers := helpersOf(t, p.ID, c.ID)
 			if (tools.IsShim(handler) || handler == kataCLI) && len(helpers) == 0 {
 				t.Error("the runtime has no process that names the pod or the container")
 			}
-			if err := w.Kill(); err != nil {
-				t.Fatal(err)
-			}
-			for _, id := range []string{p.ID, c.ID} {
-				for _, pid := range makers(t, id) {
-					if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
-						t.Fatal(err)
-					}
-					vanishes(t, pid)
-				}
-			}
-			err := errors.Join(os.RemoveAll(filepath.Join(w.StateRoot(), "pods", p.ID)), os.RemoveAll(filepath.Join(w.StateRoot(), "containers", c.ID)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			loseRecords(t, w, p, c)
 			if cure == "repair" {
 				found := findings(t, w)
 				for _, helper := range helpers {
