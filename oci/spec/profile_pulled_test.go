@@ -72,6 +72,25 @@ func TestParsePulledProfile(t *testing.T) {
 	}
 }
 
+// A profile may be newer than crius: what it allows and crius does not know stays forbidden.
+func TestUnknownSystemCallsAreNotAllowed(t *testing.T) {
+	t.Parallel()
+	p, err := ParsePulledProfile([]byte(`{"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [
+		{"names": ["read", "read2049"], "action": "SCMP_ACT_ALLOW"}, {"names": ["write2049"], "action": "SCMP_ACT_ALLOW"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(p.Syscalls) != 1 || !slices.Equal(p.Syscalls[0].Names, []string{"read"}) {
+		t.Errorf("%+v", p.Syscalls)
+	}
+	for _, action := range []string{"ERRNO", "LOG", "TRACE", "KILL"} {
+		_, err := ParsePulledProfile([]byte(`{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["read2049"], "action": "SCMP_ACT_` + action + `"}]}`))
+		if !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s: %v", action, err)
+		}
+	}
+}
+
 // The default profile, as others publish it, can be pulled as well.
 func TestSyscallsAreKnown(t *testing.T) {
 	t.Parallel()
