@@ -281,10 +281,10 @@ func (r *recovery) sweepWithoutRecord(ctx context.Context, orphans []string, kno
 			orphans = append(orphans, entry.Name())
 		}
 	}
-	swept := r.sweepRuntimes(ctx)
+	r.sweepRuntimes(ctx, orphans)
 	slices.Sort(orphans)
 	for _, id := range slices.Compact(orphans) {
-		if known(id) || !ids.Valid(id) || swept[id] {
+		if known(id) || !ids.Valid(id) {
 			continue
 		}
 		r.engine.counters.leftovers.Add(1)
@@ -296,24 +296,23 @@ func (r *recovery) sweepWithoutRecord(ctx context.Context, orphans []string, kno
 	}
 }
 
-// sweepRuntimes removes what runtimes have left of what has no record, such as virtual machines,
-// with its directories, and returns the ids. The handler that knows how to remove them may have
-// been taken out of the configuration.
-func (r *recovery) sweepRuntimes(ctx context.Context) map[string]bool {
+// sweepRuntimes removes what runtimes have left of what has neither record nor directory, such as
+// virtual machines. others is swept anyway.
+func (r *recovery) sweepRuntimes(ctx context.Context, others []string) {
 	asking, cancel := context.WithTimeout(ctx, r.engine.recoverTime)
 	defer cancel()
 	left, err := r.engine.audit.LeftByRuntimes(asking)
 	if err != nil {
 		slog.WarnContext(ctx, "cannot look for what runtimes have left", "err", err)
 	}
-	swept := map[string]bool{}
 	for id, remove := range left {
-		swept[id] = true
+		if slices.Contains(others, id) {
+			continue
+		}
 		r.engine.counters.leftovers.Add(1)
 		slog.WarnContext(ctx, "removing orphan of a runtime: it has no record", "id", id)
 		r.end(id, remove, &r.ends)
 	}
-	return swept
 }
 
 // endLeftovers kills what remains of all containers that had exited before this server started.

@@ -201,7 +201,7 @@ func (s *server) forward(ctx context.Context, p *pod) (time.Duration, error) {
 	})
 	took := time.Since(began)
 	cancel()
-	_ = <-ended // by cancel
+	<-ended //nolint:errcheck // it has been called off
 	if err == nil {
 		err = said.check(sessionBytes)
 	}
