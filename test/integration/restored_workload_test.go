@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -135,4 +137,45 @@ func TestRestoredPodIsOfOneMoment(t *testing.T) {
 	if low < 2+10*members-members || high-low > members {
 		t.Errorf("the first turns after the restore are %d to %d", low, high)
 	}
+}
+
+// What people expect of a restored container is that it is the new pod's: its hostname, its /etc/hosts, its log and its
+// statistics are, and commands run in it.
+func TestRestoredContainerBelongsToItsPod(t *testing.T) {
+	t.Parallel()
+	w, ok := dumps(t)
+	if !ok {
+		return
+	}
+	hosts := func(name string) containerChange {
+		file := filepath.Join(w.dir(t), "hosts")
+		must(t, os.WriteFile(file, []byte("127.0.0.1 localhost "+name+"\n"), 0o644))
+		return func(c *cri.ContainerConfig) {
+			c.Mounts = []*cri.Mount{{ContainerPath: "/etc/hosts", HostPath: file}}
+		}
+	}
+	p := w.run(t, "runc", func(c *cri.PodSandboxConfig) { c.Hostname = "old" })
+	c := p.start(t, "alloc 16 ; lines 1000000000 20ms", hosts("old"))
+	c.says(t, "line 1")
+	req := w.restoring(t, p.checkpointed(t, c), c)
+	p.stop(t)
+	req.Config.Hostname = "new"
+	hosts("new")(req.ContainerConfigs[0])
+	q, all := w.restore(t, req)
+	r := all[0]
+	r.start(t)
+	r.number(t)
+	equal(t, "/etc/hosts", r.exec(t, "cat /etc/hosts"), "127.0.0.1 localhost new\n")
+	equal(t, "hostname", r.facts(t).Hostname, "new")
+	if used := r.stats(t).GetMemory().GetWorkingSetBytes().GetValue(); used < 16*mib {
+		t.Errorf("the restored container uses %d bytes of memory, and has 16 MiB", used)
+	}
+
+	// A container that ends is replaced by a new one, from its image.
+	r.stop(t, 0)
+	r.remove(t)
+	next := q.start(t, "lines 3 1ms", func(c *cri.ContainerConfig) {
+		c.Metadata = &cri.ContainerMetadata{Name: r.config.Metadata.Name, Attempt: 1}
+	})
+	next.says(t, "line 3")
 }

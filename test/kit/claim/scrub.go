@@ -77,10 +77,13 @@ func (c *Claim) Unmount() error {
 // RemoveCgroups removes the claim's cgroups, which must be empty. A process
 // that is ending keeps its cgroup for a moment after the cgroup lists none.
 func (c *Claim) RemoveCgroups() error {
+	// One limit for all: processes in another PID namespace, which may be there for ever, cannot be seen.
+	ctx, cancel := context.WithTimeout(context.Background(), wait.Limit)
+	defer cancel()
 	var errs []error
 	for _, dir := range slices.Backward(inventory.Cgroups("/" + c.ID)) {
 		var err error
-		wait.Until(context.Background(), func() bool {
+		wait.Until(ctx, func() bool {
 			err = os.Remove(dir)
 			return !errors.Is(err, unix.EBUSY)
 		})
