@@ -77,8 +77,8 @@ func TestALockedStore_crio_1172(t *testing.T) {
 				go func() { answers <- call() }()
 				if usage, err := w.Images().ImageFsInfo(t.Context(), &cri.ImageFsInfoRequest{}); err != nil {
 					t.Errorf("ImageFsInfo: %v", err)
-				} else {
-					scene.Equal(t, "bytes of images", usage.ImageFilesystems[0].UsedBytes.GetValue(), used)
+				} else if now := usage.ImageFilesystems[0].UsedBytes.GetValue(); now < used || now > used+used/100 { // records count as well
+					t.Errorf("images take %d bytes now, and %d before", now, used)
 				}
 				if list, err := w.Images().ListImages(t.Context(), &cri.ListImagesRequest{}); err != nil || len(list.Images) != 2 {
 					t.Errorf("ListImages: %v, %v", list, err)
