@@ -23,12 +23,12 @@ const (
 type duty struct {
 	name  string
 	every time.Duration
-	do    func(ctx context.Context, s *server, n int) error
+	do    func(ctx context.Context, s *server, pods, n int) error // for the nth time
 }
 
 // duties are those of a busy node. Two processors cannot run more probes.
 var duties = []duty{
-	{"a pod comes and goes", time.Second, func(ctx context.Context, s *server, n int) error {
+	{"a pod comes and goes", time.Second, func(ctx context.Context, s *server, _, n int) error {
 		name := fmt.Sprint("passing-", n)
 		if _, err := up(ctx, s, name); err != nil {
 			return err
@@ -36,20 +36,20 @@ var duties = []duty{
 		_, err := down(ctx, s, name)
 		return err
 	}},
-	{"exec probe", 100 * time.Millisecond, func(ctx context.Context, s *server, n int) error {
-		_, err := s.do(ctx, podName(n%scalePods), execSync)
+	{"exec probe", 100 * time.Millisecond, func(ctx context.Context, s *server, pods, n int) error {
+		_, err := s.do(ctx, podName(n%pods), execSync)
 		return err
 	}},
-	{"relist", time.Second, func(ctx context.Context, s *server, _ int) error {
+	{"relist", time.Second, func(ctx context.Context, s *server, _, _ int) error {
 		if _, err := s.runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{}); err != nil {
 			return err
 		}
 		_, err := s.runtime().ListContainers(ctx, &cri.ListContainersRequest{})
 		return err
 	}},
-	{"stats", 10 * time.Second, func(ctx context.Context, s *server, _ int) error {
+	{"stats", 10 * time.Second, func(ctx context.Context, s *server, pods, _ int) error {
 		got, err := s.runtime().ListContainerStats(ctx, &cri.ListContainerStatsRequest{})
-		if err == nil && len(got.Stats) < scalePods*scalePerPod {
+		if err == nil && len(got.Stats) < pods*scalePerPod {
 			err = fmt.Errorf("%d containers have stats", len(got.Stats))
 		}
 		return err
@@ -59,6 +59,10 @@ var duties = []duty{
 // scaleRow gives nodes as many pods as the largest have, and the calls of a
 // kubelet at fixed rates. A call that is late is counted from when it was due.
 func scaleRow(ctx context.Context) (tables []table, err error) {
+	pods, err := amount("PODS", scalePods)
+	if err != nil {
+		return nil, err
+	}
 	c, ours, theirs, err := newServers(ctx, "runc")
 	if err != nil {
 		return nil, err
@@ -69,13 +73,13 @@ func scaleRow(ctx context.Context) (tables []table, err error) {
 	}
 	var all []strain
 	for _, s := range []*server{ours, theirs} {
-		st, err := s.strained(ctx)
+		st, err := s.strained(ctx, pods)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", s.label, err)
 		}
 		all = append(all, st)
 	}
-	took := compare(fmt.Sprintf("%d pods with %d containers, for %v: ms", scalePods, scalePods*scalePerPod, scaleTime), 99, c.names()...)
+	took := compare(fmt.Sprintf("%d pods with %d containers, for %v: ms", pods, pods*scalePerPod, scaleTime), 99, c.names()...)
 	for i, d := range duties {
 		var samples [][]float64
 		for _, st := range all {
@@ -108,19 +112,19 @@ type strain struct {
 }
 
 // strained fills the node, keeps it busy for a while, and empties it.
-func (s *server) strained(ctx context.Context) (st strain, err error) {
-	if _, err := fill(ctx, s, 0, scalePods, nodeAtOnce); err != nil {
+func (s *server) strained(ctx context.Context, pods int) (st strain, err error) {
+	if _, err := fill(ctx, s, 0, pods, nodeAtOnce); err != nil {
 		return st, err
 	}
 	var group errgroup.Group
 	group.SetLimit(nodeAtOnce)
-	for i := range scalePods {
+	for i := range pods {
 		group.Go(func() error { return s.join(ctx, s.pod(podName(i)), scalePerPod-1) })
 	}
 	if err := group.Wait(); err != nil {
 		return st, err
 	}
-	if err := s.busy(ctx, &st); err != nil {
+	if err := s.busy(ctx, pods, &st); err != nil {
 		return st, err
 	}
 	if st.weight, err = weigh(ctx, s); err != nil {
@@ -135,7 +139,7 @@ func (s *server) strained(ctx context.Context) (st strain, err error) {
 }
 
 // busy does all duties at their rates.
-func (s *server) busy(ctx context.Context, st *strain) error {
+func (s *server) busy(ctx context.Context, pods int, st *strain) error {
 	before, err := s.cpu()
 	if err != nil {
 		return err
@@ -155,7 +159,7 @@ func (s *server) busy(ctx context.Context, st *strain) error {
 				if err := pause(ctx, time.Until(due)); err != nil {
 					return err
 				}
-				if err := d.do(ctx, s, n); err != nil {
+				if err := d.do(ctx, s, pods, n); err != nil {
 					return fmt.Errorf("%s: %w", d.name, err)
 				}
 				mu.Lock()
