@@ -57,15 +57,7 @@ type restarted struct {
 // restarts fills the server's node, kills the server again and again, and
 // removes its pods.
 func (s *server) restarts(ctx context.Context, pods int) (r restarted, err error) {
-	if _, err := fill(ctx, s, 0, pods, nodeAtOnce); err != nil {
-		return r, err
-	}
-	var group errgroup.Group
-	group.SetLimit(nodeAtOnce)
-	for i := range pods {
-		group.Go(func() error { return s.join(ctx, s.pod(podName(i)), restartPerPod-1) })
-	}
-	if err := group.Wait(); err != nil {
+	if err := s.populate(ctx, pods, restartPerPod); err != nil {
 		return r, err
 	}
 	if err := pause(ctx, silentTime-idleTime); err != nil {
@@ -95,6 +87,19 @@ func (s *server) restarts(ctx context.Context, pods int) (r restarted, err error
 		return r, err
 	}
 	return r, s.removeAll(ctx)
+}
+
+// populate fills the server's node with pods of that many containers each.
+func (s *server) populate(ctx context.Context, pods, perPod int) error {
+	if _, err := fill(ctx, s, 0, pods, nodeAtOnce); err != nil {
+		return err
+	}
+	var group errgroup.Group
+	group.SetLimit(nodeAtOnce)
+	for i := range pods {
+		group.Go(func() error { return s.join(ctx, s.pod(podName(i)), perPod-1) })
+	}
+	return group.Wait()
 }
 
 // join starts more containers of a pod.

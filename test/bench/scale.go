@@ -113,15 +113,7 @@ type strain struct {
 
 // strained fills the node, keeps it busy for a while, and empties it.
 func (s *server) strained(ctx context.Context, pods int) (st strain, err error) {
-	if _, err := fill(ctx, s, 0, pods, nodeAtOnce); err != nil {
-		return st, err
-	}
-	var group errgroup.Group
-	group.SetLimit(nodeAtOnce)
-	for i := range pods {
-		group.Go(func() error { return s.join(ctx, s.pod(podName(i)), scalePerPod-1) })
-	}
-	if err := group.Wait(); err != nil {
+	if err := s.populate(ctx, pods, scalePerPod); err != nil {
 		return st, err
 	}
 	if err := s.busy(ctx, pods, &st); err != nil {
