@@ -184,7 +184,6 @@ func (t *cliTask) execDetached(ctx context.Context, cmd *exec.Cmd, e *execution)
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case failed != nil:
-		proc.ReapUnstarted(ctx)
 		return failed
 	case err != nil:
 		return err

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path"
 	"runtime"
 	"slices"
@@ -53,6 +54,37 @@ func TestReaper(t *testing.T) {
 		}
 		return unix.Kill(orphan, 0) != nil
 	})
+	cancel()
+	<-done
+}
+
+// A runtime that is killed in the middle of an exec leaves a copy of itself in the container's PID namespace,
+// for which the container's init would wait.
+func TestReaperTakesCopiesOfARuntimeAtOnce(t *testing.T) {
+	reaper, err := NewReaper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	died := make(chan os.Signal, 1)
+	signal.Notify(died, unix.SIGCHLD)
+	defer signal.Stop(died)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		reaper.Run(ctx, 10*wait.Limit, died)
+	}()
+	// Both subshells are forked into the namespace and outlive the shell; the first is its init.
+	out, err := exec.Command("unshare", "--pid", "sh", "-c", "(sleep 1000; :) >/dev/null 2>&1 & echo $!; (sleep 0.1; exit 0) >/dev/null 2>&1 & echo $!").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var init, copied int
+	fmt.Sscan(string(out), &init, &copied)
+	defer unix.Kill(init, unix.SIGKILL)
+	wait.For(t, "the copy to be reaped", func() bool { return unix.Kill(copied, 0) == unix.ESRCH })
+	_ = unix.Kill(init, unix.SIGKILL)
+	wait.For(t, "the init to be reaped", func() bool { return unix.Kill(init, 0) == unix.ESRCH })
 	cancel()
 	<-done
 }

@@ -29,9 +29,14 @@ func NewReaper() (*Reaper, error) {
 	return &Reaper{}, nil
 }
 
+// soon is how long after a death the zombies are looked at that can be nobody's.
+const soon = 20 * time.Millisecond
+
 // Run reaps until ctx ends. It leaves each zombie for a whole period to a
-// goroutine that may wait for it, and reaps it only then. A scan costs one
-// small read, and happens only after a child has died.
+// goroutine that may wait for it, and reaps it only then; but soon what a runtime
+// has forked into a container and that died without executing the command. Nothing
+// waits for such a process, and until it is reaped the container cannot end: its init
+// waits for every process of its PID namespace, including zombies.
 func (*Reaper) Run(ctx context.Context, period time.Duration, childDied <-chan os.Signal) {
 	seen := map[int]bool{}
 	for {
@@ -41,17 +46,34 @@ func (*Reaper) Run(ctx context.Context, period time.Duration, childDied <-chan o
 				return
 			case <-childDied:
 			}
+			reapUnstarted(ctx)
 		}
 		// One scan covers a burst of deaths, and a zombie seen by the last scan has
 		// had its period. The period is divided: if the machine stops for longer,
 		// only one part of it is lost.
 		const parts = 10
 		for range parts {
-			if !poll.Pause(ctx, period/parts) {
+			pause(ctx, period/parts, childDied)
+			if ctx.Err() != nil {
 				return
 			}
 		}
 		seen = reapSeen(seen)
+	}
+}
+
+// pause waits, and reaps what cannot wait as long.
+func pause(ctx context.Context, d time.Duration, childDied <-chan os.Signal) {
+	over := time.After(d)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-over:
+			return
+		case <-childDied:
+			reapUnstarted(ctx)
+		}
 	}
 }
 
@@ -71,40 +93,30 @@ func reapSeen(before map[int]bool) map[int]bool {
 	return zombies
 }
 
-// unstartedTime is how long a process that a runtime has forked in vain may
-// take to die after the runtime; the Reaper handles one that takes longer.
-const unstartedTime = 200 * time.Millisecond
-
-// ReapUnstarted reaps children of this process that a runtime has forked into a
-// container and that died without executing the command, as with crun. The
-// Reaper would come later, and until then the container could not end: its init
-// waits for every process of its PID namespace, including zombies.
-func ReapUnstarted(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, unstartedTime)
-	defer cancel()
-	poll.Until(ctx, 5*time.Millisecond, func() bool { return !reapUnstartedOnce() })
-}
-
-// reapUnstartedOnce reports whether a copy of a runtime is still alive in a
-// container. It may be about to execute another command: only a dead one shows
-// that nothing waits for it.
-func reapUnstartedOnce() (alive bool) {
-	for _, pid := range Children(os.Getpid()) {
-		if dead := isZombie(pid); !unstarted(pid) {
-			continue
-		} else if !dead {
-			alive = true
-			continue
-		}
-		_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
+// reapUnstarted reaps copies of a runtime, as they come from a runtime that failed or was
+// killed. After most deaths there is no zombie: its owner was quicker.
+func reapUnstarted(ctx context.Context) {
+	if !poll.Pause(ctx, soon) || !isZombie(anyChild) {
+		return
 	}
-	return alive
+	for _, pid := range Children(os.Getpid()) {
+		if isZombie(pid) && unstarted(pid) {
+			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
+		}
+	}
 }
+
+// anyChild stands for all children of this process.
+const anyChild = -1
 
 // isZombie reports whether a child has ended and has not been reaped.
 func isZombie(pid int) bool {
+	of := unix.P_PID
+	if pid == anyChild {
+		of = unix.P_ALL
+	}
 	var info unix.Siginfo
-	err := unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+	err := unix.Waitid(of, pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
 	return err == nil && info.Signo == int32(unix.SIGCHLD)
 }
 

@@ -220,17 +220,13 @@ func TestFailedExecLeavesNoZombie(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
 	c := w.run(t, "crun").start(t, "sleep")
-	var dead []string
-	for range 20 { // one may be seen between its end and its reaping, but not each time
+	for range 20 {
 		r, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: []string{"/no/such/program"}, Timeout: scene.LimitSeconds})
 		if err != nil || r.ExitCode != 127 {
 			t.Fatalf("a missing program was run: %v, %v", r, err)
 		}
-		if dead = w.deadChildren(t); len(dead) == 0 {
-			return
-		}
 	}
-	t.Errorf("the server has dead children: %q", dead)
+	wait.For(t, "the server to have no dead children", func() bool { return len(w.deadChildren(t)) == 0 })
 }
 
 // deadChildren returns the server's children that have not been reaped.
