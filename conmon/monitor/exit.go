@@ -12,7 +12,8 @@ import (
 func (m *monitor) conclude(exit wire.Exit) {
 	m.state = exited
 	m.exit = exit
-	m.lastOutput = uptime() + outputTime
+	m.ended = uptime()
+	m.moved = m.ended
 	m.exit.Sec, m.exit.Nsec = now()
 	if m.watched >= 0 {
 		syscall.Close(m.watched)

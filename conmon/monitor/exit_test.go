@@ -62,6 +62,33 @@ func TestLogIsCompleteAtExit(t *testing.T) {
 	})
 }
 
+// The end of a container whose runtime copies its output is told once no more comes, and does not
+// wait for ever.
+func TestOutputThatIsUnderway(t *testing.T) {
+	t.Parallel()
+	const hour = 3_600_000
+	m := newMonitor(wire.Options{ID: "id", Fifos: true}, nil)
+	m.conclude(wire.Exit{})
+	if m.underway() {
+		t.Error("the streams have ended")
+	}
+	m.stdout.fd = 1
+	defer func() { m.stdout.fd = -1 }()
+	m.ended, m.moved = uptime(), uptime()-hour
+	if m.underway() {
+		t.Error("nothing came for an hour")
+	}
+	if m.ready(m.stdout.number()); m.moved < m.ended {
+		t.Error("what has come is not noted")
+	}
+	if m.moved += hour; !m.underway() {
+		t.Error("output is not waited for")
+	}
+	if m.ended -= hour; m.underway() {
+		t.Error("a writer that never ends is waited for")
+	}
+}
+
 // An exit file that cannot be written is tried for a while before anybody is
 // told, and further after that.
 func TestExitFileRefused(t *testing.T) {

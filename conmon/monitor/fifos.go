@@ -80,12 +80,17 @@ func (f *fifos) endInput() {
 	}
 }
 
-// outputTime is for how many milliseconds after a container's end its runtime may
-// pass on what the container has written.
-const outputTime = 2000
+// For how many milliseconds the runtime of a container that has ended may pass on nothing of
+// what the container has written, and how long it may go on passing on: a process that has
+// escaped from the container might write for ever.
+const (
+	outputPause = 5000
+	outputTime  = 60_000
+)
 
 // underway reports whether output of a container that has ended is still to come:
 // it goes through a process of the runtime's, which is given some time for that.
 func (m *monitor) underway() bool {
-	return m.opt.Fifos && !m.released && (m.stdout.fd >= 0 || m.stderr.fd >= 0) && uptime() < m.lastOutput
+	open := m.stdout.fd >= 0 || m.stderr.fd >= 0
+	return m.opt.Fifos && !m.released && open && uptime() < min(m.moved+outputPause, m.ended+outputTime)
 }

@@ -66,14 +66,15 @@ type monitor struct {
 	oom            oomCounter
 	group          group
 
-	exit       wire.Exit
-	lastOutput int64 // uptime until which output of the dead container may come through its runtime
-	quiet      bool  // nothing of the dead container is alive, or waited for any longer
-	recorded   bool  // in the exit file
-	told       bool  // to the clients
-	attempts   int   // to write the exit file
-	released   bool  // nobody is interested any more
-	left       bool
+	exit     wire.Exit
+	ended    int64 // uptime when the container ended
+	moved    int64 // uptime when it ended, or output of it came after that
+	quiet    bool  // nothing of the dead container is alive, or waited for any longer
+	recorded bool  // in the exit file
+	told     bool  // to the clients
+	attempts int   // to write the exit file
+	released bool  // nobody is interested any more
+	left     bool
 
 	active    int64 // uptime when something last happened
 	questions int   // of clients in this turn of the loop, which do not count as that
@@ -234,6 +235,7 @@ func (m *monitor) pump() {
 }
 
 func (m *monitor) ready(number int) {
+	m.moved = uptime()
 	if number == m.stdout.number() {
 		m.stdout.ready = true
 	} else {
