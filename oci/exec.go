@@ -43,8 +43,8 @@ type execer interface {
 
 // execSync is Open plus reading the output and waiting for the end. The memory
 // for output is taken from budget until ctx ends: an RPC's context ends when
-// its answer has been sent. After the command's end execSync waits up to
-// stdio.DrainTime, within the timeout, for the output of its descendants.
+// its answer has been sent. After the command's end execSync waits, within the
+// timeout, for the output of its descendants, as Session.Output does.
 func execSync(ctx context.Context, t execer, budget *capture.Budget, args []string, timeout time.Duration) (*ExecResult, error) {
 	kept := budget.Part(MaxExecOutput - 2*freeOutput)
 	rpc := ctx

@@ -143,6 +143,40 @@ func TestOutputEndsWithItsLastWriter(t *testing.T) {
 	}
 }
 
+// A stream is copied as long as something comes, but not for ever, and not beyond the deadline
+// of the context.
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	late, cancel := context.WithDeadline(t.Context(), now)
+	defer cancel()
+	for name, test := range map[string]struct {
+		ctx   context.Context
+		drain drain
+		holds string // of the pipe
+		want  bool
+	}{
+		"silent":                   {t.Context(), drain{moved: now.Add(-DrainTime)}, "", false},
+		"nothing ever came":        {t.Context(), drain{}, "", false},
+		"something came":           {t.Context(), drain{moved: now.Add(time.Hour)}, "", true},
+		"something is there":       {t.Context(), drain{}, "more", true},
+		"for too long":             {t.Context(), drain{now.Add(time.Hour), now}, "more", false},
+		"the command's time is up": {late, drain{moved: now.Add(time.Hour)}, "more", false},
+		"again, and not too long":  {t.Context(), drain{now.Add(time.Hour), now.Add(time.Hour)}, "", true},
+	} {
+		ours, theirs, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = theirs.WriteString(test.holds)
+		if got := test.drain.goesOn(test.ctx, ours); got != test.want {
+			t.Errorf("%s: goes on: %v", name, got)
+		}
+		ours.Close()
+		theirs.Close()
+	}
+}
+
 type text []byte
 
 func (w *text) Write(p []byte) (int, error) { *w = append(*w, p...); return len(p), nil }

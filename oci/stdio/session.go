@@ -159,19 +159,24 @@ func (s *Session) Resize(ctx context.Context, size Size) error {
 	return s.ends.Resize(ctx, size)
 }
 
-// DrainTime is how long Output waits for the end of the streams once its limit is closed:
-// a descendant of a command may keep them open for ever (containerd#7832).
+// DrainTime is how long Output waits for more of a stream, or for its end, once its limit is
+// closed: a descendant of a command may keep it open for ever (containerd#7832).
 const DrainTime = 2 * time.Second
+
+// drainMost is for how long after that Output copies what still comes: it may be the rest of
+// much output that a shim passes on slowly, or of a descendant that never ends.
+const drainMost = 10 * time.Second
 
 // quietTime is how long a runtime that reports a failure may pause.
 const quietTime = 100 * time.Millisecond
 
 // Output copies each stream that has a writer to its end, which comes when all processes
 // that have the stream open, descendants of the process included, have closed it or
-// exited. Once limit is closed, Output waits no longer than DrainTime or the deadline of
-// ctx, whichever is earlier, and then copies what the pipes hold; Held reports whether a
-// stream was still open. A stream without a writer is discarded until Close. The error is
-// a writer's. Output waits for a slow writer, whatever the process does.
+// exited. Once limit is closed, Output ends when a stream has been silent for DrainTime, after
+// drainMost in total, or with the deadline of ctx, whichever is earliest, and then copies what
+// the pipes hold; Held reports whether a stream was still open. A stream without a writer is
+// discarded until Close. The error is a writer's. Output waits for a slow writer, whatever the
+// process does.
 func (s *Session) Output(ctx context.Context, limit <-chan struct{}, stdout, stderr io.Writer) error {
 	copied := [2]chan error{make(chan error, 1), make(chan error, 1)}
 	copying := func(i int, dst io.Writer, src *os.File) {
@@ -202,15 +207,12 @@ func (s *Session) copy(ctx context.Context, limit <-chan struct{}, dst io.Writer
 	go func() {
 		select {
 		case <-limit:
-			end := time.Now().Add(DrainTime)
-			if deadline, ok := ctx.Deadline(); ok {
-				end = earlier(end, deadline)
-			}
-			_ = src.SetReadDeadline(end)
+			_ = src.SetReadDeadline(within(ctx, DrainTime))
 		case <-s.over:
 		case <-done:
 		}
 	}()
+	var d drain
 	const most = 32 << 10
 	buf := make([]byte, most/16) // a probe prints little, and there are many probes
 	for {
@@ -220,11 +222,15 @@ func (s *Session) copy(ctx context.Context, limit <-chan struct{}, dst io.Writer
 				return err
 			}
 			s.pace.took()
+			d.moved = time.Now()
 		}
 		if n == len(buf) && n < most {
 			buf = make([]byte, most)
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
+			if d.goesOn(ctx, src) {
+				continue
+			}
 			held, err := leftover(dst, src, buf)
 			if held {
 				s.held.Store(true)
@@ -235,6 +241,37 @@ func (s *Session) copy(ctx context.Context, limit <-chan struct{}, dst io.Writer
 			return nil
 		}
 	}
+}
+
+// drain is the copying of a stream once its limit is closed.
+type drain struct {
+	moved time.Time // when something was copied last
+	last  time.Time // the end of the drain at the latest; zero: DrainTime is not over yet
+}
+
+// goesOn reports, at a deadline of src, whether more may be waited for, and sets the next one.
+func (d *drain) goesOn(ctx context.Context, src *os.File) bool {
+	if d.last.IsZero() {
+		d.last = within(ctx, drainMost-DrainTime)
+	}
+	if look(src, unread) > 0 { // it came while this process did not run
+		d.moved = time.Now()
+	}
+	end := earlier(d.moved.Add(DrainTime), d.last)
+	if !time.Now().Before(end) {
+		return false
+	}
+	_ = src.SetReadDeadline(end)
+	return true
+}
+
+// within returns the end of a time that begins now, or the deadline of ctx if that is earlier.
+func within(ctx context.Context, d time.Duration) time.Time {
+	end := time.Now().Add(d)
+	if deadline, ok := ctx.Deadline(); ok {
+		return earlier(end, deadline)
+	}
+	return end
 }
 
 func earlier(a, b time.Time) time.Time {
