@@ -34,8 +34,11 @@ func (r Record) AwaitInput(ctx context.Context, stdin string, outputs ...string)
 
 const (
 	// quietTime is how long a process that answers its input is silent at most: a
-	// few round trips to the guest of a busy node.
-	quietTime = 500 * time.Millisecond
+	// few round trips to the guest, on a node that is so busy that each of several
+	// processes on the way has to wait for a processor. All looks in this time must find
+	// silence, so time in which this process did not run itself does not count.
+	quietTime  = 2 * time.Second
+	quietLooks = 10
 	// longestAnswer is for processes that write all the time, whatever they read.
 	longestAnswer = 10 * time.Second
 )
@@ -45,12 +48,12 @@ const (
 func awaitQuiet(ctx context.Context, pipes []string) {
 	ctx, cancel := context.WithTimeout(ctx, longestAnswer)
 	defer cancel()
-	for last := written(pipes); poll.Pause(ctx, quietTime); {
+	last := written(pipes)
+	for quiet := 0; quiet < quietLooks && poll.Pause(ctx, quietTime/quietLooks); quiet++ {
 		now := written(pipes)
-		if slices.Equal(now, last) && !slices.ContainsFunc(pipes, func(pipe string) bool { return Unread(pipe) > 0 }) {
-			return
+		if !slices.Equal(now, last) || slices.ContainsFunc(pipes, func(pipe string) bool { return Unread(pipe) > 0 }) {
+			last, quiet = now, -1
 		}
-		last = now
 	}
 }
 

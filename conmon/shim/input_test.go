@@ -11,20 +11,21 @@ import (
 // The end of the input waits for what a process in a virtual machine still answers, for no other
 // process, and not for ever.
 func TestAwaitInput(t *testing.T) {
+	const pause, look = 300 * time.Millisecond, quietTime / quietLooks
 	for name, c := range map[string]struct {
 		program   string
 		machine   bool
-		answers   int  // one every 300 milliseconds
+		answers   int  // one after each pause
 		unread    bool // in the pipe of the output
 		least, up time.Duration
 	}{
 		"silent":                {"containerd-shim-kata-v2", true, 0, false, quietTime, quietTime},
-		"answers":               {"containerd-shim-kata-v2", true, 10, false, 3 * time.Second, 4 * time.Second},
-		"answers for ever":      {"containerd-shim-kata-v2", true, 1000, false, longestAnswer, longestAnswer + quietTime},
-		"nobody reads":          {"containerd-shim-kata-v2", true, 0, true, longestAnswer, longestAnswer + quietTime},
+		"answers":               {"containerd-shim-kata-v2", true, 10, false, 10*pause + quietTime, 10*pause + quietTime + look},
+		"answers for ever":      {"containerd-shim-kata-v2", true, 1000, false, longestAnswer, longestAnswer + look},
+		"nobody reads":          {"containerd-shim-kata-v2", true, 0, true, longestAnswer, longestAnswer + look},
 		"gVisor":                {"/usr/bin/containerd-shim-runsc-v1", true, 1000, false, 0, 0},
 		"process of this node":  {"containerd-shim-runc-v2", false, 1000, false, 0, 0},
-		"silent for a shim too": {"/opt/kata/bin/containerd-shim-kata-v2", true, 1, false, 300 * time.Millisecond, 2 * time.Second},
+		"silent for a shim too": {"/opt/kata/bin/containerd-shim-kata-v2", true, 1, false, pause + quietTime, pause + quietTime + look},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -51,7 +52,7 @@ func TestAwaitInput(t *testing.T) {
 						select {
 						case <-stop:
 							return
-						case <-time.After(300 * time.Millisecond):
+						case <-time.After(pause):
 						}
 						at := time.Unix(int64(i), 0)
 						_ = os.Chtimes(out.Path, at, at)

@@ -140,14 +140,22 @@ func TestExec(t *testing.T) {
 func TestExecShowsTheAnswerToTheInput(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		c := w.Pod(t, handler).Start(t, "sleep")
-		s := session(t, w, &cri.ExecRequest{ContainerId: c.ID, Cmd: []string{"/probe", "line", ";", "lines", "10", "100ms", ";", "exit", "4"}, Stdin: true, Stdout: true, Stderr: true})
-		if err := s.Type("word\n"); err != nil {
-			t.Error(err)
+		ask := func() error {
+			s := session(t, w, &cri.ExecRequest{ContainerId: c.ID, Cmd: []string{"/probe", "line", ";", "lines", "10", "100ms", ";", "exit", "4"}, Stdin: true, Stdout: true, Stderr: true})
+			if err := s.Type("word\n"); err != nil {
+				return err
+			}
+			s.EndInput()
+			endsWith(t, s, 4)
+			if out := s.Stdout.String(); !strings.HasPrefix(out, `got "word"`) || !strings.HasSuffix(out, "line 10\n") {
+				return fmt.Errorf("the session shows %q", out)
+			}
+			return nil
 		}
-		s.EndInput()
-		endsWith(t, s, 4)
-		if out := s.Stdout.String(); !strings.HasPrefix(out, `got "word"`) || !strings.HasSuffix(out, "line 10\n") {
-			t.Errorf("the session shows %q", out)
+		if handler == kata || handler == kata1 { // if the machine pauses for two seconds, the command seems to have no more to say
+			wait.Retry(t, ask)
+		} else if err := ask(); err != nil {
+			t.Error(err)
 		}
 	})
 }
