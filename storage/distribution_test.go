@@ -15,6 +15,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/test/kit/distribution"
+	"github.com/crius-run/crius/test/kit/refusing"
 	"github.com/crius-run/crius/test/kit/registry"
 	"github.com/crius-run/crius/test/kit/registry/registrytest"
 	"github.com/crius-run/crius/test/kit/wait"
@@ -247,8 +248,10 @@ func TestStorageBehindARegistryIsBlamed_k8s_io_4214(t *testing.T) {
 	storage.Heal()
 	storage.Inject(registry.Fault{Path: "/blobs/", Do: registry.Page(http.StatusBadGateway)})
 	n.says(ref, joe(), fault.Unavailable, storage.Addr()+", to which "+front.Addr()+" sends crius, failed")
-	storage.Close()
-	n.says(ref, joe(), fault.Unavailable, "check that the node reaches "+storage.Addr()+", to which "+front.Addr()+" sends crius")
+	nobody := fmt.Sprint("127.0.0.1:", refusing.Port(t))
+	front.Heal()
+	front.Inject(registry.Fault{Path: "/blobs/", Do: registry.Redirect("http://" + nobody)})
+	n.says(ref, joe(), fault.Unavailable, "check that the node reaches "+nobody+", to which "+front.Addr()+" sends crius")
 	for _, request := range storage.Requests() {
 		if request.Authorization != "" {
 			t.Errorf("the storage got %q", request.Authorization)
