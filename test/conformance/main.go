@@ -129,7 +129,7 @@ func run(ctx context.Context, suite *critest.Suite, handler string) (_ *critest.
 		return nil, err
 	}
 	target := critest.Target{Socket: n.Socket(), NRI: n.Path("nri.sock"), Handler: handler, Dir: n.Path("suite"), Do: n.Do}
-	if err := settle(ctx, *suite, target); err != nil {
+	if err := settle(ctx, n, *suite, target); err != nil {
 		return nil, err
 	}
 	empty, err := n.Stock(ctx)
@@ -154,8 +154,21 @@ func run(ctx context.Context, suite *critest.Suite, handler string) (_ *critest.
 
 // settle runs a few pods of the suite, so that permanent objects made by the
 // first of each kind do not look like leftovers.
-func settle(ctx context.Context, suite critest.Suite, target critest.Target) error {
+func settle(ctx context.Context, n *node.Node, suite critest.Suite, target critest.Target) error {
 	suite.Focus = "UserNamespaces|PodPID|should support starting container with log"
-	_, err := suite.Run(ctx, target)
-	return err
+	if _, err := suite.Run(ctx, target); err != nil {
+		return err
+	}
+	// A cleanup that has failed at first is retried, and the node is at rest until then.
+	var left []string
+	gone := wait.Until(ctx, func() bool {
+		pods, _ := filepath.Glob(filepath.Join(n.StateRoot(), "pods", "*")) // the pattern is valid
+		containers, _ := filepath.Glob(filepath.Join(n.StateRoot(), "containers", "*"))
+		left = append(pods, containers...)
+		return len(left) == 0
+	})
+	if !gone {
+		return fmt.Errorf("the first pods were removed, and records of them stay: %q", left)
+	}
+	return nil
 }
