@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"maps"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -35,19 +36,25 @@ path = "{{.Path "brittle" "runtime"}}"
 	return w, runtime, true
 }
 
-// moment is a deadline for calls to a runtime that hangs.
-const moment = 2 * time.Second
-
 // hanging reports whether a runtime that has been told so never returns.
 func hanging(words string) bool { return strings.HasPrefix(words, "hang") }
 
-// deadline is that of a call to a runtime that does what words say.
-func deadline(t *testing.T, words string) (context.Context, context.CancelFunc) {
+// ask makes a call at which the runtime does what words say. If that is to hang, the call gets a short deadline, and
+// a longer one until the runtime has come to hang: how long that takes on a busy machine is not known before.
+func (f *faulty) ask(t *testing.T, verb, words string, call func(ctx context.Context, limit time.Duration) error) error {
 	t.Helper()
-	if hanging(words) {
-		return context.WithTimeout(t.Context(), moment)
+	for limit := 2 * time.Second; hanging(words) && limit < wait.Limit; limit *= 2 {
+		before := f.calls(t, verb, "hangs")
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		err := call(ctx, limit)
+		cancel()
+		if status.Code(err) != codes.DeadlineExceeded || !maps.Equal(before, f.calls(t, verb, "hangs")) {
+			return err
+		}
 	}
-	return context.WithTimeout(t.Context(), wait.Limit)
+	ctx, cancel := context.WithTimeout(t.Context(), wait.Limit)
+	defer cancel()
+	return call(ctx, wait.Limit)
 }
 
 // A checkpoint fails if the runtime fails before or after it has written the container, hangs, or only claims to
@@ -81,18 +88,17 @@ func TestRuntimeThatFailsToCheckpoint(t *testing.T) {
 		{"hangafter", "", codes.DeadlineExceeded},
 	} {
 		runtime.does(t, "checkpoint", fault.words)
-		limit := scene.LimitSeconds
-		if hanging(fault.words) {
-			limit = int64(moment / time.Second)
-		}
-		err := archive(t.Context(), limit)
+		err := runtime.ask(t, "checkpoint", fault.words, func(_ context.Context, limit time.Duration) error {
+			return archive(t.Context(), int64(limit/time.Second))
+		})
 		t.Logf("container, %s: %v", fault.words, err)
 		wantCode(t, err, fault.code, fault.says)
 		empty(t, out)
 
-		ctx, cancel := deadline(t, fault.words)
-		_, err = w.Runtime().CheckpointPod(ctx, &cri.CheckpointPodRequest{PodSandboxId: p.id, OutputPath: out, ContainerIds: []string{c.id}})
-		cancel()
+		err = runtime.ask(t, "checkpoint", fault.words, func(ctx context.Context, _ time.Duration) error {
+			_, err := w.Runtime().CheckpointPod(ctx, &cri.CheckpointPodRequest{PodSandboxId: p.id, OutputPath: out, ContainerIds: []string{c.id}})
+			return err
+		})
 		t.Logf("pod, %s: %v", fault.words, err)
 		wantCode(t, err, fault.code, fault.says)
 		wait.For(t, "the directory to be empty", func() bool { return len(names(t, out)) == 0 }) // the client may be gone first
@@ -133,9 +139,11 @@ func TestRuntimeThatFailsToRestore(t *testing.T) {
 	} {
 		runtime.does(t, "restore", fault.words)
 		req := request()
-		ctx, cancel := deadline(t, fault.words)
-		_, err := w.Runtime().RestorePod(ctx, req)
-		cancel()
+		err := runtime.ask(t, "restore", fault.words, func(ctx context.Context, _ time.Duration) error {
+			wait.For(t, "the pod before to be gone", func() bool { return w.podsNamed(t, req.Config.Metadata.Name) == 0 })
+			_, err := w.Runtime().RestorePod(ctx, req)
+			return err
+		})
 		t.Logf("%s: %v", fault.words, err)
 		wantCode(t, err, fault.code, fault.says)
 		wait.For(t, "the pod to be gone", func() bool { return w.podsNamed(t, req.Config.Metadata.Name) == 0 })
