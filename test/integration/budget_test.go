@@ -136,8 +136,16 @@ func TestBudgetStatus(t *testing.T) {
 			each = time.Since(began) / calls
 			return each, (w.metric(t, mallocs) - before - 2*reading) / calls
 		}
-		empty, _ := cost(func() error { _, err := w.Runtime().Version(t.Context(), &cri.VersionRequest{}); return err })
-		each, allocated := cost(func() error { _, err := w.Runtime().Status(t.Context(), &cri.StatusRequest{}); return err })
+		least := func(call func() error) (each time.Duration, allocated float64) { // without what else was going on
+			each, allocated = cost(call)
+			for range 4 {
+				took, objects := cost(call)
+				each, allocated = min(each, took), min(allocated, objects)
+			}
+			return each, allocated
+		}
+		empty, _ := least(func() error { _, err := w.Runtime().Version(t.Context(), &cri.VersionRequest{}); return err })
+		each, allocated := least(func() error { _, err := w.Runtime().Status(t.Context(), &cri.StatusRequest{}); return err })
 		t.Logf("%d pods: a status takes %v and %.1f objects, an empty call %v", pods, each, allocated, empty)
 		if allocated > objects {
 			t.Errorf("%d pods: a status allocates %.1f objects, its budget is %d", pods, allocated, objects)
