@@ -164,7 +164,10 @@ func testSizes(t *testing.T, n *node) {
 // imagesOnDisk returns what du says of the directories of images.
 func (n *node) imagesOnDisk() uint64 {
 	n.t.Helper()
-	unix.Sync() // before it file systems do not know the blocks of all files
+	root, err := os.Open(n.cfg.Root)
+	ok(n.t, err)
+	defer root.Close()
+	ok(n.t, unix.Syncfs(int(root.Fd()))) // before it file systems do not know the blocks of all files
 	var dirs []string
 	for _, name := range []string{"overlay", "overlay-images", "overlay-layers", download.Name} {
 		dirs = append(dirs, filepath.Join(n.cfg.Root, name))
