@@ -95,17 +95,33 @@ func (s *stage) podWorks(ctx context.Context) error {
 
 // wantContainer retries until the container exists, created or running.
 func (s *stage) wantContainer(ctx context.Context) error {
-	err := s.create(ctx)
+	err := s.recreate(ctx)
 	if s.containerKilled && status.Code(err) == codes.AlreadyExists {
 		if err := s.nextAttempt(ctx); err != nil {
 			return err
 		}
-		err = s.create(ctx)
+		err = s.recreate(ctx)
 	}
 	if err != nil {
 		return fmt.Errorf("CreateContainer again: %w", err)
 	}
 	return s.oneContainer(ctx)
+}
+
+// recreate is create, in another pod if this one has ended.
+func (s *stage) recreate(ctx context.Context) error { return s.inReadyPod(ctx, (*stage).create) }
+
+// inReadyPod tries once more in another pod if this one has ended: its own container, if it has
+// one, was killed as well.
+func (s *stage) inReadyPod(ctx context.Context, try act) error {
+	err := try(s, ctx)
+	if s.containerKilled && status.Code(err) == codes.FailedPrecondition {
+		if err := s.wantPod(ctx); err != nil {
+			return fmt.Errorf("another pod: %w", err)
+		}
+		err = try(s, ctx)
+	}
+	return err
 }
 
 // nextAttempt removes the container, if it exists.
@@ -158,7 +174,7 @@ func (s *stage) wantRunning(ctx context.Context) error {
 
 // renew replaces an ended container with another attempt.
 func (s *stage) renew(ctx context.Context) error {
-	if err := s.do(ctx, (*stage).nextAttempt, (*stage).create, (*stage).start); err != nil {
+	if err := s.do(ctx, (*stage).nextAttempt, (*stage).recreate, (*stage).start); err != nil {
 		return fmt.Errorf("another attempt: %w", err)
 	}
 	return nil
@@ -278,7 +294,7 @@ func (s *stage) wantUpdated(ctx context.Context) error {
 }
 
 func (s *stage) wantPodUpdated(ctx context.Context) error {
-	if err := s.updatePod(ctx); err != nil {
+	if err := s.inReadyPod(ctx, (*stage).updatePod); err != nil {
 		return fmt.Errorf("UpdatePodSandboxResources again: %w", err)
 	}
 	return nil
