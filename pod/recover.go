@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,7 +15,6 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
-	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/internal/retry"
@@ -273,7 +273,9 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec records.
 	c.Tell()
 }
 
-// sweepWithoutRecord removes run and state directories that have no record.
+// sweepWithoutRecord removes everything of pods and containers that have no record: directories, and
+// what runtimes have left, such as virtual machines. Handlers that could remove it may have been taken
+// out of the configuration.
 func (r *recovery) sweepWithoutRecord(ctx context.Context, orphans []string, known func(id string) bool) {
 	for _, kind := range []string{"pods", "containers"} {
 		entries, _ := os.ReadDir(filepath.Join(r.engine.cfg.RunDir, kind))
@@ -281,37 +283,20 @@ func (r *recovery) sweepWithoutRecord(ctx context.Context, orphans []string, kno
 			orphans = append(orphans, entry.Name())
 		}
 	}
-	r.sweepRuntimes(ctx, orphans)
-	slices.Sort(orphans)
-	for _, id := range slices.Compact(orphans) {
-		if known(id) || !ids.Valid(id) {
-			continue
-		}
+	orphans = slices.DeleteFunc(orphans, known)
+	asking, cancel := context.WithTimeout(ctx, r.engine.recoverTime)
+	defer cancel()
+	left, err := r.engine.audit.Left(asking, orphans)
+	if err != nil {
+		slog.WarnContext(ctx, "cannot look for everything that has no record; see crius check", "err", err)
+	}
+	for _, id := range slices.Sorted(maps.Keys(left)) {
 		r.engine.counters.leftovers.Add(1)
 		slog.WarnContext(ctx, "removing orphan: it has no record", "id", id)
-		r.end(id, func(ctx context.Context) error { return r.engine.sweep(ctx, id) }, &r.ends)
+		r.end(id, left[id], &r.ends)
 	}
 	if left := r.ends.await(ctx, r.engine.recoverTime); left > 0 {
 		slog.WarnContext(ctx, "cleanup continues in the background", "objects", left)
-	}
-}
-
-// sweepRuntimes removes what runtimes have left of what has neither record nor directory, such as
-// virtual machines. others is swept anyway.
-func (r *recovery) sweepRuntimes(ctx context.Context, others []string) {
-	asking, cancel := context.WithTimeout(ctx, r.engine.recoverTime)
-	defer cancel()
-	left, err := r.engine.audit.LeftByRuntimes(asking)
-	if err != nil {
-		slog.WarnContext(ctx, "cannot look for what runtimes have left", "err", err)
-	}
-	for id, remove := range left {
-		if slices.Contains(others, id) {
-			continue
-		}
-		r.engine.counters.leftovers.Add(1)
-		slog.WarnContext(ctx, "removing orphan of a runtime: it has no record", "id", id)
-		r.end(id, remove, &r.ends)
 	}
 }
 

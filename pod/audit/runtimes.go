@@ -91,19 +91,26 @@ func (v *visit) shims() map[conmon.Process]bool {
 	return used
 }
 
-// LeftByRuntimes returns what runtimes have left of pods and containers without a record, by id,
-// as functions that remove it.
-func (a *Auditor) LeftByRuntimes(ctx context.Context) (map[string]func(context.Context) error, error) {
+// Left returns what is left of pods and containers without a record, by id, as functions that remove
+// it: directories, whose names it is given, what runtimes have, and the cgroups of these. With an
+// error some of it may be missing.
+func (a *Auditor) Left(ctx context.Context, directories []string) (map[string]func(context.Context) error, error) {
 	v := &visit{Auditor: a, found: map[string]*orphan{}}
 	v.listed(ctx)
-	if err := v.helpers(); err != nil {
-		return nil, err
-	}
+	err := v.helpers()
 	maps.DeleteFunc(v.found, func(id string, _ *orphan) bool { return a.knows(id) })
+	for _, id := range directories {
+		v.add(id, "directory %s", id)
+	}
+	if len(v.found) > 0 {
+		found := maps.Clone(v.found)
+		err = errors.Join(err, v.cgroups())
+		maps.DeleteFunc(v.found, func(id string, _ *orphan) bool { return found[id] == nil })
+	}
 	v.shortened()
 	left := map[string]func(context.Context) error{}
 	for id, o := range v.found {
 		left[id] = func(ctx context.Context) error { return a.remove(ctx, o) }
 	}
-	return left, nil
+	return left, err
 }

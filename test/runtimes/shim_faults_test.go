@@ -181,8 +181,26 @@ func loseRecords(t *testing.T, w *scene.World, p *scene.Pod, c *scene.Container)
 	}
 }
 
+// startWithout starts the server without the handlers of this matrix, checks that processes end, and
+// starts it with them again: what only a runtime can remove is left until then.
+func startWithout(t *testing.T, w *scene.World, helpers []int) {
+	t.Helper()
+	o, err := prepare(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(w.Configure("10-options", ""), w.Start(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	vanishes(t, helpers...)
+	if err := errors.Join(w.Configure("10-options", o.Config), w.Restart(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // The records of a pod and of its container are lost, and their monitors with them: what their
-// runtime has left is found, by its helpers too, and removed on request or when a server starts.
+// runtime has left is found, by its helpers too, and removed on request or when a server starts, even
+// if the handler has been removed from the configuration.
 func TestLostRecords(t *testing.T) {
 	handlers := wanted()
 	if !*every && len(handlers) > 2 { // those that leave most
@@ -192,7 +210,7 @@ func TestLostRecords(t *testing.T) {
 		if err := w.Settle(t.Context(), handler); err != nil {
 			t.Fatal(err)
 		}
-		for _, cure := range []string{"repair", "start"} {
+		for _, cure := range []string{"repair", "start", "start without the handler"} {
 			// An address would not be reported while any of gVisor's pods has hidden its own.
 			p := w.Pod(t, handler, inNodeNetwork)
 			c := p.Start(t, "sleep", containerInNodeNetwork)
@@ -216,7 +234,9 @@ func TestLostRecords(t *testing.T) {
 					}
 				}
 			}
-			if err := w.Start(t.Context()); err != nil {
+			if cure == "start without the handler" {
+				startWithout(t, w, helpers)
+			} else if err := w.Start(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			vanishes(t, helpers...)
