@@ -144,3 +144,46 @@ func TestOrphanedMachine(t *testing.T) {
 		}
 	})
 }
+
+// A handler gets another name while its pods run, and another server of the node has the same
+// runtime: to neither of them are the machines of these pods orphans, not when it starts either.
+func TestMachinesOfARenamedHandlerStay(t *testing.T) {
+	eachPrivateOf(t, machines(), func(t *testing.T, w *scene.World, handler string) {
+		o, err := prepare(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		other := scene.Private(t, o)
+		p, foreign := w.Pod(t, handler), other.Pod(t, handler)
+		c := p.Start(t, "sleep")
+		pids := []int{machineOf(t, p), machineOf(t, foreign)}
+		const name = "renamed"
+		renamed := strings.Replace(o.Config, "[runtime.handlers."+handler+"]", "[runtime.handlers."+name+"]", 1)
+		if err := w.Configure("10-options", renamed); err != nil {
+			t.Fatal(err)
+		}
+		for _, server := range []*scene.World{w, other} {
+			if err := server.Crash(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range findings(t, server, "--repair") {
+				if f.Status == "FAIL" {
+					t.Errorf("found: %+v", f)
+				}
+			}
+		}
+		for _, pid := range pids {
+			if stat := scene.Read(t, fmt.Sprintf("/proc/%d/stat", pid)); strings.Contains(stat, ") Z ") {
+				t.Error("the machine of a pod was killed")
+			}
+		}
+		scene.Equal(t, "command", c.Exec(t, "echo here"), "here\n")
+		next := w.Pod(t, name)
+		scene.Equal(t, "command in a pod of the new name", next.Start(t, "sleep").Exec(t, "echo here"), "here\n")
+		for _, pod := range []*scene.Pod{p, foreign} {
+			pod.Stop(t)
+			pod.Remove(t)
+		}
+		vanishes(t, pids...)
+	})
+}
