@@ -1,6 +1,6 @@
 // Package inventory lists what a node may leave behind: processes, mounts,
 // namespaces, cgroups, IP leases, network interfaces, firewall rules, abstract
-// sockets and files.
+// sockets and files, also in places that all nodes of this machine share.
 //
 // A snapshot is a set of lines. Each line says by itself what was found and
 // where, so that a difference needs no explanation. Everything is read from the
@@ -15,8 +15,11 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/crius-run/crius/internal/ids"
 )
 
 // Scope says what belongs to a node. An empty field leaves out its kind.
@@ -30,6 +33,15 @@ type Scope struct {
 	Within  func(func() error) error // runs a function inside that namespace
 	Links   []string                 // interfaces that stay: the bridge plugin never removes its bridge
 	Ignore  []int                    // processes that are not the node's
+
+	Shared []string // patterns of paths that nodes share: those whose last elements have an id of the node
+	Mark   string   // of the node's ids
+}
+
+// OfRuntimes are the places where runtimes keep files wherever their root is: Kata 1, and shims.
+var OfRuntimes = []string{
+	"/run/kata-containers/*/*", "/run/kata-containers/shared/sandboxes/*", "/run/vc/*/*",
+	"/run/containerd/*/*/*", "/run/runsc-*",
 }
 
 // Snapshot is the state at one moment: "kind: what" lines.
@@ -57,6 +69,9 @@ func Take(s Scope) (*Snapshot, error) {
 		out.add("mount", m)
 	}
 	out.files(s)
+	if err := out.shared(s); err != nil {
+		return nil, err
+	}
 	if s.Within == nil {
 		return out, nil
 	}
@@ -174,6 +189,25 @@ func (s *Snapshot) files(scope Scope) {
 			s.add("lease", fmt.Sprintf("%s of %s", l, strings.Join(strings.Fields(string(owner)), " ")))
 		}
 	}
+}
+
+var anID = regexp.MustCompile("[0-9a-f]{64}")
+
+// shared lists the files with ids of the node in places that it shares with others.
+func (s *Snapshot) shared(scope Scope) error {
+	for _, pattern := range scope.Shared {
+		paths, err := filepath.Glob(pattern)
+		if err != nil {
+			return err
+		}
+		for _, path := range paths {
+			isOurs := func(id string) bool { return ids.HasMark(id, scope.Mark) }
+			if slices.ContainsFunc(anID.FindAllString(filepath.Base(path), -1), isOurs) {
+				s.add("file", path)
+			}
+		}
+	}
+	return nil
 }
 
 // isNodeKey recognizes the keys that a node has from its first checkpoint of a pod on.

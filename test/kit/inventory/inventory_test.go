@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -14,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
@@ -62,6 +64,26 @@ func TestFindsAFile(t *testing.T) {
 		}
 		return func() { os.Remove(file) }
 	}, "file: ", file)
+}
+
+// In places that nodes share, only what has an id of the node is its own.
+func TestFindsFilesOfRuntimesByTheNodesIDs(t *testing.T) {
+	dir := t.TempDir()
+	s := Scope{Shared: []string{filepath.Join(dir, "*")}, Mark: ids.Mark("/a/root")}
+	for _, foreign := range []string{ids.New(ids.Mark("/another/root")), ids.Unmarked(), "lock"} {
+		if err := os.WriteFile(filepath.Join(dir, foreign), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"%s", "runsc-%s.sock", strings.Repeat("a", 64) + "_sandbox:%s.state"} {
+		file := filepath.Join(dir, fmt.Sprintf(name, ids.New(s.Mark)))
+		finds(t, s, func() func() {
+			if err := os.WriteFile(file, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			return func() { os.Remove(file) }
+		}, "file: ", file)
+	}
 }
 
 // The previous version of a record that is about to be synced is not a

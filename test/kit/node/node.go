@@ -30,6 +30,7 @@ import (
 	"google.golang.org/grpc"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/test/kit/claim"
 	"github.com/crius-run/crius/test/kit/inventory"
 	"github.com/crius-run/crius/test/kit/registry"
@@ -221,6 +222,8 @@ func (n *Node) Inventory() (*inventory.Snapshot, error) {
 		Within:  n.Do,
 		Links:   []string{"lo", Bridge},
 		Ignore:  []int{os.Getpid(), n.PID()},
+		Shared:  inventory.OfRuntimes,
+		Mark:    ids.Mark(n.StateRoot()),
 	}
 	return inventory.Take(scope)
 }
