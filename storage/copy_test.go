@@ -53,7 +53,7 @@ func TestCopyOfPresentLayersUnpacksNone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer src.Close()
-	store := source.PresentOnly{Store: unread{n.store, t}}
+	store := &source.PresentOnly{Store: unread{n.store, t}}
 	src.PresentOnly = true // the upper layer is there, on top of nothing
 	if _, err := source.Copy(testContext(t), store, name, src.Opened(), sys, copy.Options{}); !errors.Is(err, source.ErrLayerWanted) {
 		t.Errorf("copied: %v", err)

@@ -41,7 +41,7 @@ func (s *Store) newPuller(options types.StoreOptions) *pull.Puller {
 		Downloads:    s.downloads,
 		Policies:     s.policies,
 		Verifiers:    s.verifiers,
-		Signatures:   &trust.Stored{Store: s.store},
+		Signatures:   &trust.Stored{Store: s.store, Usable: s.locks.Usable},
 		Counts:       &s.pulls,
 		Cgroups:      s.cfg.PullCgroups,
 		Owned:        s.holds.owned,

@@ -30,9 +30,10 @@ const (
 )
 
 // admit refuses an image that would take too much of the store, and bounds what its layers may
-// take while they come. The caller must call release when the pull has ended.
-func (p *Puller) admit(src *source.Image) (release func(), err error) {
-	if err := errors.Join(source.CheckRecord(p.Library, src), crowded(p.Library, src)); err != nil {
+// take while they come. record is that of the image in the store, or nil. The caller must call release
+// when the pull has ended.
+func (p *Puller) admit(src *source.Image, record *cstorage.Image) (release func(), err error) {
+	if err := errors.Join(source.CheckRecord(record, src), crowded(record, src)); err != nil {
 		return nil, err
 	}
 	room, err := layerRoom(p.Library)
@@ -55,10 +56,9 @@ func layerRoom(store cstorage.Store) (int64, error) {
 }
 
 // crowded refuses a manifest or a name that would exceed the bounds of its image.
-func crowded(store cstorage.Store, src *source.Image) error {
-	record, err := store.Image(src.ImageID())
-	if err != nil {
-		return nil //nolint:nilerr // a new one
+func crowded(record *cstorage.Image, src *source.Image) error {
+	if record == nil {
+		return nil
 	}
 	manifests, bytes := 0, int64(0)
 	for name, size := range record.BigDataSizes {
@@ -86,17 +86,25 @@ func crowded(store cstorage.Store, src *source.Image) error {
 	return nil
 }
 
-// dropOldNames removes all but the newest names of an image.
-func dropOldNames(ctx context.Context, store cstorage.Store, id string) {
+// dropOldNames removes all but the newest names of an image. It returns the image's record, or nil if
+// that cannot be read.
+func dropOldNames(ctx context.Context, store cstorage.Store, id string) *cstorage.Image {
 	record, err := store.Image(id)
-	if err != nil || len(record.Names) <= MaxNames {
-		return
+	if err != nil {
+		return nil
+	}
+	if len(record.Names) <= MaxNames {
+		return record
 	}
 	old := record.Names[MaxNames:] // the library puts new ones in front
 	err = trace.Call(ctx, "remove old names of image", func() error { return store.RemoveNames(id, old) })
 	if err != nil {
 		slog.WarnContext(ctx, "cannot remove old names of image", "image", id, "err", err)
-		return
+		return record
 	}
 	slog.InfoContext(ctx, "image has too many names, oldest removed", "image", id, "names", old)
+	if record, err = store.Image(id); err != nil {
+		return nil
+	}
+	return record
 }

@@ -23,28 +23,41 @@ import (
 	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
+// incoming is an image that is being pulled.
+type incoming struct {
+	*source.Image
+	job   *durable.Job
+	isNew bool // the store has not got it
+}
+
 // copy brings the image into the store and returns its id. A worker unpacks foreign layers, as in
 // the task t, and this process adds the image: an image whose layers are present needs no worker.
 // The worker copies the image as a whole if only containers/image knows the format of a layer, or
 // a layer that is present came from another blob.
-func (p *Puller) copy(ctx context.Context, src *source.Image, job *durable.Job, t unpack.Task) (string, error) {
+func (p *Puller) copy(ctx context.Context, src incoming, t unpack.Task) (string, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	watch := progress.New(p.Counts, src.Name.String(), p.Settings.Load().ProgressTimeout, p.Settings.Load().MinPullRate, src.Asked, cancel)
 	watch.Waited = src.Waited
 	watch.Start(ctx)
 	defer watch.Stop()
-	end := p.keepSignatures(ctx, src)
-	id, err := p.copyPresent(ctx, src, job, watch.Events)
-	if errors.Is(err, source.ErrLayerWanted) {
-		t.Events = watch.Events
-		id, err = p.copyByWorker(ctx, src, job, t)
-	}
+	end := p.keepSignatures(ctx, src.Image)
+	t.Events = watch.Events
+	id, err := p.copyAny(ctx, src, t)
 	end()
-	if err == nil {
-		err = p.addIndexes(id, src)
-	}
 	return id, progress.CauseOf(ctx, err)
+}
+
+// copyAny copies an image with a worker, unless the store has all that it needs.
+func (p *Puller) copyAny(ctx context.Context, src incoming, t unpack.Task) (string, error) {
+	present := layers.Present(p.Library, src.Layers())
+	if len(present) > 0 {
+		id, err := p.copyPresent(ctx, src, present, t.Events)
+		if !errors.Is(err, source.ErrLayerWanted) {
+			return id, err
+		}
+	}
+	return p.copyByWorker(ctx, src, len(present) > 0, t)
 }
 
 // keepSignatures adds the stored signatures of the image to those that come with the pull. The
@@ -57,31 +70,33 @@ func (p *Puller) keepSignatures(ctx context.Context, src *source.Image) (end fun
 	src.Signatures = p.Signatures.Begin(ctx, id, src.Manifest(), src.Signatures)
 	return func() {
 		ctx := context.WithoutCancel(ctx)
-		err := p.Locks.Usable()
-		if err == nil {
-			err = p.Signatures.End(ctx, id)
-		}
-		if err != nil {
+		if err := p.Signatures.End(ctx, id); err != nil {
 			slog.WarnContext(ctx, "cannot restore the signatures that the image had before the pull; pull it again from the registry that has them", "image", id, "err", err)
 		}
 	}
 }
 
-// copyPresent adds the image to the store, or names, manifests and signatures to an image that
-// is there already. The error is source.ErrLayerWanted if something must be unpacked first.
-func (p *Puller) copyPresent(ctx context.Context, src *source.Image, job *durable.Job, events chan types.ProgressProperties) (string, error) {
-	if !layers.Present(p.Library, src.Layers()) {
-		return "", source.ErrLayerWanted
-	}
+// copyPresent adds an image whose layers are present to the store, or names, manifests and signatures
+// to an image that is there already. The error is source.ErrLayerWanted if something must be unpacked
+// first.
+func (p *Puller) copyPresent(ctx context.Context, src incoming, present []*cstorage.Layer, events chan types.ProgressProperties) (id string, err error) {
 	src.PresentOnly = true
 	defer func() { src.PresentOnly = false }()
 	sys := p.Settings.Load().Registries.Context()
-	sys.BigFilesTemporaryDir = job.Temporary
-	store, options := source.PresentOnly{Store: p.Library}, copy.Options{Progress: events}
-	if len(src.Indexes) > 0 { // the name may have the digest of one, which the library does not see
-		return source.CopyUnnamed(ctx, store, src.ImageID(), src.Opened(), sys, options)
+	sys.BigFilesTemporaryDir = src.job.Temporary
+	store, options := &source.PresentOnly{Store: p.Library, Present: present}, copy.Options{Progress: events}
+	if src.isNew {
+		store.Name, store.Items = src.Name.String(), indexItems(src.Image)
 	}
-	return source.Copy(ctx, store, src.Name, src.Opened(), sys, options)
+	if len(src.Indexes) > 0 { // the name may have the digest of one, which the library does not see
+		id, err = source.CopyUnnamed(ctx, store, src.ImageID(), src.Opened(), sys, options)
+	} else {
+		id, err = source.Copy(ctx, store, src.Name, src.Opened(), sys, options)
+	}
+	if err != nil || store.Created() {
+		return id, err
+	}
+	return id, p.addIndexes(id, src.Image)
 }
 
 // addIndexes adds the indexes that the library was not shown to the image, and its name.
@@ -89,40 +104,61 @@ func (p *Puller) addIndexes(id string, src *source.Image) error {
 	if len(src.Indexes) == 0 {
 		return nil
 	}
-	for _, index := range src.Indexes {
-		key := cstorage.ImageDigestManifestBigDataNamePrefix + "-" + digest.FromBytes(index.Content).String()
-		if err := p.Library.SetImageBigData(id, key, index.Content, manifest.Digest); err != nil {
+	for _, item := range indexItems(src) {
+		if err := p.Library.SetImageBigData(id, item.Key, item.Data, manifest.Digest); err != nil {
 			return fmt.Errorf("store image index: %w", err)
 		}
 	}
 	return p.Library.AddNames(id, []string{src.Name.String()})
 }
 
-// copyByWorker has a worker unpack the image's layers, and copy the image if necessary.
-func (p *Puller) copyByWorker(ctx context.Context, src *source.Image, job *durable.Job, t unpack.Task) (id string, err error) {
+// indexItems returns the indexes that the library was not shown, as they are stored with an image.
+func indexItems(src *source.Image) (items []cstorage.ImageBigDataOption) {
+	for _, index := range src.Indexes {
+		d := digest.FromBytes(index.Content)
+		items = append(items, cstorage.ImageBigDataOption{
+			Key: cstorage.ImageDigestManifestBigDataNamePrefix + "-" + d.String(), Data: index.Content, Digest: d,
+		})
+	}
+	return items
+}
+
+// copyByWorker has a worker unpack the image's layers, unless they are present, and copy the image if
+// necessary.
+func (p *Puller) copyByWorker(ctx context.Context, src incoming, present bool, t unpack.Task) (id string, err error) {
 	if err := p.features.Find(ctx, p.Options); err != nil {
 		return "", err
 	}
-	t.Source, t.Store, t.Job, t.Temporary, t.Parallel = src, p.Options, job.Lock, job.Temporary, p.Settings.Load().ParallelLayers
+	t.Source, t.Store, t.Job, t.Temporary, t.Parallel = src.Image, p.Options, src.job.Lock, src.job.Temporary, p.Settings.Load().ParallelLayers
 	t.Unpacking, t.RepeatRoom, t.Cgroups, t.Program = p.Settings.Load().UnpackParallel, p.RepeatRoom, p.Cgroups, p.Program
-	t.Writable = []string{p.Library.GraphRoot(), p.Library.RunRoot(), job.Temporary}
+	t.Writable = []string{p.Library.GraphRoot(), p.Library.RunRoot(), src.job.Temporary}
 	if p.Options.ImageStore != "" {
 		t.Writable = append(t.Writable, p.Options.ImageStore)
 	}
 	t.Downloads = p.Downloads.Begin(reference.Domain(src.Name))
 	defer func() { t.Downloads.End(err) }()
-	if all := src.Layers(); t.Program == nil || len(all) == 0 || layers.Present(p.Library, all) {
-		return t.Copy(ctx)
+	if t.Program == nil || len(src.Layers()) == 0 || present {
+		return p.copyWhole(ctx, src.Image, t)
 	}
 	if err := t.Unpack(ctx); err != nil {
 		return "", blameArchive(err, t.Downloads.Failed())
 	}
-	if !layers.Present(p.Library, src.Layers()) { // somebody has removed one meanwhile
+	unpacked := layers.Present(p.Library, src.Layers())
+	if len(unpacked) == 0 { // somebody has removed one meanwhile
 		return "", cstorage.ErrLayerUnknown
 	}
-	id, err = p.copyPresent(ctx, src, job, t.Events)
+	id, err = p.copyPresent(ctx, src, unpacked, t.Events)
 	if errors.Is(err, source.ErrLayerWanted) {
-		id, err = t.Copy(ctx)
+		id, err = p.copyWhole(ctx, src.Image, t)
+	}
+	return id, err
+}
+
+// copyWhole has a worker copy the image.
+func (p *Puller) copyWhole(ctx context.Context, src *source.Image, t unpack.Task) (string, error) {
+	id, err := t.Copy(ctx)
+	if err == nil {
+		err = p.addIndexes(id, src)
 	}
 	return id, err
 }

@@ -22,8 +22,8 @@ type present struct {
 	synced map[string]fingerprint // by image
 }
 
-// fingerprint is a digest of an image's record and of its layers. It covers the time at which
-// each layer was made, so a layer that was deleted and pulled again has another.
+// fingerprint is a digest of an image's record and of its top layer's id and time. A layer can be
+// deleted only after those above it, so an image of which any was deleted and pulled again has another.
 type fingerprint [sha256.Size]byte
 
 func fingerprintOf(store cstorage.Store, record *cstorage.Image) (fingerprint, error) {
@@ -32,15 +32,14 @@ func fingerprintOf(store cstorage.Store, record *cstorage.Image) (fingerprint, e
 	if err := to.Encode(record); err != nil {
 		return fingerprint{}, err
 	}
-	for id := record.TopLayer; id != ""; {
-		layer, err := store.Layer(id)
+	if record.TopLayer != "" {
+		layer, err := store.Layer(record.TopLayer)
 		if err != nil {
 			return fingerprint{}, err
 		}
 		if err := to.Encode([]any{layer.ID, layer.Created}); err != nil {
 			return fingerprint{}, err
 		}
-		id = layer.Parent
 	}
 	return fingerprint(hash.Sum(nil)), nil
 }
@@ -69,16 +68,12 @@ func (p *present) is(id string, as fingerprint) bool {
 
 // isPresent reports whether a pull of the image would change nothing: the store has it under
 // this name, with these manifests and signatures, whole, and as it was when the manifest
-// of the store was written.
-func (p *Puller) isPresent(ctx context.Context, src *source.Image) bool {
-	id := src.ImageID()
-	if id == "" {
+// of the store was written. record is that of the image in the store, or nil.
+func (p *Puller) isPresent(ctx context.Context, src *source.Image, record *cstorage.Image) bool {
+	if record == nil {
 		return false
 	}
-	record, err := p.Library.Image(id)
-	if err != nil {
-		return false
-	}
+	id := record.ID
 	now, err := fingerprintOf(p.Library, record)
 	if err != nil || !p.present.is(id, now) || record.Digest != src.Manifest() || !slices.Contains(record.Names, src.Name.String()) {
 		return false
@@ -89,6 +84,18 @@ func (p *Puller) isPresent(ctx context.Context, src *source.Image) bool {
 		}
 	}
 	return durable.ImageUsable(p.Library, id) == nil && p.Signatures.Has(ctx, id, src.Manifest(), src.Signatures)
+}
+
+// record returns what the store says of an image, or nil if it is new.
+func (p *Puller) record(src *source.Image) *cstorage.Image {
+	if src.ImageID() == "" { // nobody knows
+		return nil
+	}
+	record, err := p.Library.Image(src.ImageID())
+	if err != nil {
+		return nil
+	}
+	return record
 }
 
 // storedConfig returns an image's config, or nil unless it is stored and whole.

@@ -265,12 +265,13 @@ func (p *Puller) pullOnce(ctx context.Context, n named) error {
 		return err
 	}
 	defer release()
-	if p.isPresent(ctx, src) {
+	record := p.record(src)
+	if p.isPresent(ctx, src, record) {
 		id := src.ImageID()
 		slog.InfoContext(ctx, "image is up to date", "image", id, "name", n.name.String(), "took", time.Since(start))
 		return n.take(ctx, Result{Image: id})
 	}
-	id, err := p.pullImage(ctx, n, src)
+	id, err := p.pullImage(ctx, n, src, record)
 	if err != nil {
 		return err
 	}
@@ -416,10 +417,11 @@ func (p *Puller) boundReach(ctx context.Context, sources int) (context.Context, 
 	return context.WithTimeoutCause(ctx, limit, cause)
 }
 
-// pullImage brings an inspected image into the store, hands it to n.take and returns its id.
-func (p *Puller) pullImage(ctx context.Context, n named, src *source.Image) (id string, err error) {
+// pullImage brings an inspected image into the store, hands it to n.take and returns its id. record is
+// that of the image in the store, or nil.
+func (p *Puller) pullImage(ctx context.Context, n named, src *source.Image, record *cstorage.Image) (id string, err error) {
 	defer src.End()
-	release, err := p.admit(src)
+	release, err := p.admit(src, record)
 	if err != nil {
 		return "", err
 	}
@@ -433,7 +435,7 @@ func (p *Puller) pullImage(ctx context.Context, n named, src *source.Image) (id 
 	}
 	task := unpack.Task{Secrets: n.secrets, Pod: n.request.Cgroup}
 	err = trace.Long(ctx, "copy image", func(ctx context.Context) (err error) {
-		id, err = p.copy(ctx, src, job, task)
+		id, err = p.copy(ctx, incoming{src, job, record == nil}, task)
 		return err
 	})
 	job.End(ctx, err == nil)
@@ -448,28 +450,29 @@ func (p *Puller) pullImage(ctx context.Context, n named, src *source.Image) (id 
 
 // settle removes the name from any other image or artifact, and syncs the image to disk.
 func (p *Puller) settle(ctx context.Context, name reference.Named, id string) error {
-	dropOldNames(ctx, p.Library, id)
+	record := dropOldNames(ctx, p.Library, id)
 	if err := p.Artifacts.Unname(ctx, name.String()); err != nil {
 		return errors.Join(err, p.Library.RemoveNames(id, []string{name.String()})) // so that not both have it
 	}
-	if err := p.sync(ctx, id); err != nil {
+	if err := p.sync(ctx, record); err != nil {
 		slog.WarnContext(ctx, "cannot write the store manifest: the next boot re-verifies the image", "image", id, "err", err)
 	}
 	return nil
 }
 
-// sync returns when the image is on the disk, and the store manifest says so.
-func (p *Puller) sync(ctx context.Context, id string) error {
+// sync returns when everything is on the disk, and the store manifest says so of the image, unless
+// its record is nil.
+func (p *Puller) sync(ctx context.Context, record *cstorage.Image) error {
 	var as fingerprint
-	record, err := p.Library.Image(id)
-	if err == nil {
+	var err error
+	if record != nil {
 		as, err = fingerprintOf(p.Library, record) // before: a later change may miss the manifest
 	}
 	if err := trace.Do(ctx, "write store manifest", p.Manifest.Write); err != nil {
 		return err
 	}
-	if err == nil {
-		p.present.note(id, as)
+	if record != nil && err == nil {
+		p.present.note(record.ID, as)
 	}
 	return nil
 }

@@ -23,7 +23,8 @@ import (
 // signatures would remove those of another registry, and pods that need them could no longer use
 // the image.
 type Stored struct {
-	Store cstorage.Store
+	Store  cstorage.Store
+	Usable func() error // says why the store cannot be used now
 
 	mu    sync.Mutex
 	known map[string]*pulledSignatures // by image
@@ -77,13 +78,19 @@ func (s *Stored) Has(ctx context.Context, image string, manifest digest.Digest, 
 }
 
 // End restores the signatures that pulls have removed from the image. Pulls of the image that
-// are under way will do so as well.
+// are under way will do so as well. Without any signatures it does not use the store.
 func (s *Stored) End(ctx context.Context, image string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	one := s.known[image]
 	if one.pulls--; one.pulls == 0 {
 		delete(s.known, image)
+		if one.of.none() {
+			return nil
+		}
+	}
+	if err := s.Usable(); err != nil {
+		return err
 	}
 	stored := s.read(ctx, image)
 	one.of.note(stored)
@@ -107,6 +114,16 @@ func (s signaturesOf) note(found signaturesOf) {
 	}
 }
 
+// none reports whether there are no signatures.
+func (s signaturesOf) none() bool {
+	for _, blobs := range s {
+		if len(blobs) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // read returns the signatures of an image, without those that cannot be read.
 func (s *Stored) read(ctx context.Context, id string) signaturesOf {
 	record, err := s.Store.Image(id)
@@ -116,6 +133,9 @@ func (s *Stored) read(ctx context.Context, id string) signaturesOf {
 	_, sizes, err := readSizes(record)
 	if err != nil {
 		slog.WarnContext(ctx, "cannot read signatures of stored image", "image", id, "err", err)
+		return nil
+	}
+	if !slices.ContainsFunc(slices.Collect(maps.Values(sizes)), func(list []int) bool { return len(list) > 0 }) {
 		return nil
 	}
 	src, err := OpenStored(ctx, s.Store, record.ID)

@@ -13,6 +13,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 
 	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
@@ -71,16 +72,21 @@ type Arrival interface {
 	Close() error
 }
 
-// Present reports whether the store has all layers of an image, one on top of the other.
-func Present(store cstorage.Store, image []Layer) bool {
-	parent := ""
+// Present returns the records of an image's layers, or nil unless the store has all of them, one on top
+// of the other. It looks for the top layer first, which is the one that is most often missing.
+func Present(store cstorage.Store, image []Layer) []*cstorage.Layer {
+	var contents []digest.Digest
 	for _, l := range image {
-		parent = layerID(parent, l.DiffID)
-		if _, err := store.Layer(parent); err != nil {
-			return false
+		contents = append(contents, l.DiffID)
+	}
+	records := make([]*cstorage.Layer, len(image))
+	for i, id := range slices.Backward(IDs(contents)) {
+		var err error
+		if records[i], err = store.Layer(id); err != nil {
+			return nil
 		}
 	}
-	return len(image) > 0
+	return records
 }
 
 // Top returns the id of an image's top layer, or "" if it has none.

@@ -339,7 +339,7 @@ func TestPutInOrder(t *testing.T) {
 		image = append(image, Layer{Blob: digest.FromString(text), Size: int64(len(text)), DiffID: digest.FromString(text)})
 	}
 	store := &fakeStore{added: map[string]bool{layerID("", image[0].DiffID): true}}
-	if Present(store, image) || !Present(store, image[:1]) || Present(store, nil) {
+	if Present(store, image) != nil || len(Present(store, image[:1])) != 1 || len(Present(store, nil)) != 0 {
 		t.Error("wrong layers are present")
 	}
 	failure := errors.New("failure")
@@ -356,7 +356,7 @@ func TestPutInOrder(t *testing.T) {
 	if len(store.added) != 2 || store.staged != 0 {
 		t.Errorf("added are %v, and %d are left unpacked", store.added, store.staged)
 	}
-	if !Present(store, image[:2]) || Present(store, image[:3]) {
+	if len(Present(store, image[:2])) != 2 || Present(store, image[:3]) != nil {
 		t.Error("wrong layers are present afterwards")
 	}
 }
