@@ -96,11 +96,7 @@ func (c *catalog) load(ctx context.Context, record *cstorage.Image) (image *Imag
 			return nil, false, fmt.Errorf("its %s is too large (%d bytes): %w", name, size, fault.Invalid)
 		}
 	}
-	layers, err := durable.UsableLayers(c.store, record.TopLayer)
-	if err != nil {
-		return nil, false, err
-	}
-	spec, estimate, err := readSpec(ctx, c.store, record.ID)
+	layers, err := durable.RecordedLayers(c.store, record.TopLayer)
 	if err != nil {
 		return nil, false, err
 	}
@@ -108,12 +104,16 @@ func (c *catalog) load(ctx context.Context, record *cstorage.Image) (image *Imag
 	if err != nil {
 		return nil, false, err
 	}
-	size, measured, err := c.usage.ofImage(record.ID, layers)
+	spec, err := specOf(ctx, c.store, record.ID, manifest)
 	if err != nil {
 		return nil, false, err
 	}
-	if !measured {
-		size = uint64(max(estimate, 0))
+	size, measured, err := c.usage.ofImage(record.ID, layers)
+	if err == nil && !measured {
+		size, err = estimate(ctx, c.store, record.ID)
+	}
+	if err != nil {
+		return nil, false, err
 	}
 	return &Image{
 		ID:          record.ID,

@@ -2,11 +2,13 @@ package storage
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	imagetransport "go.podman.io/image/v5/storage"
+	"go.podman.io/image/v5/types"
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -21,36 +23,59 @@ const (
 	maxKeptSum = 32 << 20 // bytes, for all images
 )
 
-// readSpec reads the whole config of a stored image, and the image's size.
-func readSpec(ctx context.Context, store cstorage.Store, id string) (*imagespec.Image, int64, error) {
-	ref, err := imagetransport.Transport.NewStoreReference(store, nil, id)
-	if err != nil {
-		return nil, 0, err
+// specOf reads the whole config of a stored image with this manifest.
+func specOf(ctx context.Context, store cstorage.Store, id string, manifest []byte) (*imagespec.Image, error) {
+	if raw := source.StoredConfig(store, id, manifest); raw != nil {
+		if err := source.CheckConfig(raw); err != nil {
+			return nil, err
+		}
+		spec := new(imagespec.Image)
+		return spec, json.Unmarshal(raw, spec)
 	}
-	stored, err := ref.NewImage(ctx, nil)
-	if errors.Is(err, cstorage.ErrLayerUnknown) {
-		err = fmt.Errorf("%w: %w", durable.ErrLayersLost, err)
-	}
+	stored, err := openStored(ctx, store, id) // the format may be one that only the library knows
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	defer func() { _ = stored.Close() }()
 	raw, err := stored.ConfigBlob(ctx)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	if err := source.CheckConfig(raw); err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	spec, err := stored.OCIConfig(ctx)
 	if err == nil {
 		err = source.CheckUser(spec.Config.User) // Docker's oldest format has no config, but a user
 	}
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
+	return spec, nil
+}
+
+// estimate returns the size of an image as the library reckons it.
+func estimate(ctx context.Context, store cstorage.Store, id string) (uint64, error) {
+	stored, err := openStored(ctx, store, id)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = stored.Close() }()
 	size, err := stored.Size()
-	return spec, size, err
+	return uint64(max(size, 0)), err
+}
+
+// openStored opens a stored image. The library looks up each of its layers for that.
+func openStored(ctx context.Context, store cstorage.Store, id string) (types.ImageCloser, error) {
+	ref, err := imagetransport.Transport.NewStoreReference(store, nil, id)
+	if err != nil {
+		return nil, err
+	}
+	stored, err := ref.NewImage(ctx, nil)
+	if errors.Is(err, cstorage.ErrLayerUnknown) {
+		err = fmt.Errorf("%w: %w", durable.ErrLayersLost, err)
+	}
+	return stored, err
 }
 
 // runConfig returns the part of a config from which containers are made.
@@ -111,7 +136,8 @@ func (s *Store) Spec(ctx context.Context, image *Image) (*imagespec.Image, error
 	if err := s.locks.Await(ctx, durable.ToRead); err != nil {
 		return nil, fmt.Errorf("read image config: %w", err)
 	}
-	spec, _, err := readSpec(ctx, s.store, image.ID)
+	manifest, _ := s.store.ImageBigData(image.ID, cstorage.ImageDigestBigDataKey) // without one, specOf says what is wrong
+	spec, err := specOf(ctx, s.store, image.ID, manifest)
 	if errors.Is(err, imagetransport.ErrNoSuchImage) || errors.Is(err, cstorage.ErrImageUnknown) {
 		err = fmt.Errorf("image %s %w", image.ID, fault.NotFound)
 	}

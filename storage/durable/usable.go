@@ -21,11 +21,37 @@ func UsableLayers(store cstorage.Store, top string) ([]string, error) {
 	if top == "" {
 		return nil, nil
 	}
-	if _, err := store.Layer(top); errors.Is(err, cstorage.ErrLayerUnknown) {
-		return nil, fmt.Errorf("%w: layer %s has no record", ErrLayersLost, top)
-	} else if err != nil {
+	if _, err := recordOf(store, top); err != nil {
 		return nil, err
 	}
+	return usableDirs(store, top)
+}
+
+// RecordedLayers is UsableLayers for layers that all must have records.
+func RecordedLayers(store cstorage.Store, top string) ([]string, error) {
+	if top == "" {
+		return nil, nil
+	}
+	for id := top; id != ""; {
+		layer, err := recordOf(store, id)
+		if err != nil {
+			return nil, err
+		}
+		id = layer.Parent
+	}
+	return usableDirs(store, top)
+}
+
+func recordOf(store cstorage.Store, id string) (*cstorage.Layer, error) {
+	layer, err := store.Layer(id)
+	if errors.Is(err, cstorage.ErrLayerUnknown) {
+		return nil, fmt.Errorf("%w: layer %s has no record", ErrLayersLost, id)
+	}
+	return layer, err
+}
+
+// usableDirs returns the directories of a layer and of all layers below it.
+func usableDirs(store cstorage.Store, top string) ([]string, error) {
 	dirs, err := LayerDirs(store, top)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %w", ErrLayersLost, err)

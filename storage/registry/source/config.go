@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	"go.podman.io/image/v5/manifest"
+	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
 )
@@ -50,4 +52,27 @@ func CheckUser(user string) error {
 		return fmt.Errorf("image config: its user has %d bytes, more than %d: %w", len(user), MaxUser, fault.Invalid)
 	}
 	return nil
+}
+
+// StoredConfig returns the config of a stored image with this manifest, or nil if the manifest is in a
+// format for which only the library knows it, or the config is not whole.
+func StoredConfig(store cstorage.Store, id string, content []byte) []byte {
+	var m imagespec.Manifest
+	if json.Unmarshal(content, &m) != nil || m.Config.Digest.Validate() != nil {
+		return nil
+	}
+	switch manifest.GuessMIMEType(content) {
+	case imagespec.MediaTypeImageManifest:
+		if m.Config.MediaType != imagespec.MediaTypeImageConfig {
+			return nil
+		}
+	case manifest.DockerV2Schema2MediaType:
+	default:
+		return nil
+	}
+	config, err := store.ImageBigData(id, m.Config.Digest.String())
+	if err != nil || m.Config.Digest.Algorithm().FromBytes(config) != m.Config.Digest {
+		return nil
+	}
+	return config
 }
