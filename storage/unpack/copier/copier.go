@@ -59,7 +59,7 @@ func copyImage(ctx context.Context, client *worker.Client, order Order) (string,
 	if err != nil {
 		return "", err
 	}
-	store := layers.Library(ctx, plain, layers.NewUnpacker(plain, order.RepeatRoom))
+	store := layers.Library(ctx, plain, layers.NewUnpacker(plain, order.Temporary, order.RepeatRoom))
 	sys := &types.SystemContext{BigFilesTemporaryDir: order.Temporary, BlobInfoCacheDir: filepath.Join(os.DevNull, "none")}
 	src := &handedReference{ImageReference: ref, source: handedSource{Documents: order.Documents, ref: ref, signatures: order.Signatures, client: client}}
 	events := make(chan types.ProgressProperties, 64)

@@ -70,6 +70,9 @@ func (s *staged) Drop() error {
 		return nil
 	}
 	s.counted.forget()
+	if s.split != "" {
+		_ = os.Remove(s.split) // if it stays, it goes with its directory
+	}
 	if s.out == nil || s.out.Target == "" {
 		return nil
 	}
@@ -82,7 +85,7 @@ func (s *staged) inherit(ctx context.Context, parent string) error {
 	if parent == "" || len(s.result.Implied) == 0 {
 		return nil
 	}
-	driver, err := s.unpacker.store.GraphDriver()
+	driver, err := s.unpacker.driver()
 	if err != nil {
 		return err
 	}
@@ -106,13 +109,14 @@ func (s *staged) inherit(ctx context.Context, parent string) error {
 
 // moveSplit moves the tar-split data to where the library has those of a layer. Without a record
 // the file means nothing. Given to the library, the data would be compressed while all layers are
-// locked.
+// locked. The library syncs the file system of the records before it completes that of the layer.
 func (s *staged) moveSplit(to string) error {
-	err := os.Rename(s.split, to)
-	if !errors.Is(err, unix.EXDEV) {
-		return err
+	if s.unpacker.store.ImageStore() == "" { // layers and their tar-split data are in one file system
+		if err := os.Rename(s.split, to); !errors.Is(err, unix.EXDEV) {
+			return err
+		}
 	}
-	from, err := os.Open(s.split) // layers are in an imagestore, with a file system of its own
+	from, err := os.Open(s.split)
 	if err != nil {
 		return err
 	}
@@ -125,5 +129,5 @@ func (s *staged) moveSplit(to string) error {
 	if err == nil {
 		err = file.Sync()
 	}
-	return errors.Join(err, file.Close())
+	return errors.Join(err, file.Close(), os.Remove(s.split))
 }

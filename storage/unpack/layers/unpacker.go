@@ -31,16 +31,21 @@ type Record struct {
 // layers: several side by side, each without the layer below it, and adds them in their order.
 // What layers contain stays within bounds.
 type Unpacker struct {
-	store cstorage.Store
-	image image
+	store  cstorage.Store
+	dir    string // for tar-split data of layers that are not added yet
+	driver func() (drivers.Driver, error)
+	image  image
 	*repeats
 	unnoted map[string]int64 // sizes of blobs that records lack, by layer
 }
 
-// NewUnpacker returns an unpacker for one image. Layers that repeat others may unpack to room bytes
-// in any case.
-func NewUnpacker(store cstorage.Store, room int64) *Unpacker {
-	return &Unpacker{store: store, image: image{lookups: extract.MaxLookups}, repeats: newRepeats(room), unnoted: map[string]int64{}}
+// NewUnpacker returns an unpacker for one image, with a directory for files that are moved into the
+// store. Layers that repeat others may unpack to room bytes in any case.
+func NewUnpacker(store cstorage.Store, dir string, room int64) *Unpacker {
+	return &Unpacker{
+		store: store, dir: dir, driver: sync.OnceValues(store.GraphDriver),
+		image: image{lookups: extract.MaxLookups}, repeats: newRepeats(room), unnoted: map[string]int64{},
+	}
 }
 
 // Stage implements Target.
@@ -63,7 +68,7 @@ type staged struct {
 	extract  func(dir string, ignoreChown bool) error
 	result   extract.Result
 	files    diskusage.Usage
-	split    string // file with the compressed tar-split data
+	split    string // file with the compressed tar-split data; empty: there is none yet
 	out      *drivers.DriverWithDifferOutput
 	added    bool
 }
@@ -76,7 +81,6 @@ func (s *staged) ApplyDiff(dest string, options *archive.TarOptions, staging *dr
 	if options.WhiteoutFormat != archive.OverlayWhiteoutFormat || options.ForceMask != nil || staging.Format != drivers.DifferOutputFormatDir {
 		return drivers.DriverWithDifferOutput{}, errors.ErrUnsupported // crius refuses such a configuration
 	}
-	s.split = filepath.Join(staging.StagingDirectory, "tar-split")
 	err := s.extract(dest, options.IgnoreChownErrors)
 	err = sweptMeanwhile(staging.StagingDirectory, err)
 	s.extract = nil // and all that it needs
@@ -112,17 +116,14 @@ func (s *staged) extractFrom(ctx context.Context, content io.Reader, dir string,
 		return err
 	}
 	defer root.Close()
-	split, err := os.OpenFile(s.split, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	split, err := os.CreateTemp(s.unpacker.dir, "tar-split-")
 	if err != nil {
 		return err
 	}
+	s.split = split.Name()
 	compressed := compressors.Get().(*gzip.Writer)
 	defer compressors.Put(compressed)
 	compressed.Reset(split)
 	s.result, err = extract.Layer(ctx, extract.Order{Content: content, Dir: root, Split: compressed, Check: s.counted, IgnoreChown: ignoreChown})
-	err = errors.Join(err, compressed.Close())
-	if err == nil {
-		err = split.Sync()
-	}
-	return errors.Join(err, split.Close())
+	return errors.Join(err, compressed.Close(), split.Close())
 }

@@ -57,7 +57,7 @@ func (c *Client) putLayers(ctx context.Context, order wire.Order) error {
 		return err
 	}
 	in := layers.Intake{
-		Store: store, Into: layers.NewUnpacker(store, order.RepeatRoom), Dir: order.Temporary,
+		Store: store, Into: layers.NewUnpacker(store, order.Temporary, order.RepeatRoom), Dir: order.Temporary,
 		Parallel: max(order.Parallel, 1), Unpack: max(order.Unpack, 1),
 		Fetch: func(l layers.Layer) (layers.Arrival, error) { return c.Fetch(wire.Blob{Digest: l.Blob, Size: l.Size}) },
 		Added: func(l layers.Layer) { c.Send(wire.Message{Added: &wire.Blob{Digest: l.Blob, Size: l.Size}}) },
