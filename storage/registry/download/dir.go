@@ -62,7 +62,15 @@ type Dir struct {
 	reserved map[string]int   // number of pulls that will use a file, by its name
 	turns    map[string]int   // number of turns in a row that could not resume a file, by its name
 	timer    *time.Timer      // of the next sweep, nil if nothing is kept
+	spare    spare            // files that no pull uses, at least so many; nobody knows before the first sweep
 	closed   bool
+}
+
+// spare is a number of files and of their bytes.
+type spare struct {
+	files int
+	bytes int64
+	known bool
 }
 
 // In returns the directory Name in parent, which Fetch creates. It reads and writes nothing yet.
@@ -280,12 +288,24 @@ func (p *part) has(b byte, at int64) (bool, error) {
 	return err == nil && stored[0] == b, err
 }
 
-// unpacked notes that the layer of a part is in the store.
+// unpacked notes that the layer of a part is in the store. As long as the file can be kept in any case,
+// the directory is not read: an image may have a hundred layers.
 func (d *Dir) unpacked(p *part) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	p.unpacked = p.users == 1
-	d.sweep()
+	if p.unpacked = p.users == 1; !p.unpacked {
+		return
+	}
+	size, err := p.size()
+	d.spare.files++
+	d.spare.bytes += size
+	var disk unix.Statfs_t
+	if err == nil {
+		err = unix.Statfs(d.parent, &disk)
+	}
+	if err != nil || !d.spare.known || d.spare.files > d.Limits.Files || d.spare.bytes > d.share(&disk) {
+		d.sweep()
+	}
 }
 
 // release ends the use of parts by a pull, and its reservations. A file that no pull uses any more
@@ -347,6 +367,7 @@ func (d *Dir) sweep() {
 		return
 	}
 	files, sum, room := d.unneeded()
+	defer func() { d.spare = spare{len(files), sum, true} }()
 	oldestFirst(files)
 	for len(files) > 0 {
 		oldest := files[0]
@@ -425,7 +446,7 @@ func (d *Dir) read(show func([]os.DirEntry)) (room int64, err error) {
 	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
 		return 0, os.NewSyscallError("fstatfs", err)
 	}
-	room = int64(min(st.Bavail*uint64(st.Bsize), math.MaxInt64)) / d.Limits.Share
+	room = d.share(&st)
 	for {
 		entries, err := dir.ReadDir(batch)
 		show(entries)
@@ -436,6 +457,11 @@ func (d *Dir) read(show func([]os.DirEntry)) (room int64, err error) {
 			return room, err
 		}
 	}
+}
+
+// share returns how many bytes of files may be kept on a disk.
+func (d *Dir) share(disk *unix.Statfs_t) int64 {
+	return int64(min(disk.Bavail*uint64(disk.Bsize), math.MaxInt64)) / d.Limits.Share
 }
 
 // linked reports whether a file has a second name.

@@ -648,6 +648,39 @@ func TestSweep(t *testing.T) {
 	}
 }
 
+// The files of layers that are in the store go as soon as there are too many, and until then the directory
+// is not read for each.
+func TestSweepOfUnpackedFiles(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	d.Limits.Files = 2
+	var parts []*part
+	for i := range 3 {
+		p, err := d.open(types.BlobInfo{Digest: digest.FromString(fmt.Sprint(i)), Size: 1}, "registry.test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.file.WriteString("x"); err != nil {
+			t.Fatal(err)
+		}
+		parts = append(parts, p)
+	}
+	d.unpacked(parts[0])
+	write(t, d, "empty", 0, 0)
+	d.unpacked(parts[1])
+	if left := names(t, d); len(left) != 4 {
+		t.Errorf("left after two: %q", left)
+	}
+	d.unpacked(parts[2])
+	if left := names(t, d); len(left) != 2 || slices.Contains(left, "empty") {
+		t.Errorf("left after three: %q", left)
+	}
+	d.release(parts, nil, false, true)
+	if left := names(t, d); len(left) != 0 {
+		t.Errorf("left at the end: %q", left)
+	}
+}
+
 // A file that has become too old is deleted without a pull.
 func TestSweepByTime(t *testing.T) {
 	t.Parallel()

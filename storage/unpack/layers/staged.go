@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	cstorage "go.podman.io/storage"
@@ -58,6 +59,7 @@ func (s *staged) Add(ctx context.Context, id, parent string, as Record) error {
 	}
 	layer := diskusage.Layer{Dir: filepath.Join(root, "overlay", id), Split: split}
 	_, _ = layer.NoteWith(s.files) // if it fails, the server measures the layer
+	s.unpacker.below.grow(parent, id, filepath.Join(layer.Dir, "diff"))
 	s.added, s.result.Implied = true, nil
 	s.unpacker.added(as.Content, s.result.Size+s.counted.mine.holes) // the library does not count holes
 	s.unpacker.unnoted[id] = as.Size
@@ -85,26 +87,57 @@ func (s *staged) inherit(ctx context.Context, parent string) error {
 	if parent == "" || len(s.result.Implied) == 0 {
 		return nil
 	}
-	driver, err := s.unpacker.driver()
+	below, err := s.unpacker.below.of(parent)
 	if err != nil {
 		return err
-	}
-	metadata, err := driver.Metadata(parent)
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("layer %s: %w", parent, cstorage.ErrParentUnknown)
-	}
-	if err != nil {
-		return err
-	}
-	below := []string{metadata["UpperDir"]}
-	if lower := metadata["LowerDir"]; lower != "" {
-		below = append(below, strings.Split(lower, ":")...) // overlay takes no colon in a directory either
 	}
 	err = s.result.Implied.Inherit(ctx, s.out.Target, below, &s.unpacker.image.lookups)
 	if errors.Is(err, extract.ErrBelowMissing) {
 		return fmt.Errorf("layer %s: %w: %w", parent, err, cstorage.ErrParentUnknown)
 	}
 	return err
+}
+
+// stack is a layer in the store with the directories of it and of all layers below it, from the top. The
+// library looks at each of them to say where they are.
+type stack struct {
+	store cstorage.Store
+	top   string
+	dirs  []string // empty: not known
+}
+
+// of returns the directories of a layer and of those below it.
+func (s *stack) of(layer string) ([]string, error) {
+	if s.top == layer && len(s.dirs) > 0 {
+		return s.dirs, nil
+	}
+	driver, err := s.store.GraphDriver()
+	if err != nil {
+		return nil, err
+	}
+	metadata, err := driver.Metadata(layer)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("layer %s: %w", layer, cstorage.ErrParentUnknown)
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.top, s.dirs = layer, []string{metadata["UpperDir"]}
+	if lower := metadata["LowerDir"]; lower != "" {
+		s.dirs = append(s.dirs, strings.Split(lower, ":")...) // overlay takes no colon in a directory either
+	}
+	return s.dirs, nil
+}
+
+// grow notes a layer that was added above another, which may be none.
+func (s *stack) grow(parent, layer, dir string) {
+	if parent != "" && (s.top != parent || len(s.dirs) == 0) {
+		return
+	}
+	if parent == "" {
+		s.dirs = nil
+	}
+	s.top, s.dirs = layer, slices.Insert(s.dirs, 0, dir)
 }
 
 // moveSplit moves the tar-split data to where the library has those of a layer. Without a record

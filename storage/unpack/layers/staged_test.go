@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -31,6 +32,23 @@ func TestSweptLayerIsNotToBlame(t *testing.T) {
 	for _, err := range []error{nil, invalid} {
 		if got := sweptMeanwhile(dir, err); !swept(got) || errors.Is(got, fault.Invalid) {
 			t.Errorf("%v became %v", err, got)
+		}
+	}
+}
+
+// The library is asked only for the directories of layers that it has had before.
+func TestStackGrows(t *testing.T) {
+	t.Parallel()
+	s := stack{store: &fakeStore{}}
+	s.grow("", "a", "/a")
+	s.grow("a", "b", "/b")
+	if dirs, err := s.of("b"); err != nil || !slices.Equal(dirs, []string{"/b", "/a"}) {
+		t.Errorf("%q, %v", dirs, err)
+	}
+	s.grow("other", "c", "/c")
+	for _, unknown := range []string{"a", "c", "other"} {
+		if dirs, err := s.of(unknown); err == nil {
+			t.Errorf("%s: %q without the library", unknown, dirs)
 		}
 	}
 }

@@ -31,10 +31,10 @@ type Record struct {
 // layers: several side by side, each without the layer below it, and adds them in their order.
 // What layers contain stays within bounds.
 type Unpacker struct {
-	store  cstorage.Store
-	dir    string // for tar-split data of layers that are not added yet
-	driver func() (drivers.Driver, error)
-	image  image
+	store cstorage.Store
+	dir   string // for tar-split data of layers that are not added yet
+	below stack  // the layer that was added last
+	image image
 	*repeats
 	unnoted map[string]int64 // sizes of blobs that records lack, by layer
 }
@@ -43,7 +43,7 @@ type Unpacker struct {
 // store. Layers that repeat others may unpack to room bytes in any case.
 func NewUnpacker(store cstorage.Store, dir string, room int64) *Unpacker {
 	return &Unpacker{
-		store: store, dir: dir, driver: sync.OnceValues(store.GraphDriver),
+		store: store, dir: dir, below: stack{store: store},
 		image: image{lookups: extract.MaxLookups}, repeats: newRepeats(room), unnoted: map[string]int64{},
 	}
 }
