@@ -76,7 +76,7 @@ func (r *cli) Restore(ctx context.Context, ref Ref, spec *specs.Spec, io IO, fro
 	if err != nil {
 		return nil, restoreFailed(err, filepath.Join(ref.Dir, restoreLog))
 	}
-	if err := cmp.Or(checkHeld(client.PID(), ref.Cgroup, spec), checkMasks(client.PID(), spec.Linux)); err != nil {
+	if err := cmp.Or(checkHeld(client.PID(), ref.Cgroup, spec), checkMasks(client.PID(), spec.Linux), checkMounts(client.PID(), ref.Rootfs(), spec)); err != nil {
 		_ = client.Close()
 		return nil, err
 	}

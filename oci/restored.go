@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -27,7 +28,7 @@ import (
 // they continue.
 
 func mismatch(what string, had, wanted any) error {
-	return fmt.Errorf("%s of the checkpoint and of the request differ: %.200v and %.200v; restore it with the request that it was made from: %w", what, had, wanted, fault.Precondition)
+	return fmt.Errorf("%s of the checkpoint and of the request differ: %.200s and %.200s; restore it with the request that it was made from: %w", what, fmt.Sprint(had), fmt.Sprint(wanted), fault.Precondition)
 }
 
 // compareSpecs refuses a request for which a container of the checkpoint does not do. dumped is the spec of that
@@ -207,15 +208,41 @@ func checkHeld(init int, group string, spec *specs.Spec) error {
 		if in == own { // the runtime's helpers
 			continue
 		}
-		if err := checkTasks(pid, spec); err != nil {
+		if err := cmp.Or(checkNamespaces(pid, init), checkTasks(pid, spec)); err != nil {
 			return fmt.Errorf("restored process %d: %w", pid, err)
 		}
 	}
-	in, err := pidNamespace(strconv.Itoa(init))
-	if err == nil && in == own {
-		err = fmt.Errorf("the restored container is in the PID namespace of the node: %w", fault.Precondition)
+	return checkInit(init, spec.Linux.Namespaces)
+}
+
+// checkInit refuses a container whose first process is not in the namespaces of its request: its own, or the pod's. That
+// of cgroups is only a view, whose cgroups have been looked at.
+func checkInit(init int, namespaces []specs.LinuxNamespace) error {
+	for _, n := range namespaces {
+		if n.Type == specs.CgroupNamespace {
+			continue
+		}
+		kind := string(n.Type)
+		if short, ok := map[specs.LinuxNamespaceType]string{specs.MountNamespace: "mnt", specs.NetworkNamespace: "net"}[n.Type]; ok {
+			kind = short
+		}
+		in, err := os.Stat(fmt.Sprintf("/proc/%d/ns/%s", init, kind))
+		if err != nil {
+			return err
+		}
+		with, joined := n.Path, n.Path != ""
+		if !joined {
+			with = "/proc/self/ns/" + kind
+		}
+		other, err := os.Stat(with)
+		if err != nil {
+			return err
+		}
+		if os.SameFile(in, other) != joined {
+			return fmt.Errorf("the restored container is not in the %s namespace of its request: %w", n.Type, fault.Precondition)
+		}
 	}
-	return err
+	return nil
 }
 
 // besides returns the other processes in the PID namespace of one, wherever their cgroups are. The dead
@@ -246,6 +273,25 @@ func isDead(dir string) bool {
 }
 
 func pidNamespace(pid string) (string, error) { return os.Readlink("/proc/" + pid + "/ns/pid") }
+
+// checkNamespaces refuses a process in other namespaces than the first one of its container, whose mounts and network
+// nobody has looked at.
+func checkNamespaces(pid, init int) error {
+	for _, kind := range []string{"mnt", "net", "ipc", "uts", "user"} {
+		of, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", init, kind))
+		if err != nil {
+			return err
+		}
+		in, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
+		if err != nil {
+			return err
+		}
+		if in != of {
+			return fmt.Errorf("it is in a namespace of its own, %s, and the first process of the container in %s: %w", in, of, fault.Precondition)
+		}
+	}
+	return nil
+}
 
 func checkTasks(pid int, spec *specs.Spec) error {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))

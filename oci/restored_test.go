@@ -3,6 +3,8 @@ package oci
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"os"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -146,9 +148,46 @@ func TestStatusOfRestoredProcess(t *testing.T) {
 			t.Fatalf("%q is not in the status", c.was)
 		}
 		err := checkStatus(parseStatus(strings.Replace(c.status, c.was, c.now, 1)), c.of, c.filtered)
+		if err != nil && strings.Contains(err.Error(), "0000000000000000000") {
+			t.Errorf("not to be read: %v", err)
+		}
 		if c.words == "" && err != nil || c.words != "" && (!errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), c.words)) {
 			t.Errorf("%q for %q: %v, want %q", c.now, c.was, err, c.words)
 		}
+	}
+}
+
+// The namespaces of a restored container are those of its request, and its processes are in them.
+func TestNamespacesOfRestoredProcesses(t *testing.T) {
+	t.Parallel()
+	apart := exec.CommandContext(t.Context(), "sleep", "1000")
+	apart.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWPID}
+	if err := apart.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = apart.Wait() }) // killed with the context of the test
+	pid := apart.Process.Pid
+	at := func(kind string) string { return fmt.Sprintf("/proc/%d/ns/%s", pid, kind) }
+	for _, c := range []struct {
+		asked specs.LinuxNamespace
+		bad   bool
+	}{
+		{specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: at("net")}, false},
+		{specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: "/proc/self/ns/net"}, true},
+		{specs.LinuxNamespace{Type: specs.PIDNamespace}, false},
+		{specs.LinuxNamespace{Type: specs.UTSNamespace, Path: "/proc/self/ns/uts"}, false},
+		{specs.LinuxNamespace{Type: specs.MountNamespace}, true},
+		{specs.LinuxNamespace{Type: specs.IPCNamespace}, true},
+	} {
+		if err := checkInit(pid, []specs.LinuxNamespace{c.asked}); errors.Is(err, fault.Precondition) != c.bad || !c.bad && err != nil {
+			t.Errorf("%+v: %v", c.asked, err)
+		}
+	}
+	if err := checkNamespaces(pid, pid); err != nil {
+		t.Error(err)
+	}
+	if err := checkNamespaces(os.Getpid(), pid); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "net:[") {
+		t.Errorf("a process in another network: %v", err)
 	}
 }
 

@@ -258,7 +258,7 @@ func TestShmRejects(t *testing.T) {
 func TestParse(t *testing.T) {
 	t.Parallel()
 	const cgroup = `41 31 0:38 /a\040b /sys/fs/cgroup/x\134y rw,relatime shared:7 master:3 - cgroup none rw,cpu,cpuacct`
-	want := Info{Device: "0:38", Root: "/a b", Point: `/sys/fs/cgroup/x\y`, Type: "cgroup", Source: "none", Options: "rw,cpu,cpuacct", Shared: true, Slave: true}
+	want := Info{ID: 41, Flags: "rw,relatime", Device: "0:38", Root: "/a b", Point: `/sys/fs/cgroup/x\y`, Type: "cgroup", Source: "none", Options: "rw,cpu,cpuacct", Shared: true, Slave: true}
 	if got, ok := parse(cgroup); !ok || got != want {
 		t.Errorf("parse = %+v, %v", got, ok)
 	}

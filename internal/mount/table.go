@@ -8,17 +8,20 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 )
 
 // Info is one line of the kernel's mount table.
 type Info struct {
+	ID      int    // of the mount, as long as it exists
 	Device  string // of the file system, as MAJOR:MINOR
 	Root    string // directory of the file system that is visible at Point
 	Point   string // where it is mounted
 	Type    string // file system type, such as "cgroup2"
 	Source  string // what is mounted, such as /dev/sda1; a file system may choose any text
 	Options string // options of the file system (not of the mount), comma-separated
+	Flags   string // options of the mount, comma-separated
 
 	ReadOnly bool // nothing can be written through this mount
 	Shared   bool // mounts below it propagate to its peers, and theirs to it
@@ -154,7 +157,12 @@ func parse(line string) (Info, bool) {
 	if len(m) < 6 || len(f) < 3 {
 		return Info{}, false
 	}
+	id, err := strconv.Atoi(m[0])
+	if err != nil {
+		return Info{}, false
+	}
 	info := Info{
+		ID: id, Flags: m[5],
 		Device: m[2], Root: unescape(m[3]), Point: unescape(m[4]), Type: f[0], Source: unescape(f[1]), Options: f[2],
 		ReadOnly: slices.Contains(strings.Split(m[5], ","), "ro"),
 	}

@@ -196,19 +196,28 @@ func sumOf(t *testing.T, dir string) string {
 func resign(t *testing.T, keys, dir, name string, change func(text []byte) []byte) {
 	t.Helper()
 	file := filepath.Join(dir, name)
-	text := change([]byte(read(t, file)))
-	must(t, os.WriteFile(file, text, 0o600))
+	must(t, os.WriteFile(file, change([]byte(read(t, file))), 0o600))
+	sign(t, keys, dir)
+}
+
+// sign signs for all that is in the directory of a checkpoint, as it is now.
+func sign(t *testing.T, keys, dir string) {
+	t.Helper()
 	var m checkpoint.PodManifest
 	must(t, json.Unmarshal([]byte(read(t, filepath.Join(dir, checkpoint.Manifest))), &m))
-	for i, f := range m.Files {
-		if f.Path == name {
-			sum := sha256.Sum256(text)
-			m.Files[i].Size, m.Files[i].SHA256 = int64(len(text)), hex.EncodeToString(sum[:])
-		}
-	}
 	for _, file := range []string{checkpoint.Manifest, checkpoint.Signature} {
 		must(t, os.Remove(filepath.Join(dir, file)))
 	}
+	m.Files = nil
+	must(t, filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		sum := sha256.Sum256(text)
+		m.Files = append(m.Files, checkpoint.File{Path: strings.TrimPrefix(path, dir+"/"), Size: int64(len(text)), SHA256: hex.EncodeToString(sum[:])})
+		return err
+	}))
 	key, err := checkpoint.NodeKey(keys)
 	must(t, err)
 	target, err := checkpoint.OpenTarget(dir)
