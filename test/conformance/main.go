@@ -27,8 +27,6 @@ import (
 	"slices"
 	"syscall"
 
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-
 	"github.com/crius-run/crius/test/kit/claim"
 	"github.com/crius-run/crius/test/kit/critest"
 	"github.com/crius-run/crius/test/kit/node"
@@ -142,11 +140,6 @@ func run(ctx context.Context, suite *critest.Suite, handler string) (_ *critest.
 	if err != nil {
 		return nil, fmt.Errorf("%w\nend of the server's log:\n%s", err, n.LogTail(20))
 	}
-	if r.Failed() {
-		if err := removePods(ctx, n.Runtime()); err != nil {
-			r.Fail("removal of the pods that failed specs have left", err.Error())
-		}
-	}
 	if err := n.Clean(ctx, empty, wait.Limit); err != nil {
 		r.Fail("what is left", err.Error())
 	}
@@ -157,23 +150,6 @@ func run(ctx context.Context, suite *critest.Suite, handler string) (_ *critest.
 		r.Fail("the server's log", fault)
 	}
 	return r, nil
-}
-
-// removePods removes all pods: specs that fail leave theirs.
-func removePods(ctx context.Context, r cri.RuntimeServiceClient) error {
-	list, err := r.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
-	if err != nil {
-		return err
-	}
-	for _, p := range list.Items {
-		if _, err := r.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: p.Id}); err != nil {
-			return fmt.Errorf("stop pod %s: %w", p.Metadata.GetName(), err)
-		}
-		if _, err := r.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: p.Id}); err != nil {
-			return fmt.Errorf("remove pod %s: %w", p.Metadata.GetName(), err)
-		}
-	}
-	return nil
 }
 
 // settle runs a few pods of the suite, so that permanent objects made by the
