@@ -164,7 +164,7 @@ powercut: ## Cut the power of machines again and again, and look what crius make
 
 .PHONY: bench
 bench: ## Measure crius beside a current containerd. ROW=pods: only that; ROW=big SIZE=10G: an image of that size, on the disk; CONTAINERD=debian; OUT=page.md RAW=tables.md JSON=file: write it down.
-	@test/setup.sh test conmon containerd
+	@test/setup.sh test conmon containerd $(if $(filter checkpoint,$(ROW)),python3)
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/bench $(if $(OUT),-out '$(OUT)') $(if $(RAW),-raw '$(RAW)') $(if $(JSON),-json '$(JSON)') $(if $(CONTAINERD),-containerd '$(CONTAINERD)') $(ROW)
 
 .PHONY: budgets

@@ -4,8 +4,8 @@
 //	go run ./test/bench load -endpoint unix:///run/containerd/containerd.sock -image IMAGE -n 100 -parallel 8
 //
 // A row is one measurement; without an argument all rows are measured, except
-// "big", which needs a disk with much room, and "scale", which takes a quarter of
-// an hour. It needs root and the peers' Debian packages, which `make bench`
+// "big", which needs a disk with much room, "checkpoint", which needs criu, and
+// "scale", which takes a quarter of an hour. It needs root and the peers' Debian packages, which `make bench`
 // installs. It prints medians of rounds in which crius and its peers take turns,
 // so that a temporarily busy machine affects all. A row fails unless what it
 // measures has worked, and has left nothing behind.
@@ -58,6 +58,7 @@ var rows = []row{
 // apart are rows that are measured only if named.
 var apart = []row{
 	{"big", "An image of 10 GB, on the disk: time, memory and room, what is fetched again, and what reading a little of one takes.", bigRow},
+	{"checkpoint", "Containers and pods are checkpointed, and pods restored beside new ones; crius alone, with criu and Python.", checkpointRow},
 	{"scale", "500 pods with 2000 containers, and a kubelet's calls at fixed rates for a minute.", scaleRow},
 }
 

@@ -53,7 +53,7 @@ func newCrius(ctx context.Context, handler string) (*server, error) {
 
 // newCriusOn is the same on another node.
 func newCriusOn(ctx context.Context, handler string, o node.Options) (_ *server, err error) {
-	o.Config = `log_level = "info"`
+	o.Config = "log_level = \"info\"\n" + o.Config
 	n, err := node.New(ctx, o)
 	if err != nil {
 		return nil, err
