@@ -29,14 +29,15 @@ func NewReaper() (*Reaper, error) {
 	return &Reaper{}, nil
 }
 
-// soon is how long after a death the zombies are looked at that can be nobody's.
-const soon = 20 * time.Millisecond
+// soon is how long after a death zombies are reaped for which nothing should wait. If something
+// does, it has come first by then.
+const soon = 100 * time.Millisecond
 
 // Run reaps until ctx ends. It leaves each zombie for a whole period to a
-// goroutine that may wait for it, and reaps it only then; but soon what a runtime
-// has forked into a container and that died without executing the command. Nothing
-// waits for such a process, and until it is reaped the container cannot end: its init
-// waits for every process of its PID namespace, including zombies.
+// goroutine that may wait for it, and reaps it only then. A process that a runtime
+// has forked into a container, and that died without executing the command, it reaps
+// soon: nothing waits for it, and until it is reaped the container cannot end, because
+// its init waits for every process of its PID namespace, including zombies.
 func (*Reaper) Run(ctx context.Context, period time.Duration, childDied <-chan os.Signal) {
 	seen := map[int]bool{}
 	for {
