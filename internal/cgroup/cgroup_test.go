@@ -27,6 +27,7 @@ const (
 	joinEnv = "CGROUP_TEST_JOIN" // cgroup for the process to join
 	modeEnv = "CGROUP_TEST_MODE" // layout for the process to imitate
 	deepEnv = "CGROUP_TEST_DEEP" // cgroup for the process to walk with few descriptors
+	execEnv = "CGROUP_TEST_EXEC" // has the process execute this program again and again
 	loseEnv = "CGROUP_TEST_LOSE" // cgroup for the process to join before it ends its main thread
 )
 
@@ -55,6 +56,10 @@ func TestMain(m *testing.M) {
 		if err := unix.Exec("/bin/sh", []string{"sh", "-c", script}, os.Environ()); err != nil {
 			fmt.Println(err)
 		}
+		os.Exit(1)
+	}
+	if program := os.Getenv(execEnv); program != "" {
+		fmt.Println(unix.Exec(program, os.Args, os.Environ()))
 		os.Exit(1)
 	}
 	if cgroup := os.Getenv(loseEnv); cgroup != "" {

@@ -36,17 +36,31 @@ func Pause(ctx context.Context, cgroup string) error {
 	if asked, err := os.ReadFile(dir + f.asked); err == nil && string(asked) == "1\n" {
 		return failed("freeze cgroup", dir, problem{fault.Precondition, "it is frozen already: resume the container first"})
 	}
-	if err := write(dir+f.file, f.freeze); err != nil {
-		return failed("freeze cgroup", dir, err)
+	// On v1 a process can resist for ever: one that executes a program waits until its other threads have died,
+	// which they cannot while they are frozen. All run again for a moment then.
+	const moment = 5 * time.Millisecond
+	for patience := 50 * time.Millisecond; ; patience *= 2 {
+		if err := write(dir+f.file, f.freeze); err != nil {
+			return failed("freeze cgroup", dir, err)
+		}
+		if f.freezes(ctx, dir, patience) {
+			return nil
+		}
+		_ = write(dir+f.file, f.thaw)
+		if !poll.Pause(ctx, moment) {
+			return failed("freeze cgroup", dir, problem{fault.Timeout, "some processes did not freeze in time"})
+		}
 	}
-	if poll.Until(ctx, time.Millisecond, func() bool {
+}
+
+// freezes waits until all processes of a cgroup are frozen, for as long as patience, and reports whether they are.
+func (f *pauser) freezes(ctx context.Context, dir string, patience time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return poll.Until(ctx, time.Millisecond, func() bool {
 		state, err := os.ReadFile(dir + f.state) // on v1, reading it freezes what was forked meanwhile
 		return err != nil || strings.Contains(string(state), f.frozen)
-	}) {
-		return nil
-	}
-	_ = write(dir+f.file, f.thaw)
-	return failed("freeze cgroup", dir, problem{fault.Timeout, "some processes did not freeze in time"})
+	})
 }
 
 // pauser is a freezer with the file that says whether the cgroup itself is to be frozen.

@@ -3,6 +3,7 @@ package cgroup
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -54,6 +55,31 @@ func TestPause(t *testing.T) {
 	}
 	if frozen(t, cgroup) {
 		t.Error("it stays frozen although the time was up")
+	}
+	kill(t, cgroup)
+	remove(t, cgroup)
+}
+
+// A process that executes a program waits until its other threads have died. On v1 those cannot if they are frozen
+// first, and the cgroup would never be.
+func TestPauseDuringExec(t *testing.T) {
+	t.Parallel()
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cgroup := scratch(t)
+	again := fmt.Sprintf("%s='' %s='%s' '%[3]s' & ", joinEnv, execEnv, program)
+	start(t, cgroup, again+again+"wait")
+	populate(t, cgroup, 3)
+	for range 200 {
+		if err := Pause(t.Context(), cgroup); err != nil {
+			t.Fatal(err)
+		}
+		if !frozen(t, cgroup) {
+			t.Fatal("it is not frozen")
+		}
+		Thaw(cgroup)
 	}
 	kill(t, cgroup)
 	remove(t, cgroup)
