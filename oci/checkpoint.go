@@ -34,6 +34,9 @@ type Checkpointer interface {
 	// DumpsSandbox reports whether a Dump has the memory of all containers of the pod, and of no moment that a
 	// Pause chooses: the runtime pauses its sandbox itself.
 	DumpsSandbox() bool
+	// Hold waits until the runtime is not starting a command in the container, and has those wait
+	// that want to start or kill one until release is called.
+	Hold(ctx context.Context) (release func(), err error)
 	// Pause freezes the processes of the container, by its own cgroup alone: under a frozen
 	// parent a dump would kill it. Only EndDump resumes them.
 	Pause(ctx context.Context) error
@@ -160,6 +163,10 @@ func (t *shimTask) MayCheckpoint(context.Context) error {
 func (t *shimTask) Dump(ctx context.Context, _ Dump) error { return t.MayCheckpoint(ctx) }
 
 func (t *watched) DumpsSandbox() bool { return false }
+
+func (t *cliTask) Hold(ctx context.Context) (func(), error) { return t.commands.shut(ctx) }
+
+func (t *shimTask) Hold(ctx context.Context) (func(), error) { return nil, t.MayCheckpoint(ctx) }
 
 func (t *watched) Pause(ctx context.Context) error { return cgroup.Pause(ctx, t.ref.Cgroup) }
 

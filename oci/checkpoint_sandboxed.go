@@ -40,6 +40,9 @@ func (t *sandboxedTask) MayCheckpoint(ctx context.Context) error {
 
 func (t *sandboxedTask) DumpsSandbox() bool { return true }
 
+// Hold does nothing: the kernel in the sandbox starts and kills commands, and is paused meanwhile.
+func (t *sandboxedTask) Hold(context.Context) (func(), error) { return func() {}, nil }
+
 // Pause does nothing: the processes are in the cgroup of the sandbox, which must run to write its images.
 func (t *sandboxedTask) Pause(context.Context) error { return nil }
 

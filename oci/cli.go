@@ -128,7 +128,7 @@ func (r *cli) createArgs(a *Abilities, ref Ref, spec *specs.Spec) []string {
 }
 
 func (r *cli) task(ref Ref, client *conmon.Client) (Task, error) {
-	t := &cliTask{runtime: r, watched: watched{ref: ref, client: client}}
+	t := &cliTask{runtime: r, watched: watched{ref: ref, client: client}, commands: newGate()}
 	if ref.Holder != "" {
 		return &sandboxedTask{cliTask: t}, nil
 	}
@@ -272,7 +272,8 @@ func (t *watched) dead() bool {
 // cliTask is a container of a command-line runtime.
 type cliTask struct {
 	watched
-	runtime *cli
+	runtime  *cli
+	commands gate
 }
 
 func (t *cliTask) resize(ctx context.Context, size stdio.Size) error {

@@ -38,6 +38,7 @@ func (t *cliTask) Exec(ctx context.Context, args []string, timeout time.Duration
 // execer starts commands in a container, and kills them.
 type execer interface {
 	exec(ctx context.Context, c Command) (*execution, error)
+	// killExec kills every process that a command has started, and forgets the command. It may do so later.
 	killExec(ctx context.Context, e *execution)
 }
 
@@ -63,7 +64,6 @@ func execSync(ctx context.Context, t execer, budget *capture.Budget, args []stri
 	if err != nil {
 		return nil, notStarted(ctx, err)
 	}
-	defer c.forget()
 	trace.Leave(ctx) // the command may take as long as it needs
 	stdout := capture.Head{Max: MaxExecOutput, Budget: kept, Free: freeOutput}
 	stderr := capture.Head{Max: MaxExecOutput, Budget: kept, Free: freeOutput}
@@ -78,6 +78,7 @@ func execSync(ctx context.Context, t execer, budget *capture.Budget, args []stri
 	}()
 	select {
 	case <-c.Ended():
+		defer c.forget()
 	case <-ctx.Done():
 		_ = trace.Do(ctx, "kill exec process", func(ctx context.Context) error {
 			t.killExec(ctx, c)
@@ -147,6 +148,11 @@ func (t *cliTask) exec(ctx context.Context, c Command) (*execution, error) {
 		return nil, err
 	}
 	if a.quirks.innerPID == "" {
+		leave, err := t.commands.enter(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer leave()
 		return t.begin(ctx, c)
 	}
 	return beginWhole(ctx, func(ctx context.Context) (*execution, error) { return t.begin(ctx, c) },
@@ -209,12 +215,18 @@ func (t *cliTask) killLate(ctx context.Context, e *execution) {
 	if e.Leader == 0 {
 		e.NoteLeader()
 	}
-	t.killExec(ctx, e)
+	t.kill(ctx, e)
 	_ = e.Watch(e.PID) // otherwise the Reaper reaps it later
 }
 
-// killExec kills every process that an exec has started.
 func (t *cliTask) killExec(ctx context.Context, e *execution) {
+	t.commands.soon(func() {
+		t.kill(ctx, e)
+		e.forget()
+	})
+}
+
+func (t *cliTask) kill(ctx context.Context, e *execution) {
 	if e.innerPID != 0 {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), verbTimeout)
 		defer cancel()

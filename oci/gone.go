@@ -136,10 +136,11 @@ func (g *gone) Attach(context.Context, conmon.Streams) (*stdio.Session, error) {
 	return nil, g.refusal()
 }
 
-func (g *gone) MayCheckpoint(context.Context) error { return g.refusal() }
-func (g *gone) DumpsSandbox() bool                  { return false }
-func (g *gone) Pause(context.Context) error         { return g.refusal() }
-func (g *gone) Dump(context.Context, Dump) error    { return g.refusal() }
+func (g *gone) MayCheckpoint(context.Context) error  { return g.refusal() }
+func (g *gone) DumpsSandbox() bool                   { return false }
+func (g *gone) Hold(context.Context) (func(), error) { return nil, g.refusal() }
+func (g *gone) Pause(context.Context) error          { return g.refusal() }
+func (g *gone) Dump(context.Context, Dump) error     { return g.refusal() }
 func (g *gone) EndDump(ctx context.Context, group string) error {
 	return endDump(ctx, group, g.ref.Cgroup)
 }

@@ -297,6 +297,7 @@ func (x *shimExec) closeStdin(ctx context.Context, s *stdio.Session) {
 // killExec kills a command whose directory is no longer needed. In a runtime sandbox
 // the descendants are out of reach: they end with the container.
 func (t *shimTask) killExec(ctx context.Context, e *execution) {
+	defer e.forget()
 	if !t.record.Sandboxed {
 		e.Kill(ctx, t.ref.ID, t.ref.Cgroup)
 		return

@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -27,8 +28,10 @@ func TestPodIsCheckpointedAtOneMoment(t *testing.T) {
 	}
 	var calls []string
 	b.node.set(func() { calls = slices.Clone(b.node.calls) })
-	calls = slices.DeleteFunc(calls, func(call string) bool { return call != "pause" && call != "dump" && call != "end dump" })
-	want := []string{"pause", "pause", "pause", "dump", "dump", "dump", "end dump", "end dump", "end dump"}
+	calls = slices.DeleteFunc(calls, func(call string) bool {
+		return call != "hold" && call != "pause" && call != "dump" && call != "end dump"
+	})
+	want := []string{"hold", "hold", "hold", "pause", "pause", "pause", "dump", "dump", "dump", "end dump", "end dump", "end dump"}
 	if len(calls) < len(want) || !slices.Equal(calls[:len(want)], want) {
 		t.Errorf("the order was %q", calls)
 	}
@@ -86,9 +89,15 @@ func (b *bench) failed(ctr string, err, want error) {
 	if left, _ := os.ReadDir(b.out()); len(left) > 0 {
 		b.Errorf("it has left %v", left)
 	}
+	b.runs(ctr)
+}
+
+// runs checks that no checkpoint holds the container.
+func (b *bench) runs(ctr string) {
+	b.Helper()
 	b.node.set(func() {
-		if task := b.node.tasks[ctr]; task != nil && task.frozen {
-			b.Error("the container is frozen")
+		if task := b.node.tasks[ctr]; task != nil && (task.frozen || task.held) {
+			b.Errorf("the container is frozen: %t; its commands are held: %t", task.frozen, task.held)
 		}
 	})
 }
@@ -118,6 +127,41 @@ func TestCallsDuringCheckpoint(t *testing.T) {
 	if _, err := e.ExecSync(t.Context(), ctr, []string{"true"}, 0); err != nil {
 		t.Errorf("exec afterwards: %v", err)
 	}
+	b.remove(e, pod)
+	b.nothingLeft()
+}
+
+// A command whose time is up because its container was frozen is not a failed probe.
+func TestProbeDuringCheckpoint(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	ctr := b.start(e, pod, "c")
+	late := fmt.Errorf("its time is up: %w", fault.Timeout)
+	endsLate := make(chan struct{})
+	b.node.set(func() { b.node.block["exec"], b.node.fail["exec"] = endsLate, late })
+	probed := make(chan error, 2)
+	probe := func() {
+		_, err := e.ExecSync(context.Background(), ctr, []string{"true"}, time.Hour)
+		probed <- err
+	}
+	go probe()
+	b.awaitCalls("exec", 1)
+	ended, goOn := b.checkpointing(e, ctr, 0)
+	b.awaitCalls("dump", 1)
+	goOn()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	close(endsLate)
+	if err := <-probed; !errors.Is(err, fault.Unavailable) || errors.Is(err, fault.Timeout) {
+		t.Errorf("frozen meanwhile: %v", err)
+	}
+	probe()
+	if err := <-probed; !errors.Is(err, fault.Timeout) {
+		t.Errorf("never frozen: %v", err)
+	}
+	b.runs(ctr)
 	b.remove(e, pod)
 	b.nothingLeft()
 }

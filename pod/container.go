@@ -41,7 +41,8 @@ type Container struct {
 	stop *stop.Stopper
 	nri  nri.ContainerEvents
 
-	dump atomic.Pointer[dumping] // a checkpoint under way, or its cleanup; nil: none
+	dump    atomic.Pointer[dumping] // a checkpoint under way, or its cleanup; nil: none
+	freezes atomic.Uint64           // how often a checkpoint has frozen it
 
 	exited chan struct{} // closed when the exit is known and published
 

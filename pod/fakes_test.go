@@ -470,6 +470,7 @@ type fakeTask struct {
 	exitFile string
 	spec     *specs.Spec
 	started  bool
+	held     bool // its commands
 	frozen   bool
 	signals  []unix.Signal
 	stubborn,
@@ -618,6 +619,15 @@ func (t *fakeTask) MayCheckpoint(context.Context) (err error) {
 }
 
 func (t *fakeTask) DumpsSandbox() bool { return false }
+
+func (t *fakeTask) Hold(ctx context.Context) (func(), error) {
+	held := true
+	err := t.step(ctx, "hold", func() { held, t.held = t.held, true })
+	if err == nil && held {
+		err = fmt.Errorf("the commands are held already: %w", fault.Unavailable)
+	}
+	return func() { t.set(func() { t.held = false }) }, err
+}
 
 func (t *fakeTask) Pause(ctx context.Context) error {
 	return t.step(ctx, "pause", func() { t.frozen = true })

@@ -21,6 +21,9 @@ func (c *Container) reconnect(known chan<- struct{}) {
 	if err != nil {
 		return // the server ends
 	}
+	if begun := c.Now().Checkpoint; begun != nil {
+		_ = c.endDump(ctx, begun) // criu does not bear that commands are killed; finishCheckpoint reports errors
+	}
 	again := task.EndAbandoned(ctx)
 	if !c.setTask(task, false) || ctx.Err() != nil {
 		task.Close()

@@ -30,12 +30,15 @@ func (e *Engine) ExecSync(ctx context.Context, id string, cmd []string, timeout 
 	if err != nil {
 		return nil, err
 	}
-	kills := cgroup.OOMKills(c.plan.Cgroup)
+	kills, freezes := cgroup.OOMKills(c.plan.Cgroup), c.freezes.Load()
 	var result *oci.ExecResult
 	err = e.deps.Trace.Do(trace.CallersLimit(ctx), "exec", c.ID, func(ctx context.Context) (err error) {
 		result, err = c.Now().task.Exec(ctx, cmd, timeout)
 		return err
 	})
+	if errors.Is(err, fault.Timeout) && c.freezes.Load() != freezes { // a probe has not failed
+		err = fmt.Errorf("the container was frozen by a checkpoint meanwhile: %s: %w", fault.Text(err), fault.Unavailable)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("exec in container %s: %w", c.ID, overtaken(ctx, c.Now().task, err))
 	}

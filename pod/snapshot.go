@@ -31,6 +31,7 @@ type snapshot struct {
 	shm     string    // the pod's /dev/shm, which criu does not write down; empty: it is left out
 	at      time.Time // when all were frozen
 	frozen  time.Time // since when they are being frozen; zero: they run
+	held    []func()  // let the commands of containers go on
 }
 
 // member is a container of a snapshot.
@@ -93,6 +94,10 @@ func (s *snapshot) take(ctx context.Context, finish func(context.Context) error)
 	if err := trace.Call(ctx, "check free space", s.checkRoom); err != nil {
 		return err
 	}
+	defer s.release()
+	if err := trace.Do(ctx, "hold commands", s.hold); err != nil {
+		return causedBy(ctx, err)
+	}
 	defer func() { err = errors.Join(err, s.conclude(ctx, err == nil)) }()
 	if err := s.record(ctx); err != nil {
 		return err
@@ -100,6 +105,7 @@ func (s *snapshot) take(ctx context.Context, finish func(context.Context) error)
 	if err := s.capture(ctx); err != nil {
 		return causedBy(ctx, err)
 	}
+	s.release()
 	if err := trace.Do(ctx, "write checkpoint", finish); err != nil {
 		return causedBy(ctx, err)
 	}
@@ -207,11 +213,32 @@ func (s *snapshot) capture(ctx context.Context) error {
 	return nil
 }
 
+// hold holds the commands of all containers.
+func (s *snapshot) hold(ctx context.Context) error {
+	for _, m := range s.members {
+		release, err := m.Now().task.Hold(ctx)
+		if err != nil {
+			return fmt.Errorf("container %s: %w", m.ID, err)
+		}
+		s.held = append(s.held, release)
+	}
+	return nil
+}
+
+// release is the end of hold.
+func (s *snapshot) release() {
+	for _, release := range s.held {
+		release()
+	}
+	s.held = nil
+}
+
 // freeze freezes all containers at the same time.
 func (s *snapshot) freeze(ctx context.Context) error {
 	errs := make([]error, len(s.members))
 	var all panics.Group
 	for i, m := range s.members {
+		m.freezes.Add(1)
 		m.dump.Load().paused.Store(true)
 		all.Go(func() { errs[i] = m.Now().task.Pause(ctx) })
 	}

@@ -14,7 +14,9 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/storage/checkpoint"
@@ -397,6 +399,40 @@ func TestNodeWithoutCheckpoints(t *testing.T) {
 	out := w.dir(t)
 	wantCode(t, c.checkpoint(t.Context(), filepath.Join(out, "x.tar")), codes.Unimplemented, "checkpoint/restore requires at least CRIU", "crun")
 	empty(t, out)
+}
+
+// Probes and a checkpoint do not disturb each other: a command that the runtime is starting is started first.
+func TestCheckpointBetweenProbes(t *testing.T) {
+	t.Parallel()
+	w, ok := dumps(t)
+	if !ok {
+		return
+	}
+	p := w.run(t, "runc")
+	c := p.start(t, "alloc 400 ; lines 1000000000 20ms") // long enough for a probe's time to be up meanwhile
+	c.says(t, "line 1")
+	out := w.dir(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var probes errgroup.Group
+	for _, command := range []string{"echo", "echo", "sleep"} {
+		probes.Go(func() error {
+			for ctx.Err() == nil {
+				_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: []string{"/probe", command}, Timeout: 1})
+				if code := status.Code(err); code != codes.OK && code != codes.Unavailable && code != codes.DeadlineExceeded {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	for i := range 5 {
+		if err := c.checkpoint(t.Context(), filepath.Join(out, fmt.Sprint(i))); err != nil {
+			t.Errorf("checkpoint %d: %v", i, err)
+		}
+	}
+	cancel()
+	must(t, probes.Wait())
 }
 
 // What wants a container to end does not wait for its checkpoint.
