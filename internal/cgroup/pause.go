@@ -2,7 +2,10 @@ package cgroup
 
 import (
 	"context"
+	"fmt"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -32,18 +35,20 @@ func Pause(ctx context.Context, cgroup string) error {
 	if f == nil {
 		return failed("freeze cgroup", cgroup, problem{fault.Unimplemented, "no hierarchy has a freezer"})
 	}
-	dir := h.dir(ofContainer(h, cgroup)) + "/"
+	cgroup = ofContainer(h, cgroup)
+	dir := h.dir(cgroup) + "/"
 	if asked, err := os.ReadFile(dir + f.asked); err == nil && string(asked) == "1\n" {
 		return failed("freeze cgroup", dir, problem{fault.Precondition, "it is frozen already: resume the container first"})
 	}
-	// On v1 a process can resist for ever: one that executes a program waits until its other threads have died,
-	// which they cannot while they are frozen. All run again for a moment then.
+	// On v1 nothing dies while it is frozen. A process that executes a program would wait for its other threads to
+	// die, and never be frozen, and one that has been killed would die when the next has thawed it, such as criu.
+	// All run again for a moment then.
 	const moment = 5 * time.Millisecond
-	for patience := 50 * time.Millisecond; ; patience *= 2 {
+	for patience := 50 * time.Millisecond; ; patience = min(2*patience, time.Second) {
 		if err := write(dir+f.file, f.freeze); err != nil {
 			return failed("freeze cgroup", dir, err)
 		}
-		if f.freezes(ctx, dir, patience) {
+		if f.freezes(ctx, h, cgroup, patience) {
 			return nil
 		}
 		_ = write(dir+f.file, f.thaw)
@@ -53,14 +58,39 @@ func Pause(ctx context.Context, cgroup string) error {
 	}
 }
 
-// freezes waits until all processes of a cgroup are frozen, for as long as patience, and reports whether they are.
-func (f *pauser) freezes(ctx context.Context, dir string, patience time.Duration) bool {
+// freezes waits until all processes of a cgroup are frozen, for as long as patience, and reports whether they are
+// and none has been killed.
+func (f *pauser) freezes(ctx context.Context, h hierarchy, cgroup string, patience time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return poll.Until(ctx, time.Millisecond, func() bool {
-		state, err := os.ReadFile(dir + f.state) // on v1, reading it freezes what was forked meanwhile
-		return err != nil || strings.Contains(string(state), f.frozen)
+		state, err := os.ReadFile(h.dir(cgroup) + "/" + f.state) // on v1, reading it freezes what was forked meanwhile
+		if err != nil || !strings.Contains(string(state), f.frozen) {
+			return err != nil
+		}
+		pids, err := members([]hierarchy{h}, cgroup)
+		if err == nil && slices.ContainsFunc(pids, dying) {
+			cancel() // waiting does not help
+			return false
+		}
+		return true
 	})
+}
+
+// dying reports whether a process has been killed and has not died yet.
+func dying(pid int) bool {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil || strings.Contains(string(status), "\nState:\tZ") {
+		return false
+	}
+	for _, pending := range []string{"\nSigPnd:\t", "\nShdPnd:\t"} { // of the thread, of the process
+		_, mask, _ := strings.Cut(string(status), pending)
+		mask, _, _ = strings.Cut(mask, "\n")
+		if signals, err := strconv.ParseUint(mask, 16, 64); err == nil && signals&(1<<(unix.SIGKILL-1)) != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // pauser is a freezer with the file that says whether the cgroup itself is to be frozen.

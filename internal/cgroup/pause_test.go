@@ -85,6 +85,37 @@ func TestPauseDuringExec(t *testing.T) {
 	remove(t, cgroup)
 }
 
+// What has been killed dies before the rest is frozen, and not in the hands of whoever thaws it.
+func TestPauseAfterKill(t *testing.T) {
+	t.Parallel()
+	cgroup := scratch(t)
+	again := "while :; do sleep 1000 & kill -9 $!; wait; done & "
+	start(t, cgroup, again+again+"wait")
+	populate(t, cgroup, 3)
+	all, _, err := find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, _ := pausable(all)
+	for range 50 {
+		if err := Pause(t.Context(), cgroup); err != nil {
+			t.Fatal(err)
+		}
+		pids, err := members([]hierarchy{h}, cgroup)
+		if err != nil || len(pids) == 0 {
+			t.Fatal(pids, err)
+		}
+		for _, pid := range pids {
+			if dying(pid) {
+				t.Fatalf("process %d is frozen and has been killed", pid)
+			}
+		}
+		Thaw(cgroup)
+	}
+	kill(t, cgroup)
+	remove(t, cgroup)
+}
+
 // crun has the processes one below a systemd scope; a frozen scope would be a frozen parent.
 func TestPauseOfAScope(t *testing.T) {
 	t.Parallel()
