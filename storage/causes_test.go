@@ -14,7 +14,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -28,6 +30,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/storage/pull/pullerror"
+	"github.com/crius-run/crius/test/kit/distribution"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
 )
@@ -43,7 +46,7 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)`").FindAllStringSubmatch(table, -1) {
 		rows = append(rows, row[1])
 	}
-	n := newNode(t)
+	n := newNode(t, withHostsDirs)
 	a := motd(t, "causes")
 	pull := func(ref string, auth *cri.AuthConfig) error {
 		_, err := n.Pull(testContext(t), PullRequest{Image: ref, Auth: auth})
@@ -69,11 +72,7 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 	certified := func(change func(*x509.Certificate)) error {
 		n.write("registries.conf", "")
 		defer n.write("registries.conf", insecure("127.0.0.1"))
-		server := httptest.NewUnstartedServer(http.NotFoundHandler())
-		server.TLS = &tls.Config{Certificates: []tls.Certificate{selfSigned(t, change)}}
-		server.Config.ErrorLog = log.New(io.Discard, "", 0)
-		server.StartTLS()
-		defer server.Close()
+		server := overTLS(t, http.NotFoundHandler(), &tls.Config{Certificates: []tls.Certificate{selfSigned(t, change)}})
 		return pull(server.Listener.Addr().String()+"/app:1", nil)
 	}
 	cases := map[string]func() error{
@@ -98,16 +97,15 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 			r.Require(registry.Auth{Username: "user", Password: "hunter22", Bearer: true, Realm: "http://" + tokens.Addr() + "/token", Tokens: tokens})
 			return pull(r.Addr()+"/app:1", nil)
 		},
-		"does not answer as a registry": func() error { return faulty("/v2/", registry.Page(http.StatusNotFound)) },
+		"wants tokens and does not say where":  func() error { return faulty("/v2/", wantsLogin("Bearer service=\"x\"")) },
+		"crius can log in by Basic and Bearer": func() error { return faulty("/v2/", wantsLogin("Negotiate")) },
+		"names no way to log in":               func() error { return faulty("/manifests/", registry.Status(http.StatusUnauthorized)) },
+		"does not answer as a registry":        func() error { return faulty("/v2/", registry.Page(http.StatusNotFound)) },
 		"refused the TLS connection": func() error {
 			return failed(&net.OpError{Op: "remote error", Err: errors.New("tls: certificate required")})
 		},
 		"speaks TLS, by which it refused crius": func() error {
-			server := httptest.NewUnstartedServer(http.NotFoundHandler())
-			server.TLS = &tls.Config{ClientAuth: tls.RequireAnyClientCert}
-			server.Config.ErrorLog = log.New(io.Discard, "", 0)
-			server.StartTLS()
-			defer server.Close()
+			server := overTLS(t, http.NotFoundHandler(), &tls.Config{ClientAuth: tls.RequireAnyClientCert})
 			return pull(server.Listener.Addr().String()+"/app:1", nil)
 		},
 		"speaks plain HTTP": func() error {
@@ -118,8 +116,7 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 		"to trust the authority": func() error {
 			n.write("registries.conf", "")
 			defer n.write("registries.conf", insecure("127.0.0.1"))
-			server := httptest.NewTLSServer(http.NotFoundHandler())
-			defer server.Close()
+			server := overTLS(t, http.NotFoundHandler(), nil)
 			return pull(server.Listener.Addr().String()+"/app:1", nil)
 		},
 		"name servers": func() error { return failed(&net.DNSError{Err: "no such host", Name: "r.test", IsNotFound: true}) },
@@ -141,9 +138,13 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 			defer n.write("registries.conf", insecure("127.0.0.1"))
 			return pull("r.test/app:1", nil)
 		},
-		"the answer is no JSON and begins with": func() error { return faulty("/manifests/", registry.Page(http.StatusOK)) },
-		"the answer is cut off":                 func() error { return faulty("/manifests/", registry.Replace(registry.Truncate)) },
-		"the answer is empty":                   func() error { return faulty("/manifests/", registry.Replace(func([]byte) []byte { return nil })) },
+		"is a web page and begins with":  func() error { return faulty("/manifests/", registry.Page(http.StatusOK)) },
+		"since the answer is a web page": func() error { return faulty("/manifests/", registry.Page(http.StatusNotFound)) },
+		"the answer is no JSON and begins with": func() error {
+			return faulty("/manifests/", registry.Replace(func([]byte) []byte { return []byte("x") }))
+		},
+		"the answer is cut off": func() error { return faulty("/manifests/", registry.Replace(registry.Truncate)) },
+		"the answer is empty":   func() error { return faulty("/manifests/", registry.Replace(func([]byte) []byte { return nil })) },
 		"an error in the place of a manifest": func() error {
 			return faulty("/manifests/", registry.Replace(func([]byte) []byte { return []byte(`{"errors":[{"code":"DENIED"}]}`) }))
 		},
@@ -154,7 +155,28 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 			l.Digest = digest.FromBytes(l.Blob)
 			return pull(serve(t, "app", "1", build(t, image.Image{Layers: []image.Layer{l}})).Addr()+"/app:1", nil)
 		},
-		"wants a login":               func() error { return faulty("/v2/", registry.Page(http.StatusProxyAuthRequired)) },
+		"node and registry wants a login": func() error { return faulty("/v2/", registry.Page(http.StatusProxyAuthRequired)) },
+		"correct HTTPS_PROXY":             func() error { return failed(byProxy(t, &url.URL{Scheme: "http", Host: "127.0.0.1:1"})) },
+		"refused to connect crius":        func() error { return failed(byProxy(t, closedProxy(t, http.StatusForbidden))) },
+		"sends crius to plain HTTP": func() error {
+			behind := serve(t, "app", "1", a)
+			front := registry.Before(behind)
+			front.Inject(registry.Fault{Path: "/blobs/", Do: registry.Redirect("http://" + behind.Addr())})
+			n.write("registries.conf", "")
+			defer n.write("registries.conf", insecure("127.0.0.1"))
+			return pull(n.trusted(front)+"/app:1", nil)
+		},
+		"speaks neither TLS nor HTTP": func() error {
+			n.write("registries.conf", "")
+			defer n.write("registries.conf", insecure("127.0.0.1"))
+			return pull(greeting(t, "SSH-2.0-OpenSSH_9.2\r\n")+"/app:1", nil)
+		},
+		"speaks only older versions of TLS": func() error {
+			n.write("registries.conf", "")
+			defer n.write("registries.conf", insecure("127.0.0.1"))
+			server := overTLS(t, http.NotFoundHandler(), &tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11})
+			return pull(server.Listener.Addr().String()+"/app:1", nil)
+		},
 		"that it cannot ask":          func() error { return faulty("/blobs/", registry.Redirect("ftp://r.test")) },
 		"check the name and the port": func() error { return pull("127.0.0.1:99999/app:1", nil) },
 		"use a name of the registry": func() error {
@@ -178,6 +200,93 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 			t.Errorf("the table lacks %q", row)
 		}
 	}
+}
+
+// withHostsDirs makes a node read containerd's files, which name certificates, in its directory certs.d.
+func withHostsDirs(c *Options) {
+	c.HostsDirs = []string{filepath.Join(filepath.Dir(c.Root), "certs.d")}
+}
+
+// trusted serves a registry by TLS, with a certificate that the node trusts, and returns its address.
+func (n *node) trusted(r http.Handler) (address string) {
+	n.t.Helper()
+	authority := distribution.NewAuthority(n.t)
+	pair, err := tls.LoadX509KeyPair(authority.Issue())
+	ok(n.t, err)
+	address = overTLS(n.t, r, &tls.Config{Certificates: []tls.Certificate{pair}}).Listener.Addr().String()
+	ca, err := os.ReadFile(authority.File)
+	ok(n.t, err)
+	ok(n.t, os.MkdirAll(filepath.Join(n.dir, "certs.d", address), 0o755))
+	n.write("certs.d/"+address+"/ca.crt", string(ca))
+	return address
+}
+
+// overTLS starts a server that offers HTTP/2 as well.
+func overTLS(t testing.TB, h http.Handler, config *tls.Config) *httptest.Server {
+	t.Helper()
+	server := httptest.NewUnstartedServer(h)
+	server.TLS, server.EnableHTTP2 = config, true
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return server
+}
+
+// wantsLogin answers 401 with a challenge.
+func wantsLogin(challenges ...string) registry.Action {
+	return answer(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header()["Www-Authenticate"] = challenges
+		w.WriteHeader(http.StatusUnauthorized)
+	})
+}
+
+func answer(with http.HandlerFunc) registry.Action {
+	return func(http.Handler, <-chan struct{}) http.Handler { return with }
+}
+
+// greeting listens on an address as servers of other protocols do: it speaks first.
+func greeting(t *testing.T, text string) (address string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ok(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(c, text)
+			_, _ = c.Read(make([]byte, 4096)) // or the rest of the greeting may be lost
+			_ = c.Close()
+		}
+	}()
+	return l.Addr().String()
+}
+
+// closedProxy returns the address of a proxy that refuses to connect.
+func closedProxy(t *testing.T, status int) *url.URL {
+	t.Helper()
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
+	t.Cleanup(proxy.Close)
+	address, err := url.Parse(proxy.URL)
+	ok(t, err)
+	return address
+}
+
+// byProxy returns the error of a request to a registry through a proxy that does not connect to it. The proxies of
+// this process are those of its environment, which net/http reads once.
+func byProxy(t *testing.T, proxy *url.URL) error {
+	t.Helper()
+	client := http.Client{Transport: &http.Transport{Proxy: http.ProxyURL(proxy), DisableKeepAlives: true}}
+	req, err := http.NewRequestWithContext(testContext(t), http.MethodGet, "https://r.test/v2/", nil)
+	ok(t, err)
+	got, err := client.Do(req)
+	if err == nil {
+		_ = got.Body.Close()
+		t.Fatal("the proxy has connected")
+	}
+	return err
 }
 
 // selfSigned returns a certificate for 127.0.0.1 that change may spoil.

@@ -48,7 +48,7 @@ func TestCopyOfPresentLayersUnpacksNone(t *testing.T) {
 		t.Fatal(err)
 	}
 	sys := n.registries().Context()
-	src, err := source.Open(testContext(t), sys, policy, name, func(digest.Digest) []byte { return nil }, t.TempDir())
+	src, err := source.Open(testContext(t), sys, policy, name, func(digest.Digest) []byte { return nil }, t.TempDir(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

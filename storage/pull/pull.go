@@ -393,7 +393,9 @@ func (p *Puller) openSource(ctx context.Context, sys *types.SystemContext, polic
 	ctx, cancel := p.boundReach(ctx, sources)
 	defer cancel()
 	err = trace.Wait(ctx, trace.Waiting{Name: "ask registry", For: reference.Domain(name)}, func(ctx context.Context) (err error) {
-		src, err = source.Open(ctx, sys, policy, name, func(config digest.Digest) []byte { return storedConfig(p.Library, config) }, dir)
+		stored := func(config digest.Digest) []byte { return storedConfig(p.Library, config) }
+		plain := func(host string) bool { return registry.Insecure(p.Settings.Load().Registries.Context(), host) }
+		src, err = source.Open(ctx, sys, policy, name, stored, dir, plain)
 		if err == nil {
 			err = src.Unlock(ctx, p.Settings.Load().DecryptionKeys)
 		}

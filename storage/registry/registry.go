@@ -59,6 +59,12 @@ func (c Config) Context() *types.SystemContext {
 	return sys
 }
 
+// Insecure reports whether registries.conf lets a host be asked by plain HTTP.
+func Insecure(sys *types.SystemContext, host string) bool {
+	registry, err := sysregistriesv2.FindRegistry(sys, host)
+	return err == nil && registry != nil && registry.Insecure
+}
+
 // CheckBlocked refuses a name whose registry is blocked by registries.conf, with
 // fault.Denied. The library refuses it too, but its error cannot be told from others.
 func CheckBlocked(sys *types.SystemContext, name reference.Named) error {

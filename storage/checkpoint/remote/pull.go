@@ -22,6 +22,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/checkpoint"
+	"github.com/crius-run/crius/storage/registry"
 	"github.com/crius-run/crius/storage/registry/decrypt"
 	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/source"
@@ -41,7 +42,7 @@ func Pull(ctx context.Context, a Access, ref string, keys []ed25519.PublicKey, d
 	noConfig := func(digest.Digest) []byte { return nil }
 	var src *source.Image
 	err = a.unlessSilent(ctx, func(ctx context.Context, _ silence) (err error) {
-		src, err = source.Open(ctx, at.sys, policy, at.name, noConfig, a.Dir)
+		src, err = source.Open(ctx, at.sys, policy, at.name, noConfig, a.Dir, func(host string) bool { return registry.Insecure(at.sys, host) })
 		return err
 	})
 	if err != nil {

@@ -1,7 +1,7 @@
 // Package notice finds out what registries say to the pulls of this process beside their answers:
-// that a pull has to wait (429 Too Many Requests), and warnings for users (the header Warning of the
-// distribution specification). containers/image waits as it is asked, up to a minute and several
-// times, and writes both to its log alone.
+// that a pull has to wait (429 Too Many Requests), warnings for users (the header Warning of the
+// distribution specification), and ways to log in that containers/image does not know. The library
+// waits as it is asked, up to a minute and several times, and writes all of it to its log alone.
 package notice
 
 import (
@@ -34,10 +34,13 @@ type Wait struct {
 // but control characters.
 type Warning struct{ Host, Text string }
 
-// Listener takes what is said to a pull. Its functions must not block.
+// Listener takes what is said to a pull. Its functions must not block; one that is nil is not called.
 type Listener struct {
 	Wait func(Wait)
 	Warn func(Warning)
+	// Scheme is called with a way to log in that a registry has asked for and the library does not
+	// know. The library does not say which registry: each pull is told.
+	Scheme func(scheme string)
 }
 
 // Pull is a pull that listens.
@@ -93,6 +96,7 @@ func (p *Pull) asked(host string) bool {
 // Messages of the library.
 var (
 	asksToWait = regexp.MustCompile(`^Too many requests to (\S+): sleeping for ([0-9.]+) seconds`)
+	noLogin    = regexp.MustCompile(`^no handler for (\S{1,32}) authentication$`)
 	warns      = regexp.MustCompile(`^Warning from registry \(first encountered at ("(?:[^"\\]|\\.)*")\): ("(?:[^"\\]|\\.)*")$`)
 )
 
@@ -102,6 +106,8 @@ func Heard(message string) bool {
 	switch {
 	case strings.HasPrefix(message, "Too many"):
 		heardWait(message)
+	case strings.HasPrefix(message, "no handler"):
+		heardScheme(message)
 	case strings.HasPrefix(message, "Warning from registry"):
 		return heardWarning(message)
 	}
@@ -119,8 +125,18 @@ func heardWait(message string) {
 		return
 	}
 	wait := Wait{address.Host, time.Now().Add(time.Duration(seconds * float64(time.Second)))}
-	for _, p := range listening(func(p *Pull) bool { return p.asks(address) }) {
+	for _, p := range listening(func(p *Pull) bool { return p.to.Wait != nil && p.asks(address) }) {
 		p.to.Wait(wait)
+	}
+}
+
+func heardScheme(message string) {
+	parts := noLogin.FindStringSubmatch(message)
+	if parts == nil {
+		return
+	}
+	for _, p := range listening(func(p *Pull) bool { return p.to.Scheme != nil }) {
+		p.to.Scheme(parts[1])
 	}
 }
 
@@ -138,7 +154,7 @@ func heardWarning(message string) bool {
 	if err != nil {
 		return false
 	}
-	for _, p := range listening(func(p *Pull) bool { return p.asks(address) || p.elsewhere(address) }) {
+	for _, p := range listening(func(p *Pull) bool { return p.to.Warn != nil && (p.asks(address) || p.elsewhere(address)) }) {
 		p.to.Warn(Warning{address.Host, text})
 	}
 	return true

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -47,6 +48,23 @@ func TestWaitsReachTheirPull(t *testing.T) {
 	Heard("Detected 'Retry-After' header")
 	if slices.Contains(got, "cart for registry.example:5000") {
 		t.Errorf("after the end: %q", got)
+	}
+}
+
+// The library does not say which registry it means.
+func TestUnknownLoginsReachEachPull(t *testing.T) {
+	var got []string
+	defer Begin(nil, Listener{Scheme: func(scheme string) { got = append(got, scheme) }}).End()
+	defer Begin([]Source{{"registry.example", "shop"}}, Listener{}).End()
+	for _, message := range []string{"no handler for negotiate authentication", "no handler for x", "no handler for " + strings.Repeat("x", 33) + " authentication"} {
+		if Heard(message) {
+			t.Errorf("%q: kept from the log", message)
+		}
+	}
+	Heard("Too many requests to https://registry.example/v2/shop/manifests/1: sleeping for 1.000000 seconds before next attempt")
+	Heard(`Warning from registry (first encountered at "https://registry.example/v2/shop/manifests/1"): "moved"`)
+	if !slices.Equal(got, []string{"negotiate"}) {
+		t.Errorf("%q", got)
 	}
 }
 

@@ -1,15 +1,17 @@
 package pullerror
 
 import (
+	"bytes"
 	"cmp"
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/url"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -24,9 +26,13 @@ import (
 // error says so itself, as those of fault.Invalid, fault.Precondition and ErrWorkerDied do.
 func advice(registry string, err error, kinds []error, login string) string {
 	is := func(kind error) bool { return slices.Contains(kinds, kind) }
+	var plain PlainHTTP
+	var explained explainedError
 	switch by := pointOf(err).advise(err, is); {
-	case errors.Is(err, ErrWorkerDied):
+	case errors.Is(err, ErrWorkerDied), errors.As(err, &explained):
 		return ""
+	case errors.As(err, &plain):
+		return plain.advice()
 	case wantsProxyLogin(err):
 		return "a proxy or the network between node and registry wants a login: give HTTPS_PROXY in the environment of crius a user and password, or exempt the registry by NO_PROXY"
 	case rateLimited(err):
@@ -34,9 +40,9 @@ func advice(registry string, err error, kinds []error, login string) string {
 	case by != "":
 		return by
 	case LoginRefused(err):
-		return login
+		return login + orPage(err)
 	case is(fault.NotFound):
-		return "check the name and the tag"
+		return "check the name and the tag" + orPage(err)
 	case unfollowed(err):
 		return fmt.Sprintf("%s sends crius to an address that it cannot ask, or from one to the next without end: see its log, and that of a proxy before it", cmp.Or(pointOf(err).From, registry))
 	case is(fault.Unavailable):
@@ -56,9 +62,14 @@ func unavailable(at place, err error) string {
 	var name x509.HostnameError
 	var certificate x509.CertificateInvalidError
 	var dns *net.DNSError
-	var remote *net.OpError
+	var operation *net.OpError
 	var address *net.AddrError
+	var noTLS tls.RecordHeaderError
 	switch {
+	case errors.As(err, &operation) && operation.Op == "proxyconnect":
+		return "the proxy does not let crius through: correct HTTPS_PROXY or HTTP_PROXY in the environment of crius, or exempt the registry by NO_PROXY"
+	case refusedByProxy(err) != 0:
+		return fmt.Sprintf("the proxy of HTTPS_PROXY refused to connect crius to %s: see its log and allow that, or exempt the host by NO_PROXY", at.host)
 	case errors.Is(err, http.ErrSchemeMismatch) && at.from != "":
 		return fmt.Sprintf("%s speaks plain HTTP: correct the address in the configuration of %s", at, at.from)
 	case errors.Is(err, http.ErrSchemeMismatch):
@@ -69,7 +80,11 @@ func unavailable(at place, err error) string {
 		return "use a name of the registry that its certificate is for, or have the certificate extended"
 	case errors.As(err, &certificate):
 		return "correct the registry's certificate; if it should be valid, check the node's clock"
-	case errors.As(err, &remote) && remote.Op == "remote error": // a TLS alert
+	case errors.As(err, &noTLS):
+		return fmt.Sprintf("%s speaks neither TLS nor HTTP: check the name and the port", at)
+	case errors.As(err, &operation) && operation.Op == "remote error" && alertOf(operation.Err) == noCommonVersion:
+		return fmt.Sprintf("%s speaks only older versions of TLS than 1.2, the oldest that crius accepts: update it", at)
+	case operation != nil && operation.Op == "remote error": // another alert of TLS
 		return fmt.Sprintf("%s refused the TLS connection: if it wants a client certificate, check client.cert and client.key in /etc/containers/certs.d/%s", at, at.trusts())
 	case errors.As(err, &address):
 		return "check the name and the port of the registry"
@@ -87,15 +102,48 @@ func unavailable(at place, err error) string {
 	return "check that the node reaches the registry: its route, proxy and firewall"
 }
 
+// noCommonVersion is the alert of TLS "protocol version".
+const noCommonVersion = 70
+
+// alertOf returns an alert of TLS, whose type is not exported; 0 for anything else.
+func alertOf(err error) uint64 {
+	if v := reflect.ValueOf(err); v.IsValid() && v.Kind() == reflect.Uint8 {
+		return v.Uint()
+	}
+	return 0
+}
+
+// givenUp is how net/http's errors begin if it does not follow an address. They have no types.
+var givenUp = regexp.MustCompile(`^(stopped after \d+ redirects|unsupported protocol scheme|\d+ response missing Location header|failed to parse Location header)`)
+
 // unfollowed reports whether net/http has given up a request without having failed to reach a host: it asks no
-// scheme but HTTP, and follows ten redirects at most. It has no errors of their own for either.
+// scheme but HTTP, and follows ten redirects at most.
 func unfollowed(err error) bool {
 	var request *url.Error
-	if !errors.As(err, &request) || request.Err == nil {
-		return false
+	return errors.As(err, &request) && request.Err != nil && (request.Op == "parse" || givenUp.MatchString(request.Err.Error()))
+}
+
+// refusedByProxy returns the status with which a proxy has refused to connect to a host; 0: none has. net/http has
+// no type for it: the error is the text that comes with the status.
+func refusedByProxy(err error) int {
+	var request *url.Error
+	if !errors.As(err, &request) || request.Err == nil || !strings.HasPrefix(request.URL, "https:") {
+		return 0
 	}
-	plain := reflect.TypeOf(request.Err) == reflect.TypeOf(errors.New(""))
-	return plain && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, http.ErrSchemeMismatch)
+	for status := http.StatusBadRequest; status < 600; status++ {
+		if text := http.StatusText(status); text != "" && request.Err.Error() == text {
+			return status
+		}
+	}
+	return 0
+}
+
+// orPage doubts a refusal that has come as a web page: registries send JSON, others in their place pages.
+func orPage(err error) string {
+	if bytes.HasPrefix(bytes.TrimSpace(responseOf(err)), []byte("<")) {
+		return "; or look for what answers in the registry's place, since the answer is a web page"
+	}
+	return ""
 }
 
 // LoginRefused reports whether a registry has refused a request for its credentials, or for the
@@ -126,7 +174,7 @@ func Unauthenticated(err error) bool {
 
 // wantsProxyLogin reports whether something between the node and the registry has refused a request.
 func wantsProxyLogin(err error) bool {
-	status := StatusOf(err)
+	status := cmp.Or(refusedByProxy(err), StatusOf(err))
 	return status == http.StatusProxyAuthRequired || status == http.StatusNetworkAuthenticationRequired
 }
 

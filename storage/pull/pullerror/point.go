@@ -18,6 +18,7 @@ type Step int
 const (
 	Ping     Step = iota + 1 // /v2/: is this a registry, and how do clients log in?
 	Token                    // from the server of tokens that the registry has named
+	Login                    // wanted by the registry, and in no way that crius can log in
 	Manifest                 // by the image's name
 	Choice                   // of an image for this platform in an index
 	Part                     // what the manifest or index names: the registry has accepted name and credentials
@@ -30,6 +31,8 @@ type Point struct {
 	Host  string // that the registry or mirror From has sent crius to; empty: no other has been asked
 	From  string // name of the registry or mirror that was asked
 	Plain bool   // the request was plain HTTP, because one by TLS has failed
+
+	Schemes []string // of a Login
 }
 
 // pointError is an error at a Point.
@@ -61,12 +64,18 @@ func (p Point) advise(err error, kinds func(error) bool) string {
 	status := StatusOf(err)
 	refused := LoginRefused(err) || kinds(fault.NotFound) || status >= http.StatusBadRequest && status < http.StatusInternalServerError
 	switch {
+	case p.Step == Login && len(p.Schemes) == 0:
+		return fmt.Sprintf("%s wants a login for the image, and names no way to log in where clients look for one, at /v2/ (WWW-Authenticate): correct its configuration", p.From)
+	case p.Step == Login:
+		return fmt.Sprintf("%s wants a login by %s, and crius can log in by Basic and Bearer: have the registry offer one of these, in a header WWW-Authenticate of its own", p.From, strings.Join(p.Schemes, " or "))
 	case p.Step == Choice:
 		return "build the image for the node's processor, or have the pod scheduled to other nodes"
 	case p.Step == Ping && p.Plain && status == http.StatusBadRequest: // insecure = true is set, and TLS has failed before
 		return fmt.Sprintf("%s speaks TLS, by which it refused crius: if it wants a client certificate, check client.cert and client.key in /etc/containers/certs.d/%s", p.From, p.From)
 	case p.Step == Ping && refused:
-		return fmt.Sprintf("%s does not answer as a registry: check its name and port, and whether a proxy or firewall answers in its place", p.From)
+		return fmt.Sprintf("%s does not answer as a registry: check its name and port, and whether a proxy or firewall answers in its place", place{p.host(), p.sender()})
+	case p.Step == Ping && p.Answered(err):
+		return fmt.Sprintf("%s wants tokens and does not say where it gives them (WWW-Authenticate): correct its configuration", p.From)
 	case p.Step == Token && !LoginRefused(err) && (status != 0 || !unreachable(err)):
 		return fmt.Sprintf("%s gave no token for %s: see the log of either", p.host(), p.From)
 	case p.Step == Part && p.Host != "" && refused:
@@ -75,6 +84,19 @@ func (p Point) advise(err error, kinds func(error) bool) string {
 		return fmt.Sprintf("%s has the image's manifest, and not all that it names: push the image again", p.From)
 	}
 	return ""
+}
+
+// Answered reports whether err is about an answer of a Ping or for a Token that came with status 200 or 401.
+func (p Point) Answered(err error) bool {
+	return (p.Step == Ping || p.Step == Token) && StatusOf(err) == 0 && !LoginRefused(err) && !unreachable(err)
+}
+
+// sender returns the registry or mirror that has sent crius to host; empty: none.
+func (p Point) sender() string {
+	if p.Host == "" {
+		return ""
+	}
+	return p.From
 }
 
 // host returns the host that was asked.
@@ -101,6 +123,18 @@ func nameOf(host string) string {
 		return name
 	}
 	return host
+}
+
+// PlainHTTP says that a registry with TLS has sent crius to a host without it.
+type PlainHTTP struct{ From, Host string }
+
+func (e PlainHTTP) Error() string { return "without TLS" }
+
+// Unwrap returns fault.Denied.
+func (PlainHTTP) Unwrap() error { return fault.Denied }
+
+func (e PlainHTTP) advice() string {
+	return fmt.Sprintf("%s is asked by TLS and sends crius to plain HTTP: have it name https:// addresses (X-Forwarded-Proto, if a proxy speaks TLS for it), or write to /etc/containers/registries.conf.d/50-insecure.conf: registry = [{location = %q, insecure = true}]", e.From, e.Host)
 }
 
 // place is the host at which a request has failed.

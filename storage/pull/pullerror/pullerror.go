@@ -32,6 +32,13 @@ var ErrWorkerDied = errors.New("pull worker died")
 // ErrThrottled is in the error of a pull that a registry has asked to wait for longer than it may take.
 var ErrThrottled = errors.New("longer than image.progress_timeout")
 
+// Explained marks an error whose text says what to do.
+func Explained(err error) error { return explainedError{err} }
+
+type explainedError struct{ error }
+
+func (e explainedError) Unwrap() error { return e.error }
+
 // Shown returns an error with a text that is safe to show and the kinds of err. It is for errors of
 // anything but a pull.
 func Shown(text string, err error) error {
@@ -146,7 +153,7 @@ func statusKind(status int) []error {
 		return []error{fault.Unauthenticated}
 	case status == http.StatusForbidden:
 		return []error{fault.Denied}
-	case status == http.StatusTooManyRequests, status >= 500:
+	case status == http.StatusTooManyRequests, status == http.StatusProxyAuthRequired, status >= 500:
 		return []error{fault.Unavailable}
 	}
 	return nil
@@ -155,16 +162,29 @@ func statusKind(status int) []error {
 // StatusOf returns the HTTP status in an error's chain, or 0. One of the two types that have it is
 // not exported, so its field is read by reflection.
 func StatusOf(err error) int {
-	for ; err != nil; err = errors.Unwrap(err) {
-		v := reflect.Indirect(reflect.ValueOf(err))
-		if v.Kind() != reflect.Struct {
-			continue
-		}
-		if field := v.FieldByName("StatusCode"); field.IsValid() && field.CanInt() {
-			return int(field.Int())
-		}
+	if field := fieldOf(err, "StatusCode"); field.IsValid() && field.CanInt() {
+		return int(field.Int())
 	}
 	return 0
+}
+
+// responseOf returns the body of an answer with an HTTP status that is an error, if that is not what the
+// distribution specification wants. Its type is not exported either.
+func responseOf(err error) []byte {
+	if field := fieldOf(err, "Response"); field.IsValid() && field.Kind() == reflect.Slice && field.Type().Elem().Kind() == reflect.Uint8 {
+		return field.Bytes()
+	}
+	return nil
+}
+
+// fieldOf returns a field of the first struct in an error's chain that has it.
+func fieldOf(err error, name string) (field reflect.Value) {
+	for ; err != nil && !field.IsValid(); err = errors.Unwrap(err) {
+		if v := reflect.Indirect(reflect.ValueOf(err)); v.Kind() == reflect.Struct {
+			field = v.FieldByName(name)
+		}
+	}
+	return field
 }
 
 func unreachable(err error) bool {

@@ -48,6 +48,8 @@ func TestKinds(t *testing.T) {
 		{status(404), []error{fault.NotFound}},
 		{status(401), []error{fault.Unauthenticated}},
 		{status(403), []error{fault.Denied}},
+		{status(407), []error{fault.Unavailable}},
+		{&url.Error{Op: "Get", URL: "http://a", Err: PlainHTTP{From: "a", Host: "b"}}, []error{fault.Denied}},
 		{status(502), []error{fault.Unavailable}},
 		{status(418), nil},
 		{&url.Error{Op: "Get", URL: "https://a", Err: x509.UnknownAuthorityError{}}, []error{fault.Unavailable}},
@@ -125,6 +127,9 @@ func TestAdviceAtAPoint(t *testing.T) {
 		{Point{Step: Ping, From: "registry.example"}, status(403), "registry.example does not answer as a registry"},
 		{Point{Step: Ping, From: "registry.example", Plain: true}, status(400), "registry.example speaks TLS"},
 		{Point{Step: Ping, From: "registry.example"}, status(429), "the registry limits pulls"},
+		{Point{Step: Ping, Host: "login.example", From: "registry.example"}, status(403), "login.example, to which registry.example sends crius, does not answer as a registry"},
+		{Point{Step: Login, From: "registry.example", Schemes: []string{"negotiate", "ntlm"}}, status(401), "registry.example wants a login by negotiate or ntlm, and crius"},
+		{Point{Step: Login, From: "registry.example"}, status(401), "names no way to log in"},
 		{Point{Step: Token, Host: "auth.example", From: "registry.example"}, status(400), "auth.example gave no token for registry.example"},
 		{Point{Step: Token, Host: "auth.example", From: "registry.example"}, status(401), login},
 		{Point{Step: Token, From: "registry.example"}, errors.New("no JSON"), "registry.example gave no token"},
@@ -146,6 +151,29 @@ func TestAdviceAtAPoint(t *testing.T) {
 		said := New(Failed{Name: name, Login: login}, fmt.Errorf("some step: %w", At(test.at, test.err))).Error()
 		if !strings.Contains(said, test.want) {
 			t.Errorf("%+v, %v: %q, want %q", test.at, test.err, said, test.want)
+		}
+	}
+}
+
+// What a proxy answers to CONNECT is told from what net/http does not follow, which looks like it.
+func TestProxiesThatRefuse(t *testing.T) {
+	t.Parallel()
+	name, err := reference.ParseNormalizedNamed("registry.example/app:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	get := func(text string) error {
+		return &url.Error{Op: "Get", URL: "https://blobs.example/x", Err: errors.New(text)}
+	}
+	for text, want := range map[string]string{
+		"Proxy Authentication Required":       "node and registry wants a login",
+		"Forbidden":                           "refused to connect crius to blobs.example: ",
+		"stopped after 10 redirects":          "that it cannot ask",
+		"unsupported protocol scheme \"ftp\"": "that it cannot ask",
+		"something new":                       "check that the node reaches the registry",
+	} {
+		if got := New(Failed{Name: name}, get(text)); !strings.Contains(got.Error(), want) || !errors.Is(got, fault.Unavailable) {
+			t.Errorf("%q: %v, want %q", text, got, want)
 		}
 	}
 }

@@ -125,7 +125,7 @@ func (m *machine) signatures(name string) ([][]byte, error) {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	img, err := Open(m.t.Context(), m.context(), policy, named, func(digest.Digest) []byte { return nil }, m.t.TempDir())
+	img, err := Open(m.t.Context(), m.context(), policy, named, func(digest.Digest) []byte { return nil }, m.t.TempDir(), nil)
 	if err != nil {
 		return nil, err
 	}

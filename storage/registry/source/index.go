@@ -94,7 +94,7 @@ func (f *search) in(ctx context.Context, index Document) (digest.Digest, Documen
 		if f.documents++; f.documents > maxIndexDocuments {
 			return "", none, fmt.Errorf("more than %d of its documents would have to be fetched to find one for this platform: %w", maxIndexDocuments, fault.Invalid)
 		}
-		raw, mediaType, err := fetch(ctx, image.UnparsedInstance(f.image.ImageSource, &chosen))
+		raw, mediaType, err := f.image.fetchManifest(ctx, &chosen)
 		if err != nil {
 			return "", none, f.image.requests.ofPart(err)
 		}

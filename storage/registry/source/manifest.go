@@ -1,27 +1,54 @@
 package source
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
 
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/image"
 	"go.podman.io/image/v5/manifest"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/pull/pullerror"
 )
 
-// fetch fetches a manifest and checks its digest. What the manifest says of its type counts if the
-// registry says nothing, or something that is not the type of a manifest: servers of files do.
-func fetch(ctx context.Context, image *image.UnparsedImage) (raw []byte, mediaType string, err error) {
+// fetchManifest fetches a manifest, that of the image's name if instance is nil, and checks its digest. What
+// the manifest says of its type counts if the registry says nothing, or something that is not the type of a
+// manifest: servers of files do.
+func (s *Image) fetchManifest(ctx context.Context, instance *digest.Digest) (raw []byte, mediaType string, err error) {
 	defer malformed(&err)
-	raw, mediaType, err = image.Manifest(ctx)
-	if err == nil && !slices.Contains(manifest.DefaultRequestedManifestMIMETypes, mediaType) {
+	raw, mediaType, err = image.UnparsedInstance(s.ImageSource, instance).Manifest(ctx)
+	if err != nil {
+		return nil, "", s.differs(ctx, instance, err)
+	}
+	if !slices.Contains(manifest.DefaultRequestedManifestMIMETypes, mediaType) {
 		mediaType = cmp.Or(manifest.GuessMIMEType(raw), mediaType)
 	}
-	return raw, mediaType, err
+	return raw, mediaType, nil
+}
+
+// differs returns the error of a manifest that cannot be fetched: err, unless what comes has another digest, for
+// which the library has no type.
+func (s *Image) differs(ctx context.Context, instance *digest.Digest, err error) error {
+	named, byDigest := s.ImageSource.Reference().DockerReference().(reference.Canonical)
+	switch {
+	case len(pullerror.Kinds(err)) > 0, pullerror.StatusOf(err) != 0:
+		return err
+	case instance == nil && byDigest:
+		instance = new(named.Digest())
+	case instance == nil:
+		return err
+	}
+	raw, _, again := s.ImageSource.GetManifest(ctx, instance)
+	if same, _ := manifest.MatchesDigest(raw, *instance); again != nil || same {
+		return err
+	}
+	return s.noManifest(raw, fmt.Errorf("image manifest: the registry sent another one than %s: a proxy, a mirror or the registry has changed it; look at these, or push the image again", instance))
 }
 
 func parse(raw []byte, mediaType string) (parsed manifest.Manifest, err error) {
@@ -30,23 +57,33 @@ func parse(raw []byte, mediaType string) (parsed manifest.Manifest, err error) {
 }
 
 // noManifest returns the error of a manifest that cannot be used: err, unless what came is something else.
-func noManifest(raw []byte, err error) error {
+func (s *Image) noManifest(raw []byte, err error) error {
 	var document struct {
 		SchemaVersion int               `json:"schemaVersion"`
 		Errors        []json.RawMessage `json:"errors"`
 	}
-	const advice = "check whether a proxy, a login page or a broken registry answers in its place"
+	const inItsPlace = "check whether a proxy, a login page or a broken registry answers in its place"
+	answer := "the answer"
+	if by := s.requests.sentOn(); by != "" {
+		answer = fmt.Sprintf("the answer of %s,", by)
+	}
+	var what, do string
+	kind := fault.Invalid
 	switch invalid := json.Unmarshal(raw, &document); {
 	case len(raw) == 0:
-		return fmt.Errorf("image manifest: the answer is empty; %s: %w", advice, fault.Invalid)
+		what, do = "is empty", inItsPlace
 	case invalid != nil && raw[0] == '{':
-		return fmt.Errorf("image manifest: the answer is cut off or broken JSON (%w); check whether a proxy or a mirror has cut it, or push the image again: %w", invalid, fault.Invalid)
+		what, do = fmt.Sprintf("is cut off or broken JSON (%v)", invalid), "check whether a proxy or a mirror has cut it, or push the image again"
+	case invalid != nil && bytes.HasPrefix(bytes.TrimSpace(raw), []byte("<")):
+		what, do, kind = fmt.Sprintf("is a web page and begins with %.60q", raw), inItsPlace, fault.Unavailable
 	case invalid != nil:
-		return fmt.Errorf("image manifest: the answer is no JSON and begins with %.60q; %s: %w", raw, advice, fault.Invalid)
+		what, do = fmt.Sprintf("is no JSON and begins with %.60q", raw), inItsPlace
 	case document.SchemaVersion == 0 && len(document.Errors) > 0:
-		return fmt.Errorf("image manifest: the answer has an error in the place of a manifest, %.200s; see the log of the registry, or what answers in its place: %w", document.Errors[0], fault.Invalid)
+		what, do = fmt.Sprintf("has an error in the place of a manifest, %.200s", document.Errors[0]), "see the log of the registry, or what answers in its place"
+	default:
+		return err
 	}
-	return err
+	return pullerror.Explained(fmt.Errorf("image manifest: %s %s; %s: %w", answer, what, do, kind))
 }
 
 // malformed turns a panic into an error: libtrust, which reads the signatures inside manifests of

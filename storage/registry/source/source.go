@@ -45,8 +45,9 @@ const (
 
 // Open reaches an image at the registry of name or one of its mirrors, inspects it, and asks the
 // signature policy about it. Stored returns an image config that need not be fetched, or nil. What
-// the library reads for this image is written to dir, which must stay until the image is closed.
-func Open(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, name reference.Named, stored func(digest.Digest) []byte, dir string) (*Image, error) {
+// the library reads for this image is written to dir, which must stay until the image is closed. plain reports
+// whether a host that is no source of the image may be asked by plain HTTP, although a registry with TLS names it.
+func Open(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, name reference.Named, stored func(digest.Digest) []byte, dir string, plain func(host string) bool) (*Image, error) {
 	ref, err := docker.NewReference(name)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", err, fault.Invalid)
@@ -56,10 +57,12 @@ func Open(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, n
 		return nil, err
 	}
 	sources, err := pullSources(sys, name)
-	image := &Image{Name: name, Documents: Documents{Manifests: map[digest.Digest]Document{}}, attachments: attached, stored: stored, requests: follow(sys, name)}
+	image := &Image{Name: name, Documents: Documents{Manifests: map[digest.Digest]Document{}}, attachments: attached, stored: stored, requests: follow(sys, name, plain)}
 	image.mirrored = err != nil || len(sources) > 1
 	image.open = func(ctx context.Context) (types.ImageSource, error) { return ref.NewImageSource(ctx, sys) }
-	image.ImageSource, err = image.open(ctx)
+	listening, end := image.requests.listen(ctx)
+	image.ImageSource, err = image.open(listening)
+	end()
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, image.Failed(err) // it has not asked all
@@ -417,7 +420,7 @@ func (s *Image) readConfig(ctx context.Context, info types.BlobInfo) error {
 // that they name is fetched. Then it asks the signature policy and checks the config.
 func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *trust.Policy) error {
 	unparsed := image.UnparsedInstance(s.ImageSource, nil)
-	raw, mediaType, err := fetch(ctx, unparsed)
+	raw, mediaType, err := s.fetchManifest(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -431,10 +434,10 @@ func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *t
 	}
 	parsed, err := parse(raw, mediaType)
 	if err != nil {
-		return noManifest(raw, fmt.Errorf("image manifest: %w; rebuild the image: %w", err, fault.Invalid))
+		return s.noManifest(raw, fmt.Errorf("image manifest: %w; rebuild the image: %w", err, fault.Invalid))
 	}
 	if err := inspectManifest(parsed); err != nil {
-		return noManifest(raw, err)
+		return s.noManifest(raw, err)
 	}
 	signed, err := s.readSignatures(ctx, unparsed)
 	if err != nil {
@@ -483,7 +486,9 @@ func (s *Image) checkKind(manifestType, configType string) error {
 // readSignatures fetches the signatures into s.Signatures, and returns the image with them for the
 // signature policy.
 func (s *Image) readSignatures(ctx context.Context, image *image.UnparsedImage) (types.UnparsedImage, error) {
+	s.requests.setApart(true)
 	found, err := image.UntrustedSignatures(ctx)
+	s.requests.setApart(false)
 	if err != nil {
 		return nil, fmt.Errorf("read signatures: %w", err)
 	}

@@ -1,0 +1,221 @@
+package storage
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/registry"
+)
+
+// pullAs pulls with credentials or ends the test.
+func (n *node) pullAs(ref string, auth *cri.AuthConfig) *Image {
+	n.t.Helper()
+	img, err := n.Pull(testContext(n.t), PullRequest{Image: ref, Auth: auth})
+	ok(n.t, err)
+	return img
+}
+
+// fails fails the test unless a pull fails with a kind, says one text and does not say another.
+func (n *node) fails(what, ref string, auth *cri.AuthConfig, kind error, says, not string) {
+	n.t.Helper()
+	_, err := n.Pull(testContext(n.t), PullRequest{Image: ref, Auth: auth})
+	if err == nil || kind != nil && !errors.Is(err, kind) || !strings.Contains(err.Error(), says) || not != "" && strings.Contains(err.Error(), not) {
+		n.t.Errorf("%s: %v: want %q without %q, and %v", what, err, says, not, kind)
+	}
+}
+
+// A registry that wants another login than crius can do has not refused the credentials of anybody.
+func TestLoginsThatCriusDoesNotKnow_jib_4187_moby_50896(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := motd(t, "login")
+	r := serve(t, "app", "1", a)
+	ref := r.Addr() + "/app:1"
+	for _, auth := range []*cri.AuthConfig{nil, passwordOf("user", "hunter22")} {
+		for says, do := range map[string]registry.Fault{
+			"login by negotiate, and": {Path: "/v2/", Do: wantsLogin("Negotiate")},
+			"by negotiate or ntlm,":   {Path: "/v2/", Do: wantsLogin("Negotiate", "NTLM")},
+			"by digest, and":          {Path: "/v2/", Do: wantsLogin(`Digest realm="r", nonce="n"`)},
+			"at /v2/":                 {Path: "/v2/", Do: wantsLogin()},
+			"no way to log in":        {Path: "/manifests/", Do: wantsLogin(`Basic realm="r"`)},
+		} {
+			r.Heal()
+			r.Inject(do)
+			n.fails(says, ref, auth, fault.Unauthenticated, says, "pull secret")
+		}
+	}
+	r.Heal()
+	r.Require(registry.Auth{Username: "user", Password: "hunter22"})
+	r.Inject(registry.Fault{Path: "/v2/", Times: 1, Do: wantsLogin("Negotiate", `Basic realm="r"`)})
+	if img := n.pullAs(ref, passwordOf("user", "hunter22")); img.ID != a.ID() {
+		t.Errorf("with Negotiate beside Basic: %s", img.ID)
+	}
+	n.fails("wrong password", ref, passwordOf("user", "wrong"), fault.Unauthenticated, "correct the pull secret", "")
+}
+
+// A server of tokens that gives none has not refused anybody either.
+func TestTokenServersWithoutTokens_containerd_2157_crio_7007(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r, tokens := serve(t, "app", "1", motd(t, "tokens")), serve(t, "app", "1", motd(t, "tokens"))
+	r.Require(registry.Auth{Username: "user", Password: "hunter22", Bearer: true, Realm: "http://" + tokens.Addr() + "/token", Tokens: tokens})
+	says := tokens.Addr() + " gave no token for " + r.Addr()
+	for _, name := range []string{"token", "access_token"} { // either will do
+		tokens.Require(registry.Auth{Username: "user", Password: "hunter22"})
+		tokens.Heal()
+		tokens.Inject(registry.Fault{Path: "/token", Do: registry.Replace(func(body []byte) []byte {
+			return bytes.ReplaceAll(body, []byte(`"`+map[string]string{"token": "access_token", "access_token": "token"}[name]+`"`), []byte(`"other"`))
+		})})
+		n.remove(n.pullAs(r.Addr()+"/app:1", passwordOf("user", "hunter22")).ID)
+	}
+	tokens.Heal()
+	tokens.Inject(registry.Fault{Do: registry.Page(http.StatusForbidden)})
+	n.fails("403", r.Addr()+"/app:1", nil, fault.Denied, "no credentials were sent to "+r.Addr(), "gave no token")
+	for _, body := range []string{"", "{}", "null", `{"token":""}`, "<html>please log in</html>"} {
+		tokens.Heal()
+		tokens.Inject(registry.Fault{Do: answer(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) })})
+		for _, auth := range []*cri.AuthConfig{nil, passwordOf("user", "hunter22"), {IdentityToken: "identity"}} {
+			n.fails(fmt.Sprintf("%q", body), r.Addr()+"/app:1", auth, fault.Unavailable, says, "pull secret")
+		}
+	}
+}
+
+// A page in the place of a registry is told from a broken image, and so is where the registry has sent crius.
+func TestPagesInThePlaceOfARegistry_moby_30047_podman_5952(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := motd(t, "page")
+	r, login := serve(t, "app", "1", index(t, a)), serve(t, "app", "1", a)
+	login.Inject(registry.Fault{Do: registry.Page(http.StatusOK)})
+	toLogin := answer(func(w http.ResponseWriter, req *http.Request) {
+		http.Redirect(w, req, "http://"+login.Addr()+"/login?next=secret", http.StatusFound)
+	})
+	elsewhere := fmt.Sprintf("the answer of %s/login, to which %s sends crius, is a web page", login.Addr(), r.Addr())
+	for _, ref := range []string{r.Addr() + "/app:1", r.Addr() + "/app@" + index(t, a).Digest().String()} {
+		for path, says := range map[string]string{"/v2/": elsewhere, "/manifests/": elsewhere} {
+			r.Heal()
+			r.Inject(registry.Fault{Path: path, Do: toLogin})
+			n.fails("redirected at "+path, ref, nil, fault.Unavailable, says, "secret")
+		}
+		for _, path := range []string{"/v2/", "/manifests/", a.Digest().String()} {
+			r.Heal()
+			r.Inject(registry.Fault{Path: path, Do: registry.Page(http.StatusOK)})
+			n.fails("a page at "+path, ref, nil, fault.Unavailable, "the answer is a web page and begins with \"<html>", "node reaches")
+		}
+	}
+	r.Heal()
+	r.Inject(registry.Fault{Path: "/v2/", Do: toLogin})
+	login.Heal()
+	login.Inject(registry.Fault{Do: registry.Page(http.StatusForbidden)})
+	n.fails("refused by the login", r.Addr()+"/app:1", nil, fault.Denied, fmt.Sprintf("%s, to which %s sends crius, does not answer as a registry", login.Addr(), r.Addr()), "pull secret")
+	r.Heal()
+	r.Inject(registry.Fault{Path: "/manifests/", Do: registry.Page(http.StatusNotFound)})
+	n.fails("a page with 404", r.Addr()+"/app:1", nil, fault.NotFound, "check the name and the tag; or look for what answers in the registry's place", "")
+	r.Heal()
+	n.pull(r.Addr() + "/app:1")
+}
+
+// A manifest that a proxy or mirror has replaced is told as such, behind an index and by a digest.
+func TestReplacedManifests_podman_11993(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a, other := motd(t, "one"), motd(t, "another")
+	all := index(t, a)
+	r := serve(t, "app", "1", all)
+	r.Inject(registry.Fault{Path: a.Digest().String(), Do: registry.Replace(func([]byte) []byte { return other.Manifest })})
+	n.fails("behind an index", r.Addr()+"/app:1", nil, nil, "another one than "+a.Digest().String()+": a proxy, a mirror or the registry has changed it", "rebuild")
+	n.fails("by digest", r.Addr()+"/app@"+a.Digest().String(), nil, nil, "has changed it", "rebuild")
+	r.Heal()
+	r.Inject(registry.Fault{Path: a.Digest().String(), Do: registry.Status(http.StatusNotFound)})
+	n.fails("missing behind an index", r.Addr()+"/app:1", nil, fault.NotFound, "push the image again", "check the name")
+	n.empty()
+}
+
+// No registry with TLS sends crius to plain HTTP for an image, unless registries.conf allows it for one of the two.
+// For a token it may.
+func TestNoWayFromTLSToPlainHTTP_distribution_479_regclient_865(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, withHostsDirs)
+	n.write("registries.conf", "")
+	a := motd(t, "plain")
+	storage, front := serve(t, "app", "1", a), registry.New()
+	front.Push("app", "1", a)
+	ref := n.trusted(front) + "/app:1"
+	host, _, _ := strings.Cut(ref, "/")
+	for _, path := range []string{"/blobs/", "/manifests/", layerDigest(a, 1)} {
+		front.Heal()
+		front.Inject(registry.Fault{Path: path, Do: registry.Redirect("http://" + storage.Addr())})
+		n.fails(path, ref, nil, fault.Denied, fmt.Sprintf("%s is asked by TLS and sends crius to plain HTTP", host), "node reaches")
+		if asked := storage.Requests(); len(asked) > 0 {
+			t.Errorf("%s: asked by plain HTTP: %+v", path, asked)
+		}
+	}
+	front.Heal()
+	front.Inject(registry.Fault{Path: "/blobs/", Do: registry.Redirect("http://" + storage.Addr())})
+	n.write("registries.conf", insecure(storage.Addr()))
+	n.remove(n.pull(ref).ID)
+	trusting := newNode(t)
+	trusting.write("registries.conf", insecure(host))
+	trusting.pull(ref)
+	n.write("registries.conf", "")
+	n.fails("no longer allowed", ref, nil, fault.Denied, "to plain HTTP", "")
+
+	front.Heal()
+	tokens := serve(t, "app", "1", a)
+	tokens.Require(registry.Auth{Username: "user", Password: "hunter22"})
+	front.Require(registry.Auth{Username: "user", Password: "hunter22", Bearer: true, Realm: "http://" + tokens.Addr() + "/token", Tokens: tokens})
+	n.remove(n.pullAs(ref, passwordOf("user", "hunter22")).ID)
+	front.Require(registry.Auth{})
+
+	front.Inject(registry.Fault{Path: "/blobs/", Do: registry.Redirect("https://" + n.trusted(storage))})
+	n.fails("a storage with TLS that is not trusted", ref, nil, fault.Unavailable, "to trust the authority", "")
+	n.empty()
+}
+
+// A transfer that breaks is resumed, whatever HTTP the registry offers: crius asks by HTTP/1.1, in which
+// connections carry one answer and there is neither GOAWAY nor RST_STREAM.
+func TestBrokenTransferOverTLSResumes_for_win_856(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, withHostsDirs)
+	n.write("registries.conf", "")
+	blob := random(3 << 20)
+	whole, err := image.NewStoredLayer(image.Regular("noise", 0o644, blob))
+	ok(t, err)
+	a := build(t, image.Image{Layers: []image.Layer{whole}, Config: imagespec.ImageConfig{}})
+	front := registry.New()
+	front.Push("app", "1", a)
+	name := n.trusted(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.ProtoMajor != 1 {
+			t.Errorf("%s %s by %s: what does the library do about GOAWAY and RST_STREAM?", req.Method, req.URL.Path, req.Proto)
+		}
+		front.ServeHTTP(w, req)
+	})) + "/app:1"
+	front.Inject(registry.Fault{Path: whole.Digest.String(), Times: 1, Do: answer(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write(whole.Blob[:2<<20]) // without a length, in chunks
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	})})
+	if img := n.pull(name); img.ID != a.ID() {
+		t.Errorf("pulled %s", img.ID)
+	}
+	var asked []string
+	for _, request := range front.Requests() {
+		if request.Path == "/v2/app/blobs/"+digest.FromBytes(whole.Blob).String() {
+			asked = append(asked, request.Range)
+		}
+	}
+	if len(asked) != 2 || asked[0] != "" || !strings.HasPrefix(asked[1], "bytes=") || asked[1] == "bytes=0-" {
+		t.Errorf("asked for the ranges %q", asked)
+	}
+}
