@@ -165,6 +165,7 @@ func (t *cliTask) execProcess(ctx context.Context, a *Abilities, terminal stdio.
 // execDetached runs a runtime that starts the command and exits before the
 // command does anything.
 func (t *cliTask) execDetached(ctx context.Context, cmd *exec.Cmd, e *execution) error {
+	defer proc.Starting()()
 	failed := inherit.Start(cmd.Start)
 	if failed == nil {
 		if e.hasten {

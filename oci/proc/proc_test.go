@@ -74,19 +74,58 @@ func TestReaperTakesCopiesOfARuntimeAtOnce(t *testing.T) {
 		defer close(done)
 		reaper.Run(ctx, 10*wait.Limit, died)
 	}()
-	// Both subshells are forked into the namespace and outlive the shell; the first is its init.
-	out, err := exec.Command("unshare", "--pid", "sh", "-c", "(sleep 1000; :) >/dev/null 2>&1 & echo $!; (sleep 0.1; exit 0) >/dev/null 2>&1 & echo $!").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var init, copied int
-	fmt.Sscan(string(out), &init, &copied)
-	defer unix.Kill(init, unix.SIGKILL)
+	init, copied := copyInNamespace(t)
 	wait.For(t, "the copy to be reaped", func() bool { return unix.Kill(copied, 0) == unix.ESRCH })
 	_ = unix.Kill(init, unix.SIGKILL)
 	wait.For(t, "the init to be reaped", func() bool { return unix.Kill(init, 0) == unix.ESRCH })
 	cancel()
 	<-done
+}
+
+// copyInNamespace forks two processes into a PID namespace, which become children of this process: its
+// init, and a copy of a shell that dies without executing anything.
+func copyInNamespace(t *testing.T) (init, copied int) {
+	t.Helper()
+	out, err := exec.Command("unshare", "--pid", "sh", "-c", "(sleep 1000; :) >/dev/null 2>&1 & echo $!; (sleep 0.1; exit 0) >/dev/null 2>&1 & echo $!").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Sscan(string(out), &init, &copied)
+	t.Cleanup(func() { _ = unix.Kill(init, unix.SIGKILL) })
+	return init, copied
+}
+
+// A command that dies before it is executed is a copy of its runtime, too. It is left to whoever waits for
+// it, or has started the runtime and does not know the command yet.
+func TestReaperLeavesClaimedProcesses(t *testing.T) {
+	if _, err := NewReaper(); err != nil {
+		t.Fatal(err)
+	}
+	known := Starting()
+	init, command := copyInNamespace(t)
+	wait.For(t, "the command to die", func() bool { return isZombie(command) })
+	zombies := unstartedZombies{}
+	left := func(by string) {
+		t.Helper()
+		if zombies.reap(t.Context()); !isZombie(command) {
+			t.Fatalf("the command was taken from %s", by)
+		}
+	}
+	left("a runtime that is starting it")
+	reaped := Claim(command)
+	known()
+	left("its owner")
+	reaped()
+	later := Starting()
+	if zombies.reap(t.Context()); unix.Kill(command, 0) == nil || len(zombies) > 0 {
+		t.Errorf("the command was not reaped, %v is left", zombies)
+	}
+	later()
+	_ = unix.Kill(init, unix.SIGKILL)
+	wait.For(t, "the init to be reaped", func() bool {
+		zombies.reap(t.Context())
+		return unix.Kill(init, 0) == unix.ESRCH
+	})
 }
 
 func TestKillTree(t *testing.T) {

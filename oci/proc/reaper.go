@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -29,17 +30,16 @@ func NewReaper() (*Reaper, error) {
 	return &Reaper{}, nil
 }
 
-// soon is how long after a death zombies are reaped for which nothing should wait. If something
-// does, it has come first by then.
+// soon is how long the Reaper waits after a death, so that one look covers a burst of them.
 const soon = 100 * time.Millisecond
 
 // Run reaps until ctx ends. It leaves each zombie for a whole period to a
 // goroutine that may wait for it, and reaps it only then. A process that a runtime
 // has forked into a container, and that died without executing the command, it reaps
-// soon: nothing waits for it, and until it is reaped the container cannot end, because
+// soon, unless something claims it: until it is reaped the container cannot end, because
 // its init waits for every process of its PID namespace, including zombies.
 func (*Reaper) Run(ctx context.Context, period time.Duration, childDied <-chan os.Signal) {
-	seen := map[int]bool{}
+	seen, early := map[int]bool{}, unstartedZombies{}
 	for {
 		if len(seen) == 0 {
 			select {
@@ -47,34 +47,19 @@ func (*Reaper) Run(ctx context.Context, period time.Duration, childDied <-chan o
 				return
 			case <-childDied:
 			}
-			reapUnstarted(ctx)
+			early.reap(ctx)
 		}
 		// One scan covers a burst of deaths, and a zombie seen by the last scan has
 		// had its period. The period is divided: if the machine stops for longer,
 		// only one part of it is lost.
 		const parts = 10
 		for range parts {
-			pause(ctx, period/parts, childDied)
+			early.pause(ctx, period/parts, childDied)
 			if ctx.Err() != nil {
 				return
 			}
 		}
 		seen = reapSeen(seen)
-	}
-}
-
-// pause waits, and reaps what cannot wait as long.
-func pause(ctx context.Context, d time.Duration, childDied <-chan os.Signal) {
-	over := time.After(d)
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-over:
-			return
-		case <-childDied:
-			reapUnstarted(ctx)
-		}
 	}
 }
 
@@ -94,16 +79,53 @@ func reapSeen(before map[int]bool) map[int]bool {
 	return zombies
 }
 
-// reapUnstarted reaps copies of a runtime, as they come from a runtime that failed or was
-// killed. After most deaths there is no zombie: its owner was quicker.
-func reapUnstarted(ctx context.Context) {
-	if !poll.Pause(ctx, soon) || !isZombie(anyChild) {
+// unstartedZombies are copies of a runtime, as they come from one that failed or was killed, which
+// may be claimed: by pid, with the last start that had begun when each was found.
+type unstartedZombies map[int]int
+
+// pause waits, and reaps what cannot wait as long.
+func (z unstartedZombies) pause(ctx context.Context, d time.Duration, childDied <-chan os.Signal) {
+	over := time.After(d)
+	for {
+		var again <-chan time.Time
+		if len(z) > 0 {
+			again = time.After(soon)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-over:
+			return
+		case <-childDied:
+		case <-again:
+		}
+		z.reap(ctx)
+	}
+}
+
+// reap reaps those that nothing claims. After most deaths there is no zombie: its owner was quicker.
+func (z unstartedZombies) reap(ctx context.Context) {
+	if !poll.Pause(ctx, soon) {
+		return
+	}
+	before := maps.Clone(z)
+	clear(z)
+	if !isZombie(anyChild) {
 		return
 	}
 	for _, pid := range Children(os.Getpid()) {
-		if isZombie(pid) && unstarted(pid) {
-			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
+		if !isZombie(pid) || !unstarted(pid) {
+			continue
 		}
+		last, known := before[pid]
+		if !known {
+			last = children.lastStart()
+		}
+		if children.mayClaim(pid, last) {
+			z[pid] = last
+			continue
+		}
+		_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
 	}
 }
 

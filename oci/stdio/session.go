@@ -22,6 +22,7 @@ import (
 	"github.com/crius-run/crius/internal/devnull"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/oci/proc"
 )
 
 // Size is the size of a terminal, in characters.
@@ -419,8 +420,10 @@ func (s *Session) Watch(pid int) error {
 		return err
 	}
 	s.watched = true
+	reaped := proc.Claim(pid)
 	go func() {
 		defer child.Close()
+		defer reaped()
 		var status unix.WaitStatus
 		var failed error
 		err := raw.Read(func(uintptr) bool {

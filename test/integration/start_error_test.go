@@ -2,7 +2,10 @@ package integration
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -177,5 +180,28 @@ func TestProgramOfNoKnownFormat(t *testing.T) {
 		if said := c.Errors(t); !strings.Contains(strings.ToLower(said), "exec format error") || strings.Contains(said, `"msg"`) {
 			t.Errorf("its log has %q", said)
 		}
+	})
+}
+
+// A command whose program is in an unknown format ends unexecuted, after the runtime has reported that it
+// runs. Its exit code is told, however many processes of the server end at that time.
+func TestCommandsOfNoKnownFormat(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	file := filepath.Join(w.dir(t), "broken")
+	if err := os.WriteFile(file, []byte("\x7fELF and no more"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	each(t, func(t *testing.T, handler string) {
+		c := w.run(t, handler).start(t, "sleep", func(c *cri.ContainerConfig) {
+			c.Mounts = []*cri.Mount{{HostPath: file, ContainerPath: "/broken"}}
+		})
+		crowd(t, 100, func(int) error {
+			r, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: []string{"/broken"}, Timeout: scene.LimitSeconds})
+			if err == nil && r.ExitCode == 0 {
+				err = fmt.Errorf("it succeeded: %q", r.Stderr)
+			}
+			return err
+		})
 	})
 }
