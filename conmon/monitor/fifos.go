@@ -80,17 +80,14 @@ func (f *fifos) endInput() {
 	}
 }
 
-// For how many milliseconds the runtime of a container that has ended may pass on nothing of
-// what the container has written, and how long it may go on passing on: a process that has
+// outputPause is for how many milliseconds the runtime of a container that has ended may pass on nothing
+// of what the container has written. It may go on passing on for wire.OutputTime: a process that has
 // escaped from the container might write for ever.
-const (
-	outputPause = 5000
-	outputTime  = 60_000
-)
+const outputPause = 5000
 
 // underway reports whether output of a container that has ended is still to come:
 // it goes through a process of the runtime's, which is given some time for that.
 func (m *monitor) underway() bool {
 	open := m.stdout.fd >= 0 || m.stderr.fd >= 0
-	return m.opt.Fifos && !m.released && open && uptime() < min(m.moved+outputPause, m.ended+outputTime)
+	return m.opt.Fifos && !m.released && open && uptime() < min(m.moved+outputPause, m.ended+wire.OutputTime)
 }

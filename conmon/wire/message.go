@@ -20,6 +20,10 @@ const (
 // the container waits (Options.AttachWait).
 const MostBehind = 4 << 20
 
+// OutputTime is for how many milliseconds after the end of a container its monitor may wait for output
+// before it reports the end.
+const OutputTime = 8_000
+
 // Verb is the first word of a packet.
 type Verb uint8
 

@@ -79,7 +79,8 @@ func (s *Stopper) remaining() time.Duration {
 const dieTime = 30 * time.Second
 
 // killAgain is how long a killed container may take before it is killed again and the operator
-// is informed.
+// is informed. It is longer than wire.OutputTime: a monitor of a dead container that has said nothing
+// by then hangs.
 const killAgain = 10 * time.Second
 
 // Kill ends the container without a grace period.
