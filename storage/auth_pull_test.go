@@ -77,6 +77,32 @@ func TestEveryFormOfCredentials(t *testing.T) {
 	n.empty()
 }
 
+// An image that the node has for one pod is pulled for another one with that pod's own credentials: the
+// registry is asked at each pull.
+func TestPresentImageNeedsCredentials_kubernetes_18787(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := motd(t, "secret")
+	r := serve(t, "app", "1", a)
+	r.Require(registry.Auth{Username: "joe", Password: "hunter2"})
+	good := &cri.AuthConfig{Username: "joe", Password: "hunter2"}
+	tag := r.Addr() + "/app:1"
+	first, err := n.Pull(testContext(t), PullRequest{Image: tag, Auth: good})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, ref := range append(first.RepoDigests, tag) {
+		for _, auth := range []*cri.AuthConfig{nil, {Username: "joe", Password: "wrong"}} {
+			if _, err := n.Pull(testContext(t), PullRequest{Image: ref, Auth: auth}); !errors.Is(err, fault.Unauthenticated) {
+				t.Errorf("%s with %v: %v", ref, auth, err)
+			}
+		}
+		if got, err := n.Pull(testContext(t), PullRequest{Image: ref, Auth: good}); err != nil || got.ID != first.ID {
+			t.Errorf("%s: %+v, %v", ref, got, err)
+		}
+	}
+}
+
 func TestAuthFileIsTheFallBack(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, func(c *Options) { c.AuthFile = c.SignaturePolicy + ".auth" })

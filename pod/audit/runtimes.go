@@ -3,8 +3,10 @@ package audit
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"log/slog"
 	"maps"
+	"os"
 	"path/filepath"
 
 	"github.com/crius-run/crius/conmon"
@@ -49,7 +51,9 @@ func (v *visit) helpers() error {
 			continue
 		}
 		if used == nil {
-			used = v.shims()
+			if used, err = v.shims(); err != nil {
+				return err
+			}
 		}
 		for _, h := range helpers {
 			if used[h.Process] {
@@ -78,17 +82,24 @@ func (v *visit) shortened() {
 
 func (v *visit) isOurs(id string) bool { return ids.Valid(id) && ids.HasMark(id, v.Mark) }
 
-// shims returns the shims of all containers on record. A shim has the name of its first container,
-// which may have been removed before the others.
-func (v *visit) shims() map[conmon.Process]bool {
+// shims returns the shims of all containers on record, even if this server cannot manage their pods. A
+// shim has the name of its first container, which may have been removed before the others.
+func (v *visit) shims() (map[conmon.Process]bool, error) {
 	used := map[conmon.Process]bool{}
 	for _, p := range v.Node.Pods() {
 		used[oci.ShimOf(p.Infra)] = true
 	}
-	for _, c := range v.Node.Containers() {
-		used[oci.ShimOf(c.Ref)] = true
+	dir := filepath.Join(v.RunDir, "containers")
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
 	}
-	return used
+	for _, entry := range entries {
+		if v.knows(entry.Name()) {
+			used[oci.ShimOf(oci.Ref{Dir: filepath.Join(dir, entry.Name())})] = true
+		}
+	}
+	return used, nil
 }
 
 // Left returns what is left of pods and containers without a record, by id, as functions that remove

@@ -2,6 +2,7 @@ package runtimes
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -107,6 +108,31 @@ func TestFirstContainerRemoved(t *testing.T) {
 		}
 		second.Stop(t, scene.LimitSeconds)
 		scene.Equal(t, "exit code", second.Status(t).ExitCode, int32(7))
+	})
+}
+
+// A server that cannot manage a pod, because the program is missing that calls shims, leaves the pod's shim
+// alone, which has the id of a container that was removed.
+func TestShimOfAPodThatIsNotManaged(t *testing.T) {
+	eachPrivateOf(t, grouping(), func(t *testing.T, w *scene.World, handler string) {
+		own := &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER} // with which a pod needs no container of its own
+		p := w.Pod(t, handler, func(c *cri.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions = own })
+		mine := func(c *cri.ContainerConfig) { c.Linux.SecurityContext.NamespaceOptions = own }
+		first, second := p.Start(t, "sleep", mine), p.Start(t, "sleep", mine)
+		first.Stop(t, 0)
+		first.Remove(t)
+		monitor := filepath.Join(t.TempDir(), "crius-conmon")
+		if err := os.Symlink(w.Program("crius-conmon"), monitor); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(w.Configure("20-monitor", "[runtime]\nmonitor = \""+monitor+"\"\n"), w.Crash(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		logs(t, w, "pod has an unknown runtime handler and is not managed", p.ID)
+		if err := errors.Join(w.Configure("20-monitor", ""), w.Crash(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		scene.Equal(t, "command", second.Exec(t, "echo here"), "here\n")
 	})
 }
 
