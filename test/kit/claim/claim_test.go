@@ -1,6 +1,8 @@
 package claim
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/test/kit/inventory"
 	"github.com/crius-run/crius/test/kit/wait"
 )
@@ -98,5 +101,65 @@ func TestSweepReleasesOnlyClaimsOfTheDead(t *testing.T) {
 	}
 	if err := living.Release(); err != nil {
 		t.Error(err)
+	}
+}
+
+// What runtimes leave in places that nodes share goes with the claim of its node,
+// and nothing else does: neither that of another node nor what was mounted there.
+func TestSweepRemovesWhatRuntimesHaveLeft(t *testing.T) {
+	usual, usualPlaces, usualSockets := parent, places, shimSockets
+	dir := t.TempDir()
+	parent, places, shimSockets = t.TempDir(), []string{filepath.Join(dir, "sbs", "*")}, filepath.Join(dir, "s")
+	t.Cleanup(func() { parent, places, shimSockets = usual, usualPlaces, usualSockets })
+	source := filepath.Join(dir, "source")
+	write := func(path, text string) string {
+		t.Helper()
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	kept := []string{write(filepath.Join(source, "file"), "")}
+	claimed := func() (c *Claim, made []string) {
+		t.Helper()
+		c, err := New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.scrub(); os.Remove(c.Dir + lockSuffix) })
+		for _, root := range roots {
+			made = append(made, write(filepath.Join(dir, "sbs", ids.New(ids.Mark(filepath.Join(c.Dir, root))), "state"), ""))
+		}
+		shared := filepath.Join(filepath.Dir(made[0]), "shared")
+		if err := errors.Join(os.Mkdir(shared, 0o755), unix.Mount(source, shared, "", unix.MS_BIND, "")); err != nil {
+			t.Fatal(err)
+		}
+		for i, of := range []string{"r/containers/a", "r/pods/b/infra"} {
+			socket := write(filepath.Join(shimSockets, fmt.Sprint(c.ID, i)), "")
+			write(filepath.Join(c.Dir, of, "address"), "unix://"+socket)
+			made = append(made, socket)
+		}
+		foreign := write(filepath.Join(dir, c.ID), "")
+		write(filepath.Join(c.Dir, "r/containers/c/address"), "unix://"+filepath.Join(shimSockets, "..", c.ID))
+		kept = append(kept, foreign)
+		return c, made
+	}
+	_, livings := claimed()
+	dead, deads := claimed()
+	kept = append(kept, livings...)
+	kept = append(kept, write(filepath.Join(dir, "sbs", ids.Unmarked()), ""), write(filepath.Join(shimSockets, "other"), ""))
+	dead.lock.Close()
+	if swept, err := Sweep(); err != nil || !slices.Equal(swept, []string{dead.ID}) {
+		t.Fatalf("swept %q, %v", swept, err)
+	}
+	for _, path := range deads {
+		if _, err := os.Lstat(path); err == nil {
+			t.Errorf("left: %s", path)
+		}
+	}
+	for _, path := range kept {
+		if _, err := os.Lstat(path); err != nil {
+			t.Errorf("removed: %v", err)
+		}
 	}
 }

@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/internal/ids"
+	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/test/kit/inventory"
 	"github.com/crius-run/crius/test/kit/wait"
 )
@@ -22,7 +24,7 @@ func (c *Claim) scrub() error {
 	if err := c.EndProcesses(); err != nil {
 		return err
 	}
-	errs := []error{c.Unmount(), c.RemoveCgroups()}
+	errs := []error{c.removeShared(), c.Unmount(), c.RemoveCgroups()}
 	for unix.Unmount(c.Dir, unix.MNT_DETACH) == nil { // it may be mounted on itself
 	}
 	return errors.Join(append(errs, os.RemoveAll(c.Dir))...)
@@ -55,6 +57,55 @@ func thaw(id string) {
 			_ = os.WriteFile(state, []byte("THAWED"), 0)
 		}
 	}
+}
+
+// roots are where nodes have crius's state, below a claim's directory: see
+// test/kit/node.
+var roots = []string{"lib", "disk/lib"}
+
+// places are where runtimes have files with ids in their names.
+var places = inventory.OfRuntimes
+
+// shimSockets is where containerd's shims, which also serve in stand-ins for
+// others, make sockets whose names say nothing. Each of them has its address in a
+// file of its working directory, which is one of shimDirs.
+var shimSockets = "/run/containerd/s"
+
+var shimDirs = []string{"r/containers/*", "r/pods/*/infra"}
+
+// removeShared removes what the runtimes of a node, which are dead, have left in
+// places that nodes share: what has an id of the node in its name, and the sockets
+// of its shims.
+func (c *Claim) removeShared() error {
+	var left []string
+	for _, root := range roots {
+		paths, err := inventory.Shared(places, ids.Mark(filepath.Join(c.Dir, root)))
+		if err != nil {
+			return err
+		}
+		left = append(left, paths...)
+	}
+	for _, dir := range shimDirs {
+		files, err := filepath.Glob(filepath.Join(c.Dir, dir, "address"))
+		if err != nil {
+			return err
+		}
+		for _, file := range files {
+			address, _ := os.ReadFile(file)
+			if path := filepath.Clean(strings.TrimPrefix(strings.TrimSpace(string(address)), "unix://")); filepath.Dir(path) == shimSockets {
+				left = append(left, path)
+			}
+		}
+	}
+	var errs []error
+	for _, path := range left {
+		err := mount.UnmountBelow(path)
+		if err == nil { // else what is mounted there would be removed
+			err = mount.RemoveAll(path)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // Unmount detaches every mount below the claim's directory.

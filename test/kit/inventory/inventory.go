@@ -195,19 +195,30 @@ var anID = regexp.MustCompile("[0-9a-f]{64}")
 
 // shared lists the files with ids of the node in places that it shares with others.
 func (s *Snapshot) shared(scope Scope) error {
-	for _, pattern := range scope.Shared {
+	paths, err := Shared(scope.Shared, scope.Mark)
+	for _, path := range paths {
+		s.add("file", path)
+	}
+	return err
+}
+
+// Shared returns the paths that match one of the patterns and whose last elements
+// have an id with the mark.
+func Shared(patterns []string, mark string) ([]string, error) {
+	var found []string
+	for _, pattern := range patterns {
 		paths, err := filepath.Glob(pattern)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, path := range paths {
-			isOurs := func(id string) bool { return ids.HasMark(id, scope.Mark) }
+			isOurs := func(id string) bool { return ids.HasMark(id, mark) }
 			if slices.ContainsFunc(anID.FindAllString(filepath.Base(path), -1), isOurs) {
-				s.add("file", path)
+				found = append(found, path)
 			}
 		}
 	}
-	return nil
+	return found, nil
 }
 
 // isNodeKey recognizes the keys that a node has from its first checkpoint of a pod on.
