@@ -176,9 +176,9 @@ func (r *cli) forget(ctx context.Context, ref Ref) error {
 		}
 	}
 	// A runtime killed in the middle of create leaves state files that it does
-	// not always recognize as a container.
+	// not always recognize as a container. Kata mounts the volumes of a pod there.
 	for _, path := range stateFiles {
-		err = errors.Join(err, mount.RemoveAll(path))
+		err = errors.Join(err, mount.RemoveTree(path))
 	}
 	return err
 }

@@ -156,3 +156,44 @@ esac`)
 		})
 	}
 }
+
+// Kata mounts a pod's volumes below /run. If they are still there when the pod is
+// removed, they are unmounted, and what is in the volumes stays.
+func TestVolumesSurviveTheirPod(t *testing.T) {
+	t.Parallel()
+	id, volume := ids.Unmarked(), t.TempDir()
+	precious := filepath.Join(volume, "precious")
+	if err := os.WriteFile(precious, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const shared = "/run/kata-containers/shared/sandboxes"
+	point := filepath.Join(shared, id, "shared", "volume")
+	wait.For(t, "the mount point", func() bool { // a stand-in for Kata removes the directory when it is empty
+		return os.MkdirAll(point, 0o700) == nil
+	})
+	if err := syscall.Mount(volume, point, "", syscall.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(point, syscall.MNT_DETACH) })
+	program := script(t, `case " $* " in
+*" --version "*) echo "kata-runtime  : 1.13.0";;
+*" state "*) echo "connection refused" >&2; exit 1;;
+*" delete --force "*) ;;
+*) exit 1;;
+esac`)
+	r, err := tableOf(t, map[string]Handler{"a": {Type: "oci", Path: program}}).Get("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Delete(t.Context(), Ref{ID: id, Dir: filepath.Join(volume, "none")}); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(precious); err != nil {
+		t.Errorf("the content of the volume: %v", err)
+	}
+	if _, err := os.Lstat(filepath.Join(shared, id)); err == nil {
+		t.Error("Kata's files are left")
+	}
+	_ = os.Remove(shared) // unless others use it
+	_ = os.Remove(filepath.Dir(shared))
+}

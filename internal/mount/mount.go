@@ -87,6 +87,26 @@ func RemoveAll(dir string) error {
 	return os.RemoveAll(dir)
 }
 
+// RemoveTree removes a directory in which others may have mounted anything, also
+// directories: it unmounts all of that first. If something stays mounted, RemoveTree
+// removes nothing, because that would delete what is mounted.
+func RemoveTree(dir string) error {
+	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err := UnmountBelow(dir); err != nil {
+		return err
+	}
+	left, err := Under(dir)
+	if err == nil && len(left) > 0 {
+		err = &os.PathError{Op: "remove", Path: dir, Err: unix.EBUSY}
+	}
+	if err != nil {
+		return err
+	}
+	return os.RemoveAll(dir)
+}
+
 // Isolate gives the calling thread, which must be one of thread.Run's, a mount
 // namespace of its own. What is mounted in it is not seen outside, and is gone
 // with its last process; what is mounted or unmounted outside is seen in it.

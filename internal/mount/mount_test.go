@@ -365,3 +365,35 @@ func TestRemoveAll(t *testing.T) {
 		}
 	}
 }
+
+// What is mounted in the directory, also on another directory and more than once,
+// is unmounted and not deleted.
+func TestRemoveTree(t *testing.T) {
+	base := scratch(t)
+	source, dir := filepath.Join(base, "source"), filepath.Join(base, "dir")
+	file, point := filepath.Join(source, "file"), filepath.Join(dir, "below", "point")
+	for _, d := range []string{source, point} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := unix.Mount(source, point, "", unix.MS_BIND, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 { // also once it is gone
+		if err := RemoveTree(dir); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("still there: %v", err)
+		}
+	}
+	if _, err := os.Lstat(file); err != nil {
+		t.Errorf("what was mounted: %v", err)
+	}
+}

@@ -99,11 +99,7 @@ func (c *Claim) removeShared() error {
 	}
 	var errs []error
 	for _, path := range left {
-		err := mount.UnmountBelow(path)
-		if err == nil { // else what is mounted there would be removed
-			err = mount.RemoveAll(path)
-		}
-		errs = append(errs, err)
+		errs = append(errs, mount.RemoveTree(path))
 	}
 	return errors.Join(errs...)
 }
