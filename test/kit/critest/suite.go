@@ -137,7 +137,7 @@ func Read(report []byte) (*Result, error) {
 			r.add(spec)
 		}
 	}
-	if r.passed+len(r.failed) == 0 {
+	if len(r.passed)+len(r.failed) == 0 {
 		return nil, errors.New("no spec ran: does the focus match any?")
 	}
 	return r, nil
