@@ -16,6 +16,7 @@ import (
 
 	"github.com/crius-run/crius/test/images"
 	"github.com/crius-run/crius/test/kit/kubelet"
+	"github.com/crius-run/crius/test/kit/tools"
 	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
@@ -195,7 +196,11 @@ func (l *life) probe(ctx context.Context, c *soakContainer) error {
 
 // hang is a probe that exceeds its time limit.
 func (l *life) hang(ctx context.Context, c *soakContainer) error {
-	_, err := l.exec(ctx, c, 1, "/probe", "fork", "2", "sleep", ";", "sleep")
+	command := []string{"/probe", "sleep"}
+	if tools.KillsChildren(l.handler) {
+		command = []string{"/probe", "fork", "2", "sleep", ";", "sleep"}
+	}
+	_, err := l.exec(ctx, c, 1, command...)
 	if status.Code(errors.Unwrap(err)) == codes.DeadlineExceeded {
 		return nil
 	}

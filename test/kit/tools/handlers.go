@@ -26,6 +26,17 @@ const (
 // IsShim reports whether a handler is driven by containerd's shim protocol.
 func IsShim(handler string) bool { return strings.HasPrefix(handler, shimNamePrefix) }
 
+// KillsChildren reports whether a command that exceeds its time limit is killed
+// with its children. In a sandbox that a shim has made, and in any virtual machine,
+// these are out of reach, and end with their container.
+func KillsChildren(handler string) bool {
+	switch handler {
+	case GvisorShim, Kata, Kata1, KataCLI:
+		return false
+	}
+	return true
+}
+
 // Handler returns the configuration of a handler, whose runtime it builds if
 // necessary. It is a template for test/kit/node.
 func Handler(ctx context.Context, name string) (config string, err error) {
