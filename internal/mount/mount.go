@@ -89,10 +89,16 @@ func RemoveAll(dir string) error {
 
 // RemoveTree removes a directory in which others may have mounted anything, also
 // directories: it unmounts all of that first. If something stays mounted, RemoveTree
-// removes nothing, because that would delete what is mounted.
+// removes nothing, because that would delete what is mounted. Of a symbolic link it
+// removes the link alone.
 func RemoveTree(dir string) error {
-	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
+	switch st, err := os.Lstat(dir); {
+	case errors.Is(err, os.ErrNotExist):
 		return nil
+	case err != nil:
+		return err
+	case st.Mode().Type() == os.ModeSymlink:
+		return os.Remove(dir)
 	}
 	if err := UnmountBelow(dir); err != nil {
 		return err

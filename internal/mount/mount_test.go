@@ -385,6 +385,16 @@ func TestRemoveTree(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	link := filepath.Join(base, "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := RemoveTree(link); err != nil {
+		t.Error(err)
+	}
+	if mounted, err := Mounted(point); err != nil || !mounted {
+		t.Errorf("mounted below the target of a link: %v, %v", mounted, err)
+	}
 	for range 2 { // also once it is gone
 		if err := RemoveTree(dir); err != nil {
 			t.Error(err)
