@@ -71,7 +71,9 @@ func (r *cli) Restore(ctx context.Context, ref Ref, spec *specs.Spec, io IO, fro
 	monitor := monitorSpec(ref, spec, io, r.argv(a, r.restoreArgs(a, ref, from)...))
 	monitor.Held = true
 	monitor.Env = append(append(monitor.Env, found.Environ()...), conmon.HoldEnv(ref.Dir)...)
-	client, err := r.create(ctx, "runtime "+r.name, a, ref, spec, monitor)
+	restoring, done := endIfStuck(ctx, ref.Cgroup)
+	client, err := r.create(restoring, "runtime "+r.name, a, ref, spec, monitor)
+	done()
 	r.relayLog(ctx, ref.ID, runtimeLog(ref))
 	if err != nil {
 		return nil, restoreFailed(err, filepath.Join(ref.Dir, restoreLog))
