@@ -14,6 +14,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/internal/thread"
 )
 
 // restoredMounts are the mounts of a restored container. criu makes what its images say, as root, where it sees the
@@ -34,14 +35,13 @@ func checkMounts(pid int, rootfs string, s *specs.Spec) error {
 	}
 	defer unix.Close(root)
 	r := restoredMounts{s, root, map[int]mount.Info{}, map[int]specs.Mount{}, map[int]bool{}, map[int]bool{}}
-	err = mount.EachOf(pid, func(m mount.Info) bool {
-		r.all[m.ID] = m
-		return true
-	})
-	if err != nil {
-		return fmt.Errorf("read the container's mounts: %w", err)
+	if err := r.read(pid); err != nil {
+		return err
 	}
 	if err := r.find(rootfs); err != nil {
+		return err
+	}
+	if err := r.makeReadOnly(pid); err != nil {
 		return err
 	}
 	for id, m := range r.all {
@@ -54,6 +54,61 @@ func checkMounts(pid int, rootfs string, s *specs.Spec) error {
 		}
 	}
 	return nil
+}
+
+// read reads the mounts of the container.
+func (r *restoredMounts) read(pid int) error {
+	err := mount.EachOf(pid, func(m mount.Info) bool {
+		r.all[m.ID] = m
+		return true
+	})
+	if err != nil {
+		return fmt.Errorf("read the container's mounts: %w", err)
+	}
+	return nil
+}
+
+// makeReadOnly makes volumes read-only again: criu makes one writable whose directory is mounted twice, or below
+// another volume. No process has run since. One that has a file open for writing there keeps the volume as it is, and
+// so does a kernel before 5.12: such a container is refused.
+func (r *restoredMounts) makeReadOnly(pid int) error {
+	var volumes []int
+	defer func() {
+		for _, fd := range volumes {
+			_ = unix.Close(fd)
+		}
+	}()
+	for id, asked := range r.asked {
+		if !isVolume(asked) || !has(asked.Options, "ro", "rro") || r.all[id].ReadOnly {
+			continue
+		}
+		fd, err := r.open(asked.Destination)
+		if err != nil {
+			return err
+		}
+		volumes = append(volumes, fd)
+	}
+	if len(volumes) == 0 {
+		return nil
+	}
+	space, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+	if err != nil {
+		return err
+	}
+	defer space.Close()
+	err = thread.Run(func() error { // the kernel changes mounts of the caller's mount namespace alone
+		if err := errors.Join(unix.Unshare(unix.CLONE_FS), unix.Setns(int(space.Fd()), unix.CLONE_NEWNS)); err != nil {
+			return fmt.Errorf("enter the container's mount namespace: %w", err)
+		}
+		for _, fd := range volumes {
+			_ = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}) // the comparison notices
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return r.read(pid)
 }
 
 // find finds the mounts of the request, wherever links of the image have led them.
@@ -141,6 +196,8 @@ func (r *restoredMounts) above(m mount.Info) (found mount.Info, asked specs.Moun
 	return found, asked
 }
 
+func isVolume(m specs.Mount) bool { return m.Destination != "/" && isBind(m) }
+
 func isBind(m specs.Mount) bool {
 	return m.Type == "bind" || has(m.Options, "bind", "rbind")
 }
@@ -155,7 +212,11 @@ func (r *restoredMounts) differsFrom(asked specs.Mount, m mount.Info) (why strin
 		return "", nil
 	}
 	if has(asked.Options, "ro", "rro") && !m.ReadOnly {
-		return "it can be written to", nil
+		why = "it can be written to"
+		if isVolume(asked) {
+			why += ", and has files open for writing or the kernel is older than 5.12; criu makes a volume writable whose directory is mounted twice or below another volume: mount it once, and take a new checkpoint"
+		}
+		return why, nil
 	}
 	flags := strings.Split(m.Flags, ",")
 	for _, flag := range []string{"nosuid", "nodev", "noexec"} {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -140,6 +141,9 @@ func (d dump) tasks(t *testing.T) (first, last uint64) {
 	return 0, 0
 }
 
+// descriptors is the file in which runc notes the streams that criu has to connect.
+const descriptors = "descriptors.json"
+
 // Fields of the images.
 const (
 	coreThread  = 5 // in core-ID.img
@@ -216,6 +220,14 @@ func ownNetwork(t *testing.T, d dump) {
 	d.edit(t, fmt.Sprintf("ids-%d.img", first), func(m []byte) []byte { return set(t, m, number(idsNet, criu), idsNet) })
 }
 
+// refusesToWrite has a process of the container try to write a file on a volume that is read-only.
+func (c *container) refusesToWrite(t *testing.T, file string) {
+	t.Helper()
+	if said := c.execResult(t, "write "+file+" text"); said.ExitCode == 0 || !strings.Contains(string(said.Stderr), "read-only file system") {
+		t.Errorf("writing %s ended with code %d: %s", file, said.ExitCode, said.Stderr)
+	}
+}
+
 // Who has a key that a node trusts can sign for images that criu would never have written. What a process has more
 // than the request gives it is noticed before it runs, in whichever of them it is.
 func TestRestoreOfEditedImages(t *testing.T) {
@@ -253,6 +265,7 @@ func TestRestoreOfEditedImages(t *testing.T) {
 				creds(field, sysAdmin, 0)(t, d)
 			}
 		}},
+		"inheritable":  {codes.Unknown, "Unable to restore capabilities", creds(9, sysAdmin, 0)},
 		"no_new_privs": {codes.FailedPrecondition, "no_new_privs", creds(18, 0)},
 		"no filter": {codes.FailedPrecondition, "seccomp mode", func(t *testing.T, d dump) {
 			first, _ := d.tasks(t)
@@ -261,7 +274,7 @@ func TestRestoreOfEditedImages(t *testing.T) {
 		"network":         {codes.FailedPrecondition, "namespace", ownNetwork},
 		"mount namespace": {codes.FailedPrecondition, "namespace", ownMounts},
 		"writable root":   {codes.FailedPrecondition, "/ is not one of the request: it can be written to", mounted("/", writable)},
-		"writable volume": {codes.FailedPrecondition, "/data is not one of the request: it can be written to", mounted("/data", writable)},
+		"writable volume": {codes.OK, "", mounted("/data", writable)}, // which is made read-only again
 		"writable sysfs":  {codes.FailedPrecondition, "/sys is not one of the request: it can be written to", mounted("/sys", writable)},
 		"setuid programs": {codes.FailedPrecondition, "it is not nosuid", mounted("/sys", func(t *testing.T, m []byte) []byte {
 			return set(t, m, number(mountFlags, numbers(t, m, mountFlags)[0]&^unix.MS_NOSUID), mountFlags)
@@ -271,6 +284,14 @@ func TestRestoreOfEditedImages(t *testing.T) {
 			m = set(t, set(t, m, number(mountType, overlay), mountType), words(mountSource, "overlay"), mountSource)
 			return set(t, m, words(mountOptions, "lowerdir="+volume+":"+filepath.Dir(outside)), mountOptions)
 		})},
+		"no descriptors": {codes.Unknown, "descriptors.json", func(t *testing.T, d dump) { must(t, os.Remove(filepath.Join(d.dir, descriptors))) }},
+		"wrong descriptors": {codes.Unknown, "cannot unmarshal", func(t *testing.T, d dump) {
+			put(t, filepath.Join(d.dir, descriptors), `{"0":"/dev/null"}`)
+		}},
+		"more descriptors": {codes.Unknown, "Bad file descriptor", func(t *testing.T, d dump) {
+			file := filepath.Join(d.dir, descriptors)
+			put(t, file, strings.TrimSuffix(strings.TrimSpace(read(t, file)), "]")+`,"pipe:[1]","pipe:[2]","pipe:[3]"]`)
+		}},
 		"file of the node": {codes.Unknown, "No such file", func(t *testing.T, d dump) {
 			d.edit(t, "files.img", func(m []byte) []byte {
 				for _, e := range entriesOf(t, m) {
@@ -297,7 +318,11 @@ func TestRestoreOfEditedImages(t *testing.T) {
 				return
 			}
 			must(t, err)
-			(&pod{w: w, id: resp.PodSandboxId, handler: "runc", config: req.Config, made: []string{resp.PodSandboxId}}).vanish(t)
+			q := &pod{w: w, id: resp.PodSandboxId, handler: "runc", config: req.Config, made: []string{resp.PodSandboxId}}
+			restored := &container{q, resp.RestoredContainers[0].ContainerId, c.config}
+			restored.start(t)
+			restored.refusesToWrite(t, "/data/new")
+			q.vanish(t)
 		})
 	}
 }

@@ -179,3 +179,34 @@ func TestRestoredContainerBelongsToItsPod(t *testing.T) {
 	})
 	next.says(t, "line 3")
 }
+
+// Volumes that show the same directory, or one below another's, are read-only after a restore if they were before,
+// though criu restores them writable; the others can be written.
+func TestRestoredVolumesOfOneDirectory_criu_2632(t *testing.T) {
+	t.Parallel()
+	w, ok := dumps(t)
+	if !ok {
+		return
+	}
+	volume := w.dir(t)
+	below := filepath.Join(volume, "below")
+	must(t, os.Mkdir(below, 0o755))
+	p := w.run(t, "runc")
+	c := p.start(t, "lines 1000000000 20ms", func(c *cri.ContainerConfig) {
+		c.Mounts = []*cri.Mount{
+			{ContainerPath: "/all", HostPath: volume},
+			{ContainerPath: "/read", HostPath: volume, Readonly: true},
+			{ContainerPath: "/below", HostPath: below, Readonly: true},
+		}
+	})
+	c.says(t, "line 1")
+	dir := p.checkpointed(t, c)
+	p.stop(t)
+	_, all := w.restore(t, w.restoring(t, dir, c))
+	all[0].start(t)
+	all[0].number(t)
+	all[0].exec(t, "write /all/new text")
+	for _, at := range []string{"/read", "/read/below", "/below"} {
+		all[0].refusesToWrite(t, at+"/other")
+	}
+}
