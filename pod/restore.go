@@ -248,9 +248,11 @@ func (e *Engine) restoreInto(ctx context.Context, id string, source *checkpoint.
 			return fmt.Errorf("restore /dev/shm of the pod: %w", err)
 		}
 	}
+	var restored []string
 	for i, cfg := range req.Containers {
 		err := trace.Long(ctx, "restore container", func(ctx context.Context) error {
-			_, err := e.createIn(ctx, s, cfg, sources{privilegedPod: privileged(req.Pod), checkpoint: origins[i]})
+			id, err := e.createIn(ctx, s, cfg, sources{privilegedPod: privileged(req.Pod), checkpoint: origins[i]})
+			restored = append(restored, id)
 			return err
 		})
 		if err != nil {
@@ -260,8 +262,28 @@ func (e *Engine) restoreInto(ctx context.Context, id string, source *checkpoint.
 	if err := trace.Call(ctx, "set hostname", s.resetHostname); err != nil {
 		return err
 	}
+	if err := e.checkCreated(restored); err != nil {
+		return err
+	}
 	s.Change(func(now *livePod) { now.Restoring = false })
 	return s.Put(ctx)
+}
+
+// checkCreated refuses a pod of which a container has been stopped or removed, or has ended, while the others were
+// restored.
+func (e *Engine) checkCreated(containers []string) error {
+	for _, id := range containers {
+		v, err := e.Container(id)
+		switch {
+		case errors.Is(err, fault.NotFound):
+			return fmt.Errorf("container %s was removed while its pod was being restored: %w", id, fault.Precondition)
+		case err != nil:
+			return err
+		case v.State != cri.ContainerState_CONTAINER_CREATED:
+			return fmt.Errorf("container %s was stopped or has ended while its pod was being restored: %w", id, fault.Precondition)
+		}
+	}
+	return nil
 }
 
 // resetHostname gives the pod the hostname of its request: criu has given it that of the checkpoint.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/pod/records"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // restoring is a request for a pod from a checkpoint of the containers c1 and c2, which it makes.
@@ -155,6 +156,42 @@ func TestFailedRestoreLeavesNothing(t *testing.T) {
 		b.emptyOut()
 		b.nothingLeft()
 	})
+}
+
+// A container that is stopped or removed, or ends, while the next one is restored ends the restore.
+func TestRestoreNoticesEndedContainers(t *testing.T) {
+	for name, end := range map[string]func(b *bench, e *Engine, id string) error{
+		"stopped": func(b *bench, e *Engine, id string) error { return e.StopContainer(b.Context(), id, time.Minute) },
+		"removed": func(b *bench, e *Engine, id string) error { return e.RemoveContainer(b.Context(), id) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.cfg.Restore = true
+			e := b.engine()
+			req := b.restoring(e)
+			goes := make(chan struct{})
+			b.node.set(func() { b.node.block["restore task"] = goes })
+			result := make(chan error, 1)
+			go func() {
+				_, err := restore(b, e, req)
+				result <- err
+			}()
+			goes <- struct{}{}
+			wait.For(t, "the first container", func() bool { return len(e.Containers()) == 1 })
+			if err := end(b, e, e.Containers()[0].ID); err != nil {
+				t.Error(err)
+			}
+			close(goes)
+			if err := <-result; !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "while its pod was being restored") {
+				t.Errorf("the restore ended with %v", err)
+			}
+			if len(e.Sandboxes())+len(e.Containers()) > 0 {
+				t.Error("something is left")
+			}
+			b.emptyOut()
+			b.nothingLeft()
+		})
+	}
 }
 
 // A server that dies before all containers are restored leaves a pod that the next one removes, with those that are.

@@ -8,6 +8,7 @@
 //	hang           never return, not even on SIGTERM
 //	hangafter      do the work, then never return
 //	slow DURATION  wait, then do the work
+//	wait           wait until the file is gone, then do the work
 //	garbage        print what no parser accepts and report success
 //	die            end by SIGKILL
 //	dieafter       do the work, then end by SIGKILL
@@ -94,6 +95,8 @@ func (p program) run() int {
 			return p.refuse(err.Error())
 		}
 		time.Sleep(d)
+	case "wait":
+		p.wait()
 	case "garbage":
 		p.note("garbage")
 		fmt.Print("\x00\xff{]garbage\n")
@@ -170,6 +173,17 @@ func (p program) hang() {
 	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	for {
 		time.Sleep(time.Hour)
+	}
+}
+
+// wait returns when somebody has removed the file that said so.
+func (p program) wait() {
+	p.note("waits")
+	for {
+		if _, err := os.Stat(filepath.Join(p.dir, "faults", p.verb)); os.IsNotExist(err) {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 
