@@ -82,6 +82,11 @@ func TestSource(t *testing.T) {
 	if _, err := s.Fetch(t.Context(), part, to+"2"); !errors.Is(err, fault.Denied) {
 		t.Errorf("a changed file: %v", err)
 	}
+	must(t, os.Remove(filepath.Join(dir, "c/checkpoint/pages-1.img")))
+	must(t, unix.Mkfifo(filepath.Join(dir, "c/checkpoint/pages-1.img"), 0o600))
+	if _, err := s.Fetch(t.Context(), part, to+"4"); !errors.Is(err, fault.Invalid) {
+		t.Errorf("a pipe in the place of a file: %v", err)
+	}
 	must(t, os.RemoveAll(filepath.Join(dir, "c/checkpoint")))
 	must(t, os.Symlink("/etc", filepath.Join(dir, "c/checkpoint")))
 	if _, err := s.Fetch(t.Context(), part, to+"3"); !errors.Is(err, fault.Invalid) {
@@ -119,6 +124,12 @@ func TestHostileManifests(t *testing.T) {
 		"directory twice":     {fault.Invalid, func(m *PodManifest) { m.Containers = append(m.Containers, PodPart{Name: "d", Directory: "c"}) }},
 		"directory out":       {fault.Invalid, func(m *PodManifest) { m.Containers[0].Directory = ".." }},
 		"directory itself":    {fault.Invalid, func(m *PodManifest) { m.Containers[0].Directory = "." }},
+		"directory in one":    {fault.Invalid, func(m *PodManifest) { m.Containers[0].Directory = "c/checkpoint" }},
+		"no directory":        {fault.Invalid, func(m *PodManifest) { m.Containers[0].Directory = "" }},
+		"no name":             {fault.Invalid, func(m *PodManifest) { m.Containers[0].Name = "" }},
+		"directory as a file": {fault.Invalid, file("c")},
+		"path with an end":    {fault.Invalid, file("c/spec.dump/")},
+		"requests":            {fault.Invalid, func(m *PodManifest) { m.Request = "c/spec.dump" }},
 		"shared memory":       {fault.Invalid, func(m *PodManifest) { m.SharedMemory = "../x" }},
 		"many files":          {fault.Invalid, func(m *PodManifest) { m.Files = make([]File, maxFiles+1) }},
 	} {
