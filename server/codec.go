@@ -14,7 +14,8 @@ import (
 const pooledSize = 32 << 10
 
 // codec is gRPC's own codec, but gives a large message only the memory that it
-// needs, and a listing none.
+// needs, and a listing none, and computes the size of a message once: for maps
+// that takes as long as to encode them.
 type codec struct{ encoding.CodecV2 }
 
 func newCodec() codec { return codec{encoding.GetCodecV2(protocodec.Name)} }
@@ -24,12 +25,23 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 		return l.encoded(), nil
 	}
 	message, ok := v.(proto.Message)
-	if !ok || proto.Size(message) <= pooledSize {
+	if !ok {
 		return c.CodecV2.Marshal(v)
 	}
-	data, err := proto.MarshalOptions{UseCachedSize: true}.Marshal(message) // computed just now
-	if err != nil {
+	size := proto.Size(message)
+	marshal := proto.MarshalOptions{UseCachedSize: true} // computed just now
+	if size > pooledSize || mem.IsBelowBufferPoolingThreshold(size) {
+		data, err := marshal.Marshal(message)
+		if err != nil {
+			return nil, err
+		}
+		return mem.BufferSlice{mem.SliceBuffer(data)}, nil
+	}
+	pool := mem.DefaultBufferPool()
+	buffer := pool.Get(size)
+	if _, err := marshal.MarshalAppend((*buffer)[:0], message); err != nil {
+		pool.Put(buffer)
 		return nil, err
 	}
-	return mem.BufferSlice{mem.SliceBuffer(data)}, nil
+	return mem.BufferSlice{mem.NewBuffer(buffer, pool)}, nil
 }

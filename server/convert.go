@@ -102,22 +102,28 @@ func containerMatches(f *cri.ContainerFilter, v *view.Container) bool {
 }
 
 func containerStatus(v *view.Container) *cri.ContainerStatus {
-	s := &cri.ContainerStatus{
-		Id:          v.ID,
-		Metadata:    v.Config.GetMetadata(),
-		State:       v.State,
-		CreatedAt:   nanos(v.CreatedAt),
-		StartedAt:   nanos(v.StartedAt),
-		Image:       userImage(v.Config.GetImage()),
-		ImageRef:    v.ImageRef,
-		Labels:      v.Config.GetLabels(),
-		Annotations: v.Config.GetAnnotations(),
-		Mounts:      validMounts(v.Mounts),
-		LogPath:     valid(v.LogPath),
-		Resources:   cmp.Or(v.Resources, &cri.ContainerResources{Linux: &cri.LinuxContainerResources{}}),
-		ImageId:     v.ImageID,
-		User:        v.User,
-		StopSignal:  v.StopSignal,
+	s := new(cri.ContainerStatus)
+	fillContainerStatus(s, v)
+	return s
+}
+
+func fillContainerStatus(s *cri.ContainerStatus, v *view.Container) {
+	s.Id = v.ID
+	s.Metadata = v.Config.GetMetadata()
+	s.State = v.State
+	s.CreatedAt = nanos(v.CreatedAt)
+	s.StartedAt = nanos(v.StartedAt)
+	s.Image = userImage(v.Config.GetImage())
+	s.ImageRef = v.ImageRef
+	s.Labels = v.Config.GetLabels()
+	s.Annotations = v.Config.GetAnnotations()
+	s.Mounts = validMounts(v.Mounts)
+	s.LogPath = valid(v.LogPath)
+	s.ImageId = v.ImageID
+	s.User = v.User
+	s.StopSignal = v.StopSignal
+	if s.Resources = v.Resources; s.Resources == nil {
+		s.Resources = &cri.ContainerResources{Linux: &cri.LinuxContainerResources{}}
 	}
 	switch v.State {
 	case cri.ContainerState_CONTAINER_EXITED:
@@ -129,7 +135,6 @@ func containerStatus(v *view.Container) *cri.ContainerStatus {
 		s.Reason = v.LogReason
 		s.Message = clip(v.LogMessage)
 	}
-	return s
 }
 
 // userImage returns the image as the user named it: the kubelet creates
@@ -152,9 +157,15 @@ func userImage(spec *cri.ImageSpec) *cri.ImageSpec {
 
 // validMounts replaces the mounts whose resolved source is not valid UTF-8.
 func validMounts(mounts []*cri.Mount) []*cri.Mount {
+	wrong := func(m *cri.Mount) bool {
+		return !utf8.ValidString(m.GetHostPath()) || !utf8.ValidString(m.GetContainerPath())
+	}
+	if !slices.ContainsFunc(mounts, wrong) {
+		return mounts
+	}
 	fixed := slices.Clone(mounts)
 	for i, m := range mounts {
-		if !utf8.ValidString(m.GetHostPath()) || !utf8.ValidString(m.GetContainerPath()) {
+		if wrong(m) {
 			fixed[i] = proto.CloneOf(m)
 			fixed[i].HostPath, fixed[i].ContainerPath = valid(m.GetHostPath()), valid(m.GetContainerPath())
 		}

@@ -47,9 +47,5 @@ func containerEvent(e *view.Event) *cri.ContainerEventResponse {
 }
 
 func containerStatuses(views []*view.Container) []*cri.ContainerStatus {
-	statuses := make([]*cri.ContainerStatus, len(views))
-	for i, v := range views {
-		statuses[i] = containerStatus(v)
-	}
-	return statuses
+	return translated(views, fillContainerStatus)
 }

@@ -117,3 +117,55 @@ func BenchmarkListContainersUnread(b *testing.B) {
 		}
 	}
 }
+
+// manyInPod gives the engine one pod with n containers, and returns its id.
+func (f *fakeEngine) manyInPod(n int) (id string) {
+	id = idOf(n + 1)
+	f.sandboxes = []*view.Sandbox{{ID: id, Config: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "many"}}}}
+	f.containers = manyContainers(n)
+	for _, c := range f.containers {
+		c.SandboxID = id
+		c.Mounts = []*cri.Mount{{ContainerPath: "/etc/hosts", HostPath: "/var/lib/kubelet/hosts"}}
+		c.Resources = &cri.ContainerResources{Linux: &cri.LinuxContainerResources{CpuShares: 2}}
+	}
+	return id
+}
+
+// A kubelet asks for the status of a pod whenever something in it has changed. Of each container that
+// takes few objects: its maps are gone through once for their size and once for their text.
+func TestStatusOfManyContainersTakesFewObjects(t *testing.T) {
+	allocations := func(containers int) float64 {
+		engine := &fakeEngine{}
+		id := engine.manyInPod(containers)
+		api := &sandboxAPI{engine: engine}
+		return testing.AllocsPerRun(20, func() {
+			resp, err := api.PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: id})
+			if err != nil || len(resp.ContainersStatuses) != containers {
+				t.Fatalf("%d containers, %v", len(resp.GetContainersStatuses()), err)
+			}
+			data, err := newCodec().Marshal(resp)
+			if err != nil {
+				t.Fatal(err)
+			}
+			data.Free()
+		})
+	}
+	const more, most = 80, 12
+	if each := (allocations(20+more) - allocations(20)) / more; each > most {
+		t.Errorf("the status of a container in that of its pod takes %.1f objects, want %d at most", each, most)
+	}
+}
+
+// The cost of the status of a pod with many containers for the server, without its client.
+func BenchmarkPodSandboxStatusUnread(b *testing.B) {
+	n := start(b)
+	id := n.engine.manyInPod(20)
+	b.ReportAllocs()
+	for b.Loop() {
+		size := 0
+		err := n.conn.Invoke(b.Context(), cri.RuntimeService_PodSandboxStatus_FullMethodName, &cri.PodSandboxStatusRequest{PodSandboxId: id}, &size, grpc.ForceCodecV2(unread{newCodec()}))
+		if err != nil || size < 20*64 {
+			b.Fatalf("%d bytes, %v", size, err)
+		}
+	}
+}
