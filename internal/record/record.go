@@ -10,7 +10,8 @@
 // Put writes a temporary file and renames it to the document: when it returns,
 // the document survives the process. A background sync follows syncDelay later,
 // together with all documents put in the meantime: a container's start does not
-// wait for a busy disk (docs/decisions/0012-records.md). Until then the
+// wait for a busy disk (docs/decisions/0012-records.md). The root is synced only
+// if a directory in it is new or gone. Until then the
 // previous document, which is on disk, is kept under its own name, and replaces
 // the new one if a power cut has spoiled that, as file systems do to files that
 // were renamed before they were synced. Delete is the mirror image: the unlink
@@ -51,8 +52,12 @@ type Dir[T any] struct {
 	mu      sync.Mutex        // held while names change, not while content is written
 	changed map[string]uint64 // ids whose change may not be on disk yet, with the number of the change
 	changes uint64
-	syncing bool          // a goroutine will sync
-	delay   time.Duration // syncDelay
+	entries uint64 // number of the last change that made or removed a directory in root
+	// entriesSynced is what entries was when the last successful sync of root began.
+	entriesSynced uint64
+	syncing       bool                    // a goroutine will sync
+	delay         time.Duration           // syncDelay
+	fsync         func(path string) error // syncFile
 }
 
 // Damaged is a document that All could not read.
@@ -81,7 +86,11 @@ func Open[T any](root, name string, version int) (*Dir[T], error) {
 
 // At is Open without making root: nothing can be put there until it exists.
 func At[T any](root, name string, version int) *Dir[T] {
-	return &Dir[T]{root: root, name: name, version: version, changed: map[string]uint64{}, delay: syncDelay}
+	const byEarlierProcess = 1 // change, which may not be on disk
+	return &Dir[T]{
+		root: root, name: name, version: version, changed: map[string]uint64{},
+		changes: byEarlierProcess, entries: byEarlierProcess, delay: syncDelay, fsync: syncFile,
+	}
 }
 
 // Make makes the root.
@@ -169,7 +178,7 @@ func (d *Dir[T]) Delete(ctx context.Context, id string) error {
 		return err
 	}
 	err = trace.Call(ctx, "remove state directory", func() error { return os.RemoveAll(dir) })
-	d.change(id)
+	d.change(id, true)
 	return err
 }
 

@@ -303,6 +303,80 @@ func TestSyncInTheBackground(t *testing.T) {
 	}
 }
 
+// Each sync makes the disk write its cache: only what has changed is synced, and never less.
+func TestSyncsAreFew(t *testing.T) {
+	root := t.TempDir()
+	d := open(t, root)
+	var synced []string
+	meanwhile := func() {}
+	watch := func() {
+		d.delay = time.Hour
+		d.fsync = func(path string) error {
+			if _, err := os.Lstat(path); err == nil {
+				synced = append(synced, path)
+			}
+			err := syncFile(path)
+			if path == root {
+				meanwhile()
+			}
+			return err
+		}
+	}
+	watch()
+	do := func(steps ...error) {
+		t.Helper()
+		if err := errors.Join(steps...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put := func(n int) error { return d.Put(t.Context(), id(n), &doc{}) }
+	want := func(when string, paths ...string) {
+		t.Helper()
+		if !slices.Equal(synced, paths) {
+			t.Errorf("%s: %q were synced, want %q", when, synced, paths)
+		}
+		synced = nil
+	}
+	do(put(1), d.Sync())
+	want("new", d.file(id(1)), d.Path(id(1)), root)
+	do(put(1), put(1), d.SyncOne(id(1)))
+	want("changed", d.file(id(1)), d.Path(id(1)))
+	do(d.Sync())
+	want("unchanged")
+	do(d.Delete(t.Context(), id(1)), d.Sync())
+	want("deleted", root)
+	do(put(1), d.Delete(t.Context(), id(1)), put(1), d.Sync())
+	want("deleted and new", d.file(id(1)), d.Path(id(1)), root)
+	d = open(t, root)
+	watch()
+	do(put(1), d.Sync())
+	want("the first of a process", d.file(id(1)), d.Path(id(1)), root)
+	do(put(2))
+	meanwhile = func() { // the sync that is under way may have been too early for them
+		meanwhile = func() {}
+		do(put(3), d.SyncOne(id(3)), put(4))
+	}
+	do(d.Sync())
+	want("new during a sync", d.file(id(2)), d.Path(id(2)), root, d.file(id(3)), d.Path(id(3)), root)
+	do(d.Sync())
+	want("new during a sync, and not synced", d.file(id(4)), d.Path(id(4)), root)
+	broken := errors.New("broken")
+	whole := d.fsync
+	d.fsync = func(path string) error {
+		if path == root {
+			return broken
+		}
+		return nil
+	}
+	do(put(5))
+	if err := d.Sync(); !errors.Is(err, broken) {
+		t.Errorf("sync of a broken directory: %v", err)
+	}
+	d.fsync = whole
+	do(d.Sync())
+	want("after a failure", d.file(id(5)), d.Path(id(5)), root)
+}
+
 // Many writers write documents while these are synced.
 func TestSyncBesideWriters(t *testing.T) {
 	root := t.TempDir()

@@ -49,35 +49,41 @@ func (d *Dir[T]) replace(id, tmp string) error {
 			return err
 		}
 	}
-	if err := swap(tmp, path); err != nil {
+	replaced, err := swap(tmp, path)
+	if err != nil {
 		return err
 	}
-	d.changeLocked(id)
+	d.changeLocked(id, !replaced)
 	return nil
 }
 
-// swap puts tmp in place of path. It exchanges the two instead of renaming one
-// over the other, because on a rename ext4 would begin to write the new file to
-// disk (auto_da_alloc), and most documents are replaced before their sync.
-func swap(tmp, path string) error {
-	err := unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
+// swap puts tmp in place of path, and reports whether it has replaced a file. It
+// exchanges the two instead of renaming one over the other, because on a rename
+// ext4 would begin to write the new file to disk (auto_da_alloc), and most
+// documents are replaced before their sync.
+func swap(tmp, path string) (replaced bool, err error) {
+	err = unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
 	if err != nil { // there is none yet, or the file system cannot exchange
-		return os.Rename(tmp, path)
+		return false, os.Rename(tmp, path)
 	}
 	_ = os.Remove(tmp) // otherwise the next write removes it
-	return nil
+	return true, nil
 }
 
-// change schedules a sync of the change to id.
-func (d *Dir[T]) change(id string) {
+// change schedules a sync of the change to id. With entry, the directory of id
+// may be new or gone.
+func (d *Dir[T]) change(id string, entry bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.changeLocked(id)
+	d.changeLocked(id, entry)
 }
 
-func (d *Dir[T]) changeLocked(id string) {
+func (d *Dir[T]) changeLocked(id string, entry bool) {
 	d.changes++
 	d.changed[id] = d.changes
+	if entry {
+		d.entries = d.changes
+	}
 	if !d.syncing {
 		d.syncing = true
 		d.syncSoon(d.pauses())
@@ -127,9 +133,9 @@ func (d *Dir[T]) SyncOne(id string) error {
 func (d *Dir[T]) sync(batch map[string]uint64) error {
 	failed := map[string]error{}
 	for id := range batch {
-		failed[id] = errors.Join(syncFile(d.file(id)), syncFile(d.Path(id)))
+		failed[id] = errors.Join(d.fsync(d.file(id)), d.fsync(d.Path(id)))
 	}
-	rootErr := syncFile(d.root)
+	rootErr := d.syncRoot()
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -146,6 +152,25 @@ func (d *Dir[T]) sync(batch map[string]uint64) error {
 	return errors.Join(errs...)
 }
 
+// syncRoot syncs the names of the documents' directories, unless they are on disk.
+// It must not rely on a sync that has begun and not ended.
+func (d *Dir[T]) syncRoot() error {
+	d.mu.Lock()
+	entries := d.entries
+	synced := entries <= d.entriesSynced
+	d.mu.Unlock()
+	if synced {
+		return nil
+	}
+	if err := d.fsync(d.root); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	d.entriesSynced = max(d.entriesSynced, entries)
+	d.mu.Unlock()
+	return nil
+}
+
 // settle handles a document that an earlier process may not have synced. If a
 // power cut has spoiled it, the previous one replaces it.
 func (d *Dir[T]) settle(id string) error {
@@ -153,7 +178,7 @@ func (d *Dir[T]) settle(id string) error {
 	last, err := os.Lstat(file + lastSuffix)
 	if errors.Is(err, fs.ErrNotExist) {
 		if st, err := os.Lstat(file); err == nil && time.Since(st.ModTime()).Abs() < kernelDelay {
-			d.change(id)
+			d.change(id, false)
 		}
 		return nil
 	}
@@ -169,7 +194,7 @@ func (d *Dir[T]) settle(id string) error {
 	case err != nil:
 		return nil //nolint:nilerr // it may be the better one later or to another program, and a sync would remove the one before
 	}
-	d.change(id)
+	d.change(id, false)
 	return nil
 }
 

@@ -26,13 +26,20 @@ import (
 // after stop.
 func inject(t *testing.T, w *scene.World, calls, failure string) (stop func(), failed func() int) {
 	t.Helper()
+	said, stop := attach(t, w, "-e", "trace="+calls, "-e", fmt.Sprintf("inject=%s:error=%s", calls, failure))
+	return stop, func() int { return strings.Count(said.String(), "(INJECTED)") }
+}
+
+// attach has strace trace the server, and what that starts, until stop is called.
+func attach(t *testing.T, w *scene.World, options ...string) (said *buffer, stop func()) {
+	t.Helper()
 	// A thread created by a thread that strace has not attached yet, after it has
 	// listed all of them, is never traced.
 	const attempts = 4
 	for attempt := 1; ; attempt++ {
-		said, traced, stop := trace(t, w, calls, failure)
+		said, traced, stop := trace(t, w, options...)
 		if traced {
-			return stop, func() int { return strings.Count(said.String(), "(INJECTED)") }
+			return said, stop
 		}
 		stop()
 		if attempt == attempts {
@@ -41,13 +48,12 @@ func inject(t *testing.T, w *scene.World, calls, failure string) (stop func(), f
 	}
 }
 
-// trace begins to inject, and reports whether it has attached to every thread
-// of the server.
-func trace(t *testing.T, w *scene.World, calls, failure string) (said *buffer, traced bool, stop func()) {
+// trace begins to trace, and reports whether it has attached to every thread of
+// the server.
+func trace(t *testing.T, w *scene.World, options ...string) (said *buffer, traced bool, stop func()) {
 	t.Helper()
 	said = new(buffer)
-	cmd := exec.Command("strace", "-f", "-qq", "-p", strconv.Itoa(w.PID()), "-e", "trace="+calls, "-e", "signal=none",
-		"-e", fmt.Sprintf("inject=%s:error=%s", calls, failure))
+	cmd := exec.Command("strace", append([]string{"-f", "-qq", "-p", strconv.Itoa(w.PID()), "-e", "signal=none"}, options...)...)
 	cmd.Stderr = said
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
