@@ -19,7 +19,7 @@ import (
 
 const (
 	stuckPeriod = 500 * time.Millisecond
-	stuckLooks  = 3 // in a row that find the same thread
+	stuckLooks  = 10 // in a row that find the same thread
 )
 
 // endIfStuck returns a context that ends when criu hangs while it restores into a cgroup.
