@@ -1,6 +1,7 @@
 package conmon
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -39,6 +40,26 @@ func Alive(p Process) bool {
 	}
 	defer unix.Close(fd)
 	return !dead(fd)
+}
+
+// Await returns when p has exited, with nil, or when ctx ends. Another error
+// means that p cannot be watched.
+func Await(ctx context.Context, p Process) error {
+	fd, err := openPidfd(p)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	var h handle
+	if err == nil {
+		h, err = newHandle(fd)
+	}
+	if err != nil {
+		return fmt.Errorf("watch process %d: %w", p.PID, err)
+	}
+	defer h.close()
+	defer context.AfterFunc(ctx, h.close)()
+	h.await()
+	return context.Cause(ctx)
 }
 
 // OpenPIDNamespace opens the PID namespace of p. The file stays that

@@ -1,6 +1,7 @@
 package conmon_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -35,6 +36,40 @@ func TestOpenPIDNamespace(t *testing.T) {
 		if _, err := conmon.OpenPIDNamespace(p); !errors.Is(err, fault.Precondition) {
 			t.Errorf("of %+v, which has ended: %v, want fault.Precondition", p, err)
 		}
+	}
+}
+
+// Await ends with the process, even if that is a zombie, or with its context.
+func TestAwait(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command("cat")
+	stdin, err := cmd.StdinPipe()
+	must(err)
+	must(cmd.Start())
+	process, err := wire.Find(cmd.Process.Pid)
+	must(err)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	waits := make(chan error, 1)
+	go func() { waits <- conmon.Await(ctx, process) }()
+	cancel()
+	if err := <-waits; !errors.Is(err, context.Canceled) {
+		t.Errorf("of a process that lives: %v", err)
+	}
+	go func() { waits <- conmon.Await(t.Context(), process) }()
+	must(stdin.Close())
+	if err := <-waits; err != nil {
+		t.Errorf("of a process that ends: %v", err)
+	}
+	if conmon.Alive(process) {
+		t.Error("Await has returned, and the process is alive")
+	}
+	if err := conmon.Await(t.Context(), process); err != nil {
+		t.Errorf("of a zombie: %v", err)
+	}
+	must(cmd.Wait())
+	if err := conmon.Await(t.Context(), process); err != nil {
+		t.Errorf("of a process that has been reaped: %v", err)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -99,6 +100,11 @@ func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Tas
 	if err != nil {
 		return nil, err
 	}
+	if a.quirks.machine {
+		if err := noteMachine(ref); err != nil {
+			slog.WarnContext(ctx, "cannot find the virtual machine of a container, its death will not be noticed", "container", ref.ID, "err", err)
+		}
+	}
 	return r.task(ref, client)
 }
 
@@ -129,6 +135,7 @@ func (r *cli) createArgs(a *Abilities, ref Ref, spec *specs.Spec) []string {
 
 func (r *cli) task(ref Ref, client *conmon.Client) (Task, error) {
 	t := &cliTask{runtime: r, watched: watched{ref: ref, client: client}, commands: newGate()}
+	t.watchMachine()
 	if ref.Holder != "" {
 		return &sandboxedTask{cliTask: t}, nil
 	}
@@ -274,6 +281,16 @@ type cliTask struct {
 	watched
 	runtime  *cli
 	commands gate
+
+	machineDead chan struct{}      // closed once the container's virtual machine has died; nil: it is not watched
+	unwatch     context.CancelFunc // ends that; nil as well
+}
+
+func (t *cliTask) Close() {
+	if t.unwatch != nil {
+		t.unwatch()
+	}
+	t.watched.Close()
 }
 
 func (t *cliTask) resize(ctx context.Context, size stdio.Size) error {

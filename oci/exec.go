@@ -153,7 +153,11 @@ func (t *cliTask) exec(ctx context.Context, c Command) (*execution, error) {
 			return nil, err
 		}
 		defer leave()
-		return t.begin(ctx, c)
+		e, err := t.begin(ctx, c)
+		if err == nil {
+			t.endWithMachine(e)
+		}
+		return e, err
 	}
 	return beginWhole(ctx, func(ctx context.Context) (*execution, error) { return t.begin(ctx, c) },
 		func(e *execution) { t.killLate(ctx, e) })

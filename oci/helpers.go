@@ -30,10 +30,10 @@ type Helper struct {
 }
 
 // helperPrograms are patterns for the names of such programs.
-var helperPrograms = []string{
-	"qemu-*", "cloud-hypervisor*", "firecracker*", "stratovirt*", "acrn-dm*", "virtiofsd*", "kata-*",
-	shimPrograms, "runc", "crun", "runsc", "youki",
-}
+var helperPrograms = append(slices.Clone(machinePrograms), "virtiofsd*", "kata-*", shimPrograms, "runc", "crun", "runsc", "youki")
+
+// machinePrograms are patterns for the names of those that run virtual machines.
+var machinePrograms = []string{"qemu-*", "cloud-hypervisor*", "firecracker*", "stratovirt*", "acrn-dm*"}
 
 const shimPrograms = "containerd-shim-*"
 
@@ -108,7 +108,11 @@ func isHelper(program string, programs []string) bool {
 	if program == "" || strings.HasPrefix(program, "crius") {
 		return false
 	}
-	return slices.Contains(programs, program) || slices.ContainsFunc(helperPrograms, func(pattern string) bool {
+	return slices.Contains(programs, program) || matchesAny(program, helperPrograms)
+}
+
+func matchesAny(program string, patterns []string) bool {
+	return slices.ContainsFunc(patterns, func(pattern string) bool {
 		matched, _ := path.Match(pattern, program) // the patterns are well-formed
 		return matched
 	})

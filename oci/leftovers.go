@@ -25,9 +25,10 @@ func ShimOf(ref Ref) conmon.Process {
 }
 
 // EndLeftovers ignores a refusal: it means that the runtime no longer knows the
-// container.
+// container. Nothing is left in a dead virtual machine, for whose answer the
+// runtime would wait.
 func (r *cli) EndLeftovers(ctx context.Context, ref Ref) error {
-	if ref.Holder == "" {
+	if ref.Holder == "" || machineDied(ref) {
 		return nil
 	}
 	_, err := r.run(ctx, ref, nil, "kill", "--all", ref.ID, strconv.Itoa(int(unix.SIGKILL)))

@@ -65,9 +65,9 @@ type quirks struct {
 var runscStateFiles = []string{"ID_sandbox:*", runscSocket("ID"), "/run/" + runscSocket("ID")}
 
 // kataStateFiles: Kata 1 ignores --root. What is mounted in the last one is the
-// guest's.
+// guest's, and comes from the node.
 var kataStateFiles = []string{
-	"/run/kata-containers/containers-mapping/ID", "/run/vc/sbs/ID", "/run/vc/vm/ID", "/run/kata-containers/shared/sandboxes/ID",
+	"/run/kata-containers/containers-mapping/ID", "/run/vc/sbs/ID", "/run/vc/vm/ID", "/var/lib/vc/sbs/ID", "/run/kata-containers/shared/sandboxes/ID",
 }
 
 func runscSocket(id string) string { return "runsc-" + id + ".sock" }

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/test/kit/tools"
 	"github.com/crius-run/crius/test/kit/wait"
@@ -56,18 +58,59 @@ func TestMachineEndsWithItsPod(t *testing.T) {
 	})
 }
 
-// What ends with its machine has not succeeded, whatever the runtime says.
+// What ends with its machine has not succeeded, whatever the runtime says, and
+// ends although a kata-shim stays (kata-containers/shim#272). The pod can be
+// removed, and leaves nothing; what is in its volumes stays.
 func TestMachineDies(t *testing.T) {
-	shims := slices.DeleteFunc(machines(), func(h string) bool { return !tools.IsShim(h) })
-	eachOf(t, shims, func(t *testing.T, w *scene.World, handler string) {
+	eachOf(t, machines(), func(t *testing.T, w *scene.World, handler string) {
 		p := w.Pod(t, handler)
-		c := p.Start(t, "sleep")
+		volume := w.Dir(t)
+		scene.Write(t, volume+"/precious", "data")
+		c := p.Start(t, "sleep", func(c *cri.ContainerConfig) {
+			c.Mounts = []*cri.Mount{{ContainerPath: "/vol", HostPath: volume}}
+		})
 		done := p.Start(t, "exit 0")
+		waiting := p.Create(t, "sleep")
 		scene.Equal(t, "exit code before", done.Wait(t).ExitCode, int32(0))
+		ended := make(chan error, 1)
+		go func() {
+			_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"/probe", "sleep"}})
+			ended <- err
+		}()
+		wait.For(t, "the command to run", func() bool { return len(c.Facts(t).Processes) == 3 })
 		kill(t, machineOf(t, p))
 		scene.Equal(t, "exit code", c.Wait(t).ExitCode, int32(137))
 		scene.Equal(t, "exit code of what had ended before", done.Status(t).ExitCode, int32(0))
 		notReady(t, p)
+		<-ended
+		if handler == kataCLI {
+			scene.Equal(t, "exit code of what was not started", waiting.Wait(t).ExitCode, int32(137))
+		}
+		p.Stop(t)
+		p.Remove(t)
+		p.NothingBut(t, nil)
+		scene.Equal(t, "file in the volume", scene.Read(t, volume+"/precious"), "data")
+	})
+}
+
+// A machine that dies while there is no server is missed by the next one.
+func TestMachineDiesWithoutServer(t *testing.T) {
+	eachPrivateOf(t, machines(), func(t *testing.T, w *scene.World, handler string) {
+		p := w.Pod(t, handler)
+		c := p.Start(t, "sleep")
+		machine := machineOf(t, p)
+		if err := w.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		kill(t, machine)
+		vanishes(t, machine)
+		if err := w.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		scene.Equal(t, "exit code", c.Wait(t).ExitCode, int32(137))
+		notReady(t, p)
+		p.Stop(t)
+		p.Remove(t)
 	})
 }
 

@@ -40,7 +40,7 @@ type Scope struct {
 
 // OfRuntimes are the places where runtimes keep files wherever their root is: Kata 1, and shims.
 var OfRuntimes = []string{
-	"/run/kata-containers/*/*", "/run/kata-containers/shared/sandboxes/*", "/run/vc/*/*",
+	"/run/kata-containers/*/*", "/run/kata-containers/shared/sandboxes/*", "/run/vc/*/*", "/var/lib/vc/*/*",
 	"/run/containerd/*/*/*", "/run/runsc-*",
 }
 

@@ -60,8 +60,9 @@ func (c call) exec() error {
 	return os.WriteFile(c.flag("--pid-file"), []byte(strconv.Itoa(cmd.Process.Pid)), 0o600)
 }
 
-// shim waits for a command, passes signals on to it and exits with its code.
-func shim(_, _, dir string) error {
+// shim waits for a command, passes signals on to it and exits with its code. If the
+// machine dies it waits for ever.
+func shim(state, id, dir string) error {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	go func() {
@@ -78,6 +79,9 @@ func shim(_, _, dir string) error {
 			break
 		}
 		time.Sleep(10 * time.Millisecond)
+	}
+	for (call{state: state, id: id}).machineDied() {
+		time.Sleep(time.Hour)
 	}
 	code, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil {

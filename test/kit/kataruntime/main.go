@@ -3,8 +3,10 @@
 // keeps its state where Kata does, below /run; only runc's is in the directory of
 // --kata-config. Each pod has a machine and a proxy, processes of their own that delete ends, which
 // does nothing without the bundle; a container's cgroup is called kata_NAME;
-// what exec has started is out of reach, except for signals to its kata-shim.
-// It lets runc make the containers.
+// what exec has started is out of reach, except for signals to its kata-shim;
+// a container that has been sent SIGTERM by kill is killed soon after that.
+// It lets runc make the containers. If the machine dies, every kata-shim stays:
+// see machine.go.
 //
 // Programs of other names in its directory are links to it: see tools.KataRuntime.
 package main
@@ -74,11 +76,16 @@ func run() error {
 		}
 		return fmt.Errorf("container not found: %s", c.id)
 	}
+	if c.machineDied() {
+		return c.withoutMachine()
+	}
 	switch c.verb {
 	case "delete":
 		return c.remove()
 	case "exec":
 		return c.exec()
+	case "kill":
+		return c.kill()
 	}
 	return c.runc(append([]string{c.verb}, c.args...)...)
 }
@@ -118,10 +125,52 @@ func (c call) path(names ...string) string {
 const (
 	mappings  = "/run/kata-containers/containers-mapping"
 	sandboxes = "/run/vc/sbs"
+	configs   = "/var/lib/vc/sbs"                       // until 1.9
+	shares    = "/run/kata-containers/shared/sandboxes" // what the guest sees of the node
 )
 
 func (c call) mapping() string            { return filepath.Join(mappings, c.id) }
 func (c call) sandbox(name string) string { return filepath.Join(sandboxes, c.id, name) }
+func (c call) config() string             { return filepath.Join(configs, c.id, "config.json") }
+
+// sharedBy returns the directory of a pod in shares.
+func sharedBy(pod string) string { return filepath.Join(shares, pod) }
+
+// podOf returns the id of the pod that a container is in.
+func podOf(annotations map[string]string) string {
+	return annotations["io.kubernetes.cri.sandbox-id"]
+}
+
+// share mounts the container's volumes for the guest. Here it does not use them.
+func (c call) share(spec *specs.Spec) error {
+	for i, m := range spec.Mounts {
+		st, err := os.Stat(m.Source)
+		if m.Type != "bind" || err != nil || !st.IsDir() {
+			continue
+		}
+		point := filepath.Join(sharedBy(podOf(spec.Annotations)), c.id+"-"+strconv.Itoa(i))
+		if err := create(filepath.Join(point, "hidden"), ""); err != nil {
+			return err
+		}
+		if err := unix.Mount(m.Source, point, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("share %s: %w", m.Source, err)
+		}
+	}
+	return nil
+}
+
+// unshare undoes share.
+func (c call) unshare() error {
+	points, err := filepath.Glob(filepath.Join(shares, "*", c.id+"-*"))
+	for _, point := range points {
+		err = errors.Join(err, unix.Unmount(point, unix.MNT_DETACH))
+		if err == nil {
+			err = os.RemoveAll(point)
+		}
+		_ = os.Remove(filepath.Dir(point))
+	}
+	return err
+}
 
 // runc becomes runc.
 func (c call) runc(args ...string) error {
@@ -171,6 +220,9 @@ func (c call) create() error {
 	if err := refusal(dir, spec.Process.Args[0]); err != nil {
 		return err
 	}
+	if err := c.share(&spec); err != nil {
+		return err
+	}
 	spec.Root.Path = filepath.Join(dir, "rootfs")
 	parent, name := filepath.Split(spec.Linux.CgroupsPath)
 	spec.Linux.CgroupsPath = parent + "kata_" + name
@@ -208,6 +260,9 @@ func refusal(dir, program string) error {
 
 // boot starts what a pod has beside its containers.
 func (c call) boot() error {
+	if err := create(c.config(), "{}"); err != nil {
+		return err
+	}
 	for _, name := range []string{machineProgram, proxyProgram} {
 		cmd := command(name, "-name", "sandbox-"+c.id, "-chardev", "path="+c.path("console.sock"))
 		cmd.Dir = "/"
@@ -263,12 +318,37 @@ func (c call) remove() error {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
 	}
-	err = errors.Join(os.RemoveAll(c.sandbox("")), os.RemoveAll(c.path("bundles", c.id)), os.Remove(c.mapping()))
-	for _, dir := range []string{mappings, sandboxes} {
+	err = errors.Join(c.unshare(), os.RemoveAll(c.sandbox("")), os.RemoveAll(filepath.Dir(c.config())), os.RemoveAll(c.path("bundles", c.id)), os.Remove(c.mapping()))
+	for _, dir := range []string{mappings, sandboxes, configs, shares} {
 		_ = os.Remove(dir) // nothing is to be left of a test: the last one removes them
 		_ = os.Remove(filepath.Dir(dir))
 	}
 	return err
+}
+
+// patience is how long Kata waits for the end of a container that it has sent
+// SIGTERM, before it kills it; there it is ten seconds.
+const patience = time.Second
+
+// kill sends a signal to a container.
+func (c call) kill() error {
+	args := append([]string{"kill"}, c.args...)
+	if args[len(args)-1] != strconv.Itoa(int(unix.SIGTERM)) {
+		return c.runc(args...)
+	}
+	send := func(args ...string) error {
+		return exec.Command("runc", append([]string{"--root", c.path("runc")}, args...)...).Run()
+	}
+	if err := send(args...); err != nil {
+		return err
+	}
+	for end := time.Now().Add(patience); c.shimRuns() && time.Now().Before(end); {
+		time.Sleep(100 * time.Millisecond)
+	}
+	if c.shimRuns() {
+		_ = send("kill", c.id, strconv.Itoa(int(unix.SIGKILL))) // it may have ended by now
+	}
+	return nil
 }
 
 // create writes a file, in a directory that another process may just remove.
