@@ -94,8 +94,13 @@ func lastError(file string) string {
 	return last
 }
 
-// Signal ignores a container that is already gone.
+// Signal ignores a container that is already gone. Kata's command line kills a container ten seconds
+// after sending it SIGTERM, whatever the pod's grace period, so kata-shim gets that signal: it only passes
+// it on. It does not pass on every other one.
 func (t *sandboxedTask) Signal(ctx context.Context, sig unix.Signal) error {
+	if a, err := t.runtime.Probe(ctx); err == nil && a.quirks.machine && sig == unix.SIGTERM {
+		return t.watched.Signal(ctx, sig)
+	}
 	_, err := t.runtime.run(ctx, t.ref, nil, "kill", t.ref.ID, strconv.Itoa(int(sig)))
 	if t.dead() {
 		return nil

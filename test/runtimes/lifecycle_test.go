@@ -109,6 +109,11 @@ func TestStop(t *testing.T) {
 		scene.Equal(t, "exit code", c.Status(t).ExitCode, int32(7))
 		scene.Equal(t, "signal", strings.TrimSpace(strings.TrimPrefix(c.Output(t), "ready")), "SIGTERM")
 
+		c = p.Start(t, "trap SIGTERM ; sleep 3s ; exit 7") // longer than the stand-in for Kata 1 would let it
+		c.Says(t, "ready")
+		c.Stop(t, scene.LimitSeconds)
+		scene.Equal(t, "exit code of one that takes its time", c.Status(t).ExitCode, int32(7))
+
 		c = p.Start(t, "ignore SIGTERM ; echo deaf ; sleep")
 		c.Says(t, "deaf")
 		c.Stop(t, 1)
