@@ -40,9 +40,9 @@ func advice(registry string, err error, kinds []error, login string) string {
 	case by != "":
 		return by
 	case LoginRefused(err):
-		return login + orPage(err)
+		return orPage(login, err)
 	case is(fault.NotFound):
-		return "check the name and the tag" + orPage(err)
+		return orPage("check the name and the tag", err)
 	case unfollowed(err):
 		return fmt.Sprintf("%s sends crius to an address that it cannot ask, or from one to the next without end: see its log, and that of a proxy before it", cmp.Or(pointOf(err).From, registry))
 	case is(fault.Unavailable):
@@ -138,12 +138,17 @@ func refusedByProxy(err error) int {
 	return 0
 }
 
-// orPage doubts a refusal that has come as a web page: registries send JSON, others in their place pages.
-func orPage(err error) string {
-	if bytes.HasPrefix(bytes.TrimSpace(responseOf(err)), []byte("<")) {
-		return "; or look for what answers in the registry's place, since the answer is a web page"
+// orPage returns advice on a refusal, and doubts it if it has come as a web page: registries send JSON, others in
+// their place pages.
+func orPage(advice string, err error) string {
+	const doubt = "look for what answers in the registry's place, since the answer is a web page"
+	switch {
+	case !bytes.HasPrefix(bytes.TrimSpace(responseOf(err)), []byte("<")):
+		return advice
+	case advice == "": // mirrors get other credentials
+		return doubt
 	}
-	return ""
+	return advice + "; or " + doubt
 }
 
 // LoginRefused reports whether a registry has refused a request for its credentials, or for the

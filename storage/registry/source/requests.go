@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 
@@ -36,7 +37,8 @@ type requests struct {
 	tokens   string   // host and path
 	other    string   // host to which requests for parts were sent on
 	schemes  []string // of logins that the registry wants and the library does not know
-	login    string   // Authorization of the last request to a registry or mirror
+	sent     bool     // the last request to a registry or mirror had an Authorization
+	noToken  bool     // which has no token in it
 	manifest string   // what the registry has sent the library to for the manifest; empty: it has answered itself
 }
 
@@ -85,7 +87,7 @@ func (r *requests) note(u *url.URL) error {
 		r.step, r.from, r.tokens, r.schemes = pullerror.Ping, name, "", nil
 		r.fromAny = r.insecure[u.Host] || r.opened && r.fromAny
 	case known && (strings.Contains(u.Path, "/manifests/") || strings.Contains(u.Path, "/blobs/")):
-		r.step, r.from, r.login = pullerror.Manifest, name, ""
+		r.step, r.from, r.sent, r.noToken = pullerror.Manifest, name, false, false
 		r.fromAny = r.insecure[u.Host] || r.opened && r.fromAny
 	case r.step == pullerror.Ping, r.step == pullerror.Token && !r.opened, u.Host+u.Path == r.tokens:
 		r.step, r.tokens = pullerror.Token, u.Host+u.Path
@@ -108,7 +110,7 @@ func (r *requests) wrote(name string, value []string) {
 	defer r.mu.Unlock()
 	switch {
 	case name == "Authorization" && r.step == pullerror.Manifest:
-		r.login = strings.Join(value, "")
+		r.sent, r.noToken = true, slices.Equal(value, []string{"Bearer"})
 	case name == "Docker-Distribution-Api-Version" && r.step == pullerror.Token: // none for a token: the ping was sent on
 		r.step, r.tokens = pullerror.Ping, ""
 	}
@@ -164,9 +166,9 @@ func (r *requests) failed(err error) error {
 		at.Host = r.last.Host
 	}
 	switch refused := pullerror.Unauthenticated(err); {
-	case refused && r.step == pullerror.Manifest && r.login == "" && at.Host == "": // the library has found no way that it knows
+	case refused && r.step == pullerror.Manifest && !r.sent && at.Host == "": // the library has found no way that it knows
 		at.Step, at.Schemes = pullerror.Login, r.schemes
-	case refused && r.step == pullerror.Manifest && r.login == "Bearer": // the token is empty
+	case refused && r.step == pullerror.Manifest && r.noToken: // the server of tokens has given none
 		at.Step = pullerror.Token
 		at.Host, _, _ = strings.Cut(r.tokens, "/")
 		err = fmt.Errorf("%v: %w", err, fault.Unavailable) //nolint:errorlint // no credentials were refused

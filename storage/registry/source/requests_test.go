@@ -2,6 +2,7 @@ package source
 
 import (
 	"crypto/tls"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/docker/reference"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/pull/pullerror"
 	"github.com/crius-run/crius/storage/registry/trust"
 	"github.com/crius-run/crius/test/kit/distribution"
@@ -21,7 +23,7 @@ import (
 
 // Signatures come from where registries.d says, also by plain HTTP, and that host is not blamed for what the
 // registry lacks.
-func TestSignaturesByPlainHTTP(t *testing.T) {
+func TestSignaturesByPlainHTTP_podman_16695(t *testing.T) {
 	t.Parallel()
 	a := small(t)
 	r, signatures := registry.New(), registrytest.Start(t)
@@ -64,6 +66,10 @@ func TestSignaturesByPlainHTTP(t *testing.T) {
 	}
 	if asked := signatures.Requests(); len(asked) == 0 || !strings.HasPrefix(asked[0].Path, "/sigs/") {
 		t.Errorf("signatures were asked for by %+v", asked)
+	}
+	signatures.Inject(registry.Fault{Times: 1, Do: registry.Page(http.StatusOK)})
+	if err := open(); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "look at what answers where registries.d says that signatures are") || strings.Contains(err.Error(), "node reaches") {
+		t.Errorf("a page in the place of a signature: %v", err)
 	}
 	r.Inject(registry.Fault{Path: "/blobs/", Do: registry.Page(http.StatusNotFound)})
 	if err := open(); err == nil || !strings.Contains(err.Error(), address+" has the image's manifest, and not all that it names") {

@@ -31,6 +31,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage/pull/pullerror"
 	"github.com/crius-run/crius/storage/registry/decrypt"
 	"github.com/crius-run/crius/storage/registry/trust"
 	"github.com/crius-run/crius/storage/unpack/layers"
@@ -489,7 +490,10 @@ func (s *Image) readSignatures(ctx context.Context, image *image.UnparsedImage) 
 	s.requests.setApart(true)
 	found, err := image.UntrustedSignatures(ctx)
 	s.requests.setApart(false)
-	if err != nil {
+	switch {
+	case err != nil && len(pullerror.Kinds(err)) == 0 && pullerror.StatusOf(err) == 0: // what came is no signature
+		return nil, pullerror.Explained(fmt.Errorf("read signatures: %w; look at what answers where registries.d says that signatures are: %w", err, fault.Unavailable))
+	case err != nil:
 		return nil, fmt.Errorf("read signatures: %w", err)
 	}
 	blobs, dropped := trust.Blobs(found)
