@@ -155,3 +155,38 @@ func TestBudgetStatus(t *testing.T) {
 		}
 	}
 }
+
+// The stats of each further container cost the same few objects, whatever else runs.
+func TestBudgetStats(t *testing.T) {
+	w := private(t, node.Options{})
+	p := w.run(t, "crun", kubelet.HostNetwork)
+	const calls, few, many, objects = 50, 5, 30, 80
+	there := 0
+	allocated := func(containers int) float64 {
+		for ; there < containers; there++ {
+			p.start(t, "sleep")
+		}
+		cost := func() float64 {
+			const mallocs = "go_memstats_mallocs_total"
+			before := w.metric(t, mallocs)
+			reading := w.metric(t, mallocs) - before // reading has a cost, too
+			for range calls {
+				got, err := w.Runtime().ListContainerStats(t.Context(), &cri.ListContainerStatsRequest{})
+				must(t, err)
+				equal(t, "containers with stats", len(got.Stats), containers)
+			}
+			return (w.metric(t, mallocs) - before - 2*reading) / calls
+		}
+		least := cost()
+		for range 4 { // without what else was going on
+			least = min(least, cost())
+		}
+		return least
+	}
+	first := allocated(few)
+	each := (allocated(many) - first) / (many - few)
+	t.Logf("the stats of %d containers take %.1f objects, those of each further one %.1f", few, first, each)
+	if each > objects {
+		t.Errorf("the stats of a container take %.1f objects, their budget is %d", each, objects)
+	}
+}
