@@ -16,8 +16,8 @@ import (
 	"github.com/crius-run/crius/storage/durable"
 )
 
-// catalog is the list of images. It reads the records of containers/storage at every request, and
-// parses an image only if its record has changed.
+// catalog is the list of images. It reads the records of containers/storage when their files have
+// changed, and parses an image only if its record has changed.
 type catalog struct {
 	store  cstorage.Store
 	locks  *durable.Locks
@@ -27,6 +27,9 @@ type catalog struct {
 	mu      sync.Mutex
 	entries map[string]entry
 	limit   int // bytes of configs that are kept
+	files   []string
+	stamps  []stamp // of files, before entries were read; nil: they must be read again
+	sized   int     // of all entries whose size is an estimate; negative: there is none
 }
 
 // entry is a record of containers/storage with the image that it describes.
@@ -39,7 +42,10 @@ type entry struct {
 }
 
 func newCatalog(store cstorage.Store, locks *durable.Locks, usage *imageUsage, pinned func(*Image) bool) *catalog {
-	return &catalog{store: store, locks: locks, usage: usage, pinned: pinned, entries: map[string]entry{}, limit: maxKeptSum}
+	return &catalog{
+		store: store, locks: locks, usage: usage, pinned: pinned,
+		entries: map[string]entry{}, limit: maxKeptSum, files: durable.ImageFiles(store),
+	}
 }
 
 // list returns the images by id, without those that cannot be started because layers are missing or
@@ -89,15 +95,29 @@ func (c *catalog) lost(ctx context.Context) ([]string, error) {
 	return ids, nil
 }
 
-// refresh returns the entries of all images; the map is never changed again. While another process
-// writes records, it returns the entries from before, so that nobody waits.
+// refresh returns the entries of all images; the map is never changed again. If no record has changed
+// it opens no file. While another process writes records, it returns the entries from before, so that
+// nobody waits.
 func (c *catalog) refresh(ctx context.Context) (map[string]entry, error) {
-	if c.locks.Held(durable.ToRead) != nil {
-		if known := c.known(); len(known) > 0 {
-			return known, nil
-		}
+	if known, ok := c.current(); ok {
+		return known, nil
+	}
+	if c.locks.Held(durable.ToRead) == nil {
+		return c.read(ctx)
+	}
+	if known := c.known(); len(known) > 0 {
+		return known, nil
 	}
 	return c.reread(ctx)
+}
+
+// current returns the entries if they are those that the records would give now.
+func (c *catalog) current() (map[string]entry, bool) {
+	measured := c.usage.measured()
+	c.mu.Lock()
+	entries, stamps, sized := c.entries, c.stamps, c.sized
+	c.mu.Unlock()
+	return entries, (sized < 0 || sized == measured) && unchanged(c.files, stamps)
 }
 
 // reread is refresh for callers that need the present records.
@@ -105,6 +125,12 @@ func (c *catalog) reread(ctx context.Context) (map[string]entry, error) {
 	if err := c.locks.Await(ctx, durable.ToRead); err != nil {
 		return nil, fmt.Errorf("read image records: %w", err)
 	}
+	return c.read(ctx)
+}
+
+// read reads the records. No other process may have locked them.
+func (c *catalog) read(ctx context.Context) (map[string]entry, error) {
+	stamps, _ := stampsOf(c.files)
 	records, err := c.store.Images()
 	if err != nil {
 		return nil, fmt.Errorf("read image records: %w", err)
@@ -117,13 +143,13 @@ func (c *catalog) reread(ctx context.Context) (map[string]entry, error) {
 	for _, e := range c.entries {
 		left -= e.kept
 	}
-	entries := make(map[string]entry, len(records))
+	entries, sized := make(map[string]entry, len(records)), -1
 	for _, record := range records {
 		known, ok := c.entries[record.ID]
 		same := ok && sameRecord(&known.record, &record) && (known.sized < 0 || known.sized == measured)
 		if !same || known.image == nil { // an unusable image may have been repaired
 			var err error
-			if known, err = c.read(ctx, record, left); fault.DiskFull(err) {
+			if known, err = c.entryOf(ctx, record, left); fault.DiskFull(err) {
 				return nil, err // concerns all images: the library cannot delete an incomplete layer
 			}
 			if err != nil && !same {
@@ -131,12 +157,16 @@ func (c *catalog) reread(ctx context.Context) (map[string]entry, error) {
 			}
 			left -= known.kept
 		}
+		if known.image == nil || known.sized >= 0 && known.sized != measured {
+			stamps = nil
+		}
+		sized = max(sized, known.sized)
 		entries[record.ID] = known
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err // without keeping what the end of ctx has spoiled
 	}
-	c.entries = entries
+	c.entries, c.stamps, c.sized = entries, stamps, sized
 	return entries, nil
 }
 
@@ -175,8 +205,8 @@ func (c *catalog) known() map[string]entry {
 	return c.entries
 }
 
-// read makes the entry of a record and keeps up to left bytes of its config.
-func (c *catalog) read(ctx context.Context, record cstorage.Image, left int) (entry, error) {
+// entryOf makes the entry of a record and keeps up to left bytes of its config.
+func (c *catalog) entryOf(ctx context.Context, record cstorage.Image, left int) (entry, error) {
 	measured := c.usage.measured()
 	image, estimated, err := c.load(ctx, &record)
 	if err != nil {
@@ -196,7 +226,7 @@ func (c *catalog) forget(id string) {
 	defer c.mu.Unlock()
 	entries := maps.Clone(c.entries) // readers have the former map
 	delete(entries, id)
-	c.entries = entries
+	c.entries, c.stamps = entries, nil
 }
 
 // sameRecord compares the parts of records from which an Image is made.

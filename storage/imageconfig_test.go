@@ -107,7 +107,7 @@ func TestConfigsBeyondTheLimitInSum(t *testing.T) {
 		n.pull(serve(t, "app", "1", a).Addr() + "/app:1")
 	}
 	n.images.limit = 2 * keptBytes(&imagespec.ImageConfig{User: "user0", Env: []string{"N=0"}})
-	n.images.entries = nil
+	n.images.entries, n.images.stamps = nil, nil
 	images := n.list()
 	var kept int
 	for _, listed := range images {

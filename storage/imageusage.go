@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -32,6 +33,7 @@ type imageUsage struct {
 	layers map[string]layerUsage // by directory
 	beside diskusage.Usage
 	news   int // layers that have been measured
+	summed summedLayers
 }
 
 // layerUsage is the usage of one layer.
@@ -40,9 +42,25 @@ type layerUsage struct {
 	certain bool // measured when the layer was complete; else it is a container's, or an estimate
 }
 
-// sum returns what all of it takes, layers as they are now. It reads one directory with all layers.
+// summedLayers is a sum over all layers, as long as the directories that list them have these stamps.
+type summedLayers struct {
+	diskusage.Usage
+	stamps    []stamp // nil: the sum is not valid
+	uncertain []string
+}
+
+// sum returns what all of it takes, layers as they are now. It reads the directory with all layers only if
+// that has changed.
 func (u *imageUsage) sum() (diskusage.Usage, error) {
 	u.first.Do(u.prepare)
+	lists := u.layerLists()
+	u.mu.Lock()
+	known, beside := u.summed, u.beside
+	u.mu.Unlock()
+	if unchanged(lists, known.stamps) && !slices.ContainsFunc(known.uncertain, func(dir string) bool { return u.layer(dir).certain }) {
+		return known.Plus(beside), nil
+	}
+	stamps, _ := stampsOf(lists)
 	dirs, err := u.layerDirs()
 	if err != nil {
 		return diskusage.Usage{}, err
@@ -53,15 +71,18 @@ func (u *imageUsage) sum() (diskusage.Usage, error) {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	total := u.beside
+	all := summedLayers{stamps: stamps}
 	for dir, l := range layers {
 		if now := u.layers[dir]; now.certain { // it has been measured meanwhile
 			l, layers[dir] = now, now
 		}
-		total = total.Plus(l.Usage)
+		if !l.certain {
+			all.uncertain = append(all.uncertain, dir)
+		}
+		all.Usage = all.Plus(l.Usage)
 	}
-	u.layers = layers // without those that have been removed
-	return total, nil
+	u.layers, u.summed = layers, all // without those that have been removed
+	return all.Plus(u.beside), nil
 }
 
 // layer returns what is known of a layer.
@@ -188,6 +209,7 @@ func (u *imageUsage) set(dir string, usage layerUsage) {
 		u.layers = map[string]layerUsage{}
 	}
 	u.layers[dir] = usage
+	u.summed.stamps = nil
 	if usage.certain {
 		u.news++
 	}
@@ -228,18 +250,26 @@ func (u *imageUsage) measureBeside() error {
 
 // layerDirs returns the directories of all layers, those of containers included.
 func (u *imageUsage) layerDirs() (dirs []string, err error) {
-	for _, root := range u.roots.All() {
-		entries, err := os.ReadDir(filepath.Join(root, driverName))
+	for _, list := range u.layerLists() {
+		entries, err := os.ReadDir(list)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
 		for _, entry := range entries {
 			if isID(entry.Name()) {
-				dirs = append(dirs, filepath.Join(root, driverName, entry.Name()))
+				dirs = append(dirs, filepath.Join(list, entry.Name()))
 			}
 		}
 	}
 	return dirs, nil
+}
+
+// layerLists returns the directories of the directories of layers.
+func (u *imageUsage) layerLists() (lists []string) {
+	for _, root := range u.roots.All() {
+		lists = append(lists, filepath.Join(root, driverName))
+	}
+	return lists
 }
 
 // isID reports whether a name is that of a layer.

@@ -50,8 +50,8 @@ func TestPullLocksAndWritesRecordsSeldom(t *testing.T) {
 	}
 }
 
-// watchRecords returns a function that says, by name, how often the library's lock files were opened and its
-// records replaced since.
+// watchRecords returns a function that says, by name, how often the library's lock files and the directory of
+// layers were opened and its records replaced since.
 func watchRecords(t *testing.T, root string) (used func() map[string]int) {
 	t.Helper()
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
@@ -66,8 +66,8 @@ func watchRecords(t *testing.T, root string) (used func() map[string]int) {
 		}
 		names[wd] = filepath.Base(path)
 	}
-	for _, lock := range []string{"storage.lock", "overlay-layers/layers.lock", "overlay-images/images.lock"} {
-		watch(lock, unix.IN_OPEN|unix.IN_CLOSE)
+	for _, path := range []string{"storage.lock", "overlay-layers/layers.lock", "overlay-images/images.lock", driverName} {
+		watch(path, unix.IN_OPEN|unix.IN_CLOSE)
 	}
 	watch("overlay-layers", unix.IN_CREATE|unix.IN_MOVED_TO)
 	watch("overlay-images", unix.IN_CREATE|unix.IN_MOVED_TO)

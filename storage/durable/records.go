@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	cstorage "go.podman.io/storage"
@@ -153,6 +154,19 @@ func (r Roots) RecordedLayers() (all []cstorage.Layer, err error) {
 		all = append(all, layers...)
 	}
 	return all, nil
+}
+
+// ImageFiles returns the files in which a store and the read-only ones beside it list their images; none if
+// these stores are not known. The library replaces such a file with each change.
+func ImageFiles(store cstorage.Store) (files []string) {
+	driver, err := store.GraphDriver()
+	if err != nil {
+		return nil
+	}
+	for _, root := range slices.Concat(RootsOf(store).All(), driver.AdditionalImageStores()) {
+		files = append(files, filepath.Join(root, imagesFile))
+	}
+	return files
 }
 
 // LayerDirs returns the directories of a layer and of all layers below it, top first. For a layer

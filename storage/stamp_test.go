@@ -1,0 +1,120 @@
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/crius-run/crius/test/kit/image"
+)
+
+// A kubelet asks for all images and for what they take every ten seconds, for as long as the node lives.
+// While no image comes or goes, that opens no lock and reads no list, however many images there are; and
+// whatever another tool changes is seen.
+func TestUnchangedImagesAreNotReadAgain(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := build(t, image.Image{Layers: []image.Layer{layer(t, image.Text("own", "a"))}})
+	b := build(t, image.Image{Layers: []image.Layer{layer(t, image.Text("own", "b"))}})
+	r := serve(t, "app", "a", a)
+	r.Push("app", "b", b)
+	n.pull(r.Addr() + "/app:a")
+	images := filepath.Join(n.cfg.Root, "overlay-images", "images.json")
+	layers := filepath.Join(n.cfg.Root, driverName)
+	age := func(files ...string) {
+		t.Helper()
+		old := time.Now().Add(-time.Hour)
+		for _, file := range files {
+			if err := os.Chtimes(file, old, old); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	ask := func(want int) (used uint64) {
+		t.Helper()
+		listed, err := n.Images(t.Context())
+		if err != nil || len(listed) != want {
+			t.Errorf("%d images are listed instead of %d, %v", len(listed), want, err)
+		}
+		usage, err := n.imageUsage.sum()
+		if err != nil {
+			t.Error(err)
+		}
+		return usage.Inodes
+	}
+	quiet := func(when string, want int) (used uint64) {
+		t.Helper()
+		used = ask(want)
+		opened := watchRecords(t, n.cfg.Root)
+		for range 3 {
+			if again := ask(want); again != used {
+				t.Errorf("%s: the images take %d inodes, and %d the next time", when, used, again)
+			}
+		}
+		if times := opened(); len(times) > 0 {
+			t.Errorf("%s: to list images that have not changed uses %v", when, times)
+		}
+		return used
+	}
+	age(images, layers)
+	one := quiet("one image", 1)
+	n.pull(r.Addr() + "/app:b")
+	if two := ask(2); two <= one {
+		t.Errorf("two images take %d inodes, one %d", two, one)
+	}
+	measureBeside := func() {
+		t.Helper()
+		if err := n.imageUsage.measureBeside(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	age(images, layers)
+	measureBeside()
+	two := quiet("two images", 2)
+	other := filepath.Join(layers, strings.Repeat("f", 64)) // layer of another tool's container
+	if err := os.MkdirAll(filepath.Join(other, "diff"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	age(images, layers)
+	for used := two; ; { // it grows, which its directory does not show
+		last := used
+		if err := os.WriteFile(filepath.Join(other, "diff", fmt.Sprint(used)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.imageUsage.measure(); err != nil {
+			t.Fatal(err)
+		}
+		if used = quiet("a container has a layer", 2); used <= last {
+			t.Errorf("a layer has grown, and %d inodes became %d", last, used)
+		}
+		if last > two {
+			break
+		}
+	}
+	if err := os.RemoveAll(other); err != nil {
+		t.Fatal(err)
+	}
+	n.remove(r.Addr() + "/app:b")
+	age(images, layers) // of the same time as before
+	if back := quiet("one is removed", 1); back >= two {
+		t.Errorf("the image that is left takes %d inodes, both took %d", back, two)
+	}
+	text, err := os.ReadFile(images)
+	if err == nil {
+		err = errors.Join(os.WriteFile(images+".new", text, 0o600), os.Rename(images+".new", images))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened := watchRecords(t, n.cfg.Root)
+	for range 3 { // too young: the next change might not show
+		ask(1)
+	}
+	if times := opened(); times["images.lock"] < 3 || times[driverName] > 0 {
+		t.Errorf("to list images that have just changed uses %v", times)
+	}
+}
