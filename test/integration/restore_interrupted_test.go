@@ -134,7 +134,8 @@ func TestRestoreOnFullDisk(t *testing.T) {
 	}
 	disk := w.smallDisk(t)
 	p := w.run(t, "brittle")
-	first, second := p.start(t, "lines 1000000000 20ms"), p.start(t, "lines 1000000000 20ms")
+	// The copy of the second one needs more room than that of the first, which is removed before it is made.
+	first, second := p.start(t, "lines 1000000000 20ms"), p.start(t, "alloc 16 ; lines 1000000000 20ms")
 	first.says(t, "line 1")
 	second.says(t, "line 1")
 	dir := p.checkpointed(t, first, second)
