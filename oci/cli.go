@@ -105,7 +105,7 @@ func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Tas
 			slog.WarnContext(ctx, "cannot find the virtual machine of a container, its death will not be noticed", "container", ref.ID, "err", err)
 		}
 	}
-	return r.task(ref, client)
+	return r.task(ctx, ref, client)
 }
 
 // monitorSpec returns the settings of the monitor of a container that argv makes.
@@ -133,9 +133,9 @@ func (r *cli) createArgs(a *Abilities, ref Ref, spec *specs.Spec) []string {
 	return r.logged(a, runtimeLog(ref), args)
 }
 
-func (r *cli) task(ref Ref, client *conmon.Client) (Task, error) {
+func (r *cli) task(ctx context.Context, ref Ref, client *conmon.Client) (Task, error) {
 	t := &cliTask{runtime: r, watched: watched{ref: ref, client: client}, commands: newGate()}
-	t.watchMachine()
+	t.watchMachine(ctx)
 	if ref.Holder != "" {
 		return &sandboxedTask{cliTask: t}, nil
 	}

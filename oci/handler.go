@@ -27,7 +27,7 @@ type driver interface {
 	Runtime
 	configured() *entry
 	// task returns a container whose monitor has answered.
-	task(ref Ref, client *conmon.Client) (Task, error)
+	task(ctx context.Context, ref Ref, client *conmon.Client) (Task, error)
 	// lost returns the Task of a container whose monitor is dead.
 	lost(ref Ref, cause error) *gone
 	// forget removes the container from the runtime's own state.
@@ -143,7 +143,7 @@ func load(ctx context.Context, d driver, ref Ref) (Task, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reach monitor: %w", err)
 	}
-	return d.task(ref, client)
+	return d.task(ctx, ref, client)
 }
 
 // remove implements Runtime.Delete. It ends the monitor first, so that no

@@ -72,15 +72,15 @@ func machineDied(ref Ref) bool {
 
 // watchMachine kills the process that stands for the container on the node once its virtual machine
 // has died: Kata's shim of a container may wait forever for an answer from the machine.
-func (t *cliTask) watchMachine() {
+func (t *cliTask) watchMachine(ctx context.Context) {
 	machine, err := readMachine(t.ref)
 	if err != nil {
-		slog.Warn("cannot watch the virtual machine of a container", "container", t.ref.ID, "err", err)
+		slog.WarnContext(ctx, "cannot watch the virtual machine of a container", "container", t.ref.ID, "err", err)
 	}
 	if len(machine) == 0 {
 		return
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	t.unwatch, t.machineDead = cancel, make(chan struct{})
 	go func() {
 		defer cancel()
@@ -94,15 +94,15 @@ func (t *cliTask) watchMachine() {
 		for _, p := range machine {
 			if err := conmon.Await(ctx, p); err != nil {
 				if ctx.Err() == nil {
-					slog.Warn("cannot watch the virtual machine of a container", "container", t.ref.ID, "pid", p.PID, "err", err)
+					slog.WarnContext(ctx, "cannot watch the virtual machine of a container", "container", t.ref.ID, "pid", p.PID, "err", err)
 				}
 				return
 			}
 		}
-		slog.Warn("virtual machine died, ending its container", "container", t.ref.ID, "pid", machine[0].PID)
+		slog.WarnContext(ctx, "virtual machine died, ending its container", "container", t.ref.ID, "pid", machine[0].PID)
 		close(t.machineDead)
 		if err := t.client.Signal(unix.SIGKILL); err != nil {
-			slog.Error("cannot end a container whose virtual machine died", "container", t.ref.ID, "err", err)
+			slog.ErrorContext(ctx, "cannot end a container whose virtual machine died", "container", t.ref.ID, "err", err)
 		}
 	}()
 }

@@ -82,7 +82,7 @@ func (r *cli) Restore(ctx context.Context, ref Ref, spec *specs.Spec, io IO, fro
 		_ = client.Close()
 		return nil, err
 	}
-	return r.task(ref, client)
+	return r.task(ctx, ref, client)
 }
 
 // restoreFailed adds the cause that criu has logged. The error is no ProgramError: the restore has failed, and

@@ -176,7 +176,7 @@ func (r *shimmed) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) 
 	if err != nil {
 		return nil, err
 	}
-	return r.task(ref, client)
+	return r.task(ctx, ref, client)
 }
 
 // keepInCgroup keeps gVisor's shim from making the runtime sandbox in the pod's
@@ -218,7 +218,7 @@ func (r *shimmed) argv(a *Abilities, ref Ref, verb string, io IO, options []stri
 	return argv
 }
 
-func (r *shimmed) task(ref Ref, client *conmon.Client) (Task, error) {
+func (r *shimmed) task(_ context.Context, ref Ref, client *conmon.Client) (Task, error) {
 	record, err := shim.ReadRecord(ref.Dir)
 	if err != nil {
 		return nil, errors.Join(err, client.Close())
