@@ -224,7 +224,7 @@ func (t *cliTask) killLate(ctx context.Context, e *execution) {
 }
 
 func (t *cliTask) killExec(ctx context.Context, e *execution) {
-	t.commands.soon(func() {
+	t.commands.soon(ctx, func(ctx context.Context) {
 		t.kill(ctx, e)
 		e.forget()
 	})

@@ -27,16 +27,17 @@ func (g gate) enter(ctx context.Context) (leave func(), err error) {
 }
 
 // soon calls f, now if there is no checkpoint, otherwise after its end without being waited for.
-func (g gate) soon(f func()) {
+func (g gate) soon(ctx context.Context, f func(context.Context)) {
 	if g.free.TryAcquire(1) {
 		defer g.free.Release(1)
-		f()
+		f(ctx)
 		return
 	}
+	ctx = context.WithoutCancel(ctx)
 	go func() {
-		_ = g.free.Acquire(context.Background(), 1) // a checkpoint ends
+		_ = g.free.Acquire(ctx, 1) // a checkpoint ends
 		defer g.free.Release(1)
-		f()
+		f(ctx)
 	}()
 }
 

@@ -27,7 +27,7 @@ func TestGate(t *testing.T) {
 			t.Error("it did not wait for the command that is being started")
 		}
 		var killed, entered bool
-		g.soon(func() { killed = true })
+		g.soon(t.Context(), func(context.Context) { killed = true })
 		ctx, cancel := context.WithCancel(t.Context())
 		refused := make(chan error)
 		go func() { _, err := g.enter(ctx); refused <- err }()
@@ -52,7 +52,7 @@ func TestGate(t *testing.T) {
 			t.Errorf("after it: killed: %t, started: %t", killed, entered)
 		}
 		killed = false
-		g.soon(func() { killed = true })
+		g.soon(t.Context(), func(context.Context) { killed = true })
 		if !killed {
 			t.Error("without a checkpoint a kill is waited for")
 		}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"syscall"
 	"testing"
 
@@ -64,15 +65,17 @@ func TestStuckThread(t *testing.T) {
 // Only the same thread in some looks in a row is stuck for sure.
 func TestStuckWatch(t *testing.T) {
 	t.Parallel()
+	enough := slices.Repeat([]int{7}, stuckLooks)
+	few := enough[1:]
 	for name, c := range map[string]struct {
 		found []int
 		sure  bool
 	}{
-		"never":     {[]int{0, 0, 0, 0, 0, 0}, false},
-		"at once":   {[]int{7, 7, 7}, true},
-		"too short": {[]int{7, 7, 0, 7, 7}, false},
-		"others":    {[]int{7, 8, 7, 8, 7, 8}, false},
-		"later":     {[]int{0, 0, 0, 9, 7, 7, 7}, true},
+		"never":     {make([]int, 2*stuckLooks), false},
+		"at once":   {enough, true},
+		"too short": {slices.Concat(few, []int{0}, few), false},
+		"others":    {slices.Repeat([]int{7, 8}, stuckLooks), false},
+		"later":     {slices.Concat([]int{0, 0, 9}, enough), true},
 	} {
 		i := 0
 		watch := stuckWatch{find: func() int { i++; return c.found[i-1] }}

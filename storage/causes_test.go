@@ -97,10 +97,10 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 			r.Require(registry.Auth{Username: "user", Password: "hunter22", Bearer: true, Realm: "http://" + tokens.Addr() + "/token", Tokens: tokens})
 			return pull(r.Addr()+"/app:1", nil)
 		},
-		"wants tokens and does not say where":  func() error { return faulty("/v2/", wantsLogin("Bearer service=\"x\"")) },
-		"crius can log in by Basic and Bearer": func() error { return faulty("/v2/", wantsLogin("Negotiate")) },
-		"names no way to log in":               func() error { return faulty("/manifests/", registry.Status(http.StatusUnauthorized)) },
-		"does not answer as a registry":        func() error { return faulty("/v2/", registry.Page(http.StatusNotFound)) },
+		"wants tokens and does not say where": func() error { return faulty("/v2/", wantsLogin("Bearer service=\"x\"")) },
+		"log in by Basic and Bearer":          func() error { return faulty("/v2/", wantsLogin("Negotiate")) },
+		"names no way to log in":              func() error { return faulty("/manifests/", registry.Status(http.StatusUnauthorized)) },
+		"does not answer as a registry":       func() error { return faulty("/v2/", registry.Page(http.StatusNotFound)) },
 		"refused the TLS connection": func() error {
 			return failed(&net.OpError{Op: "remote error", Err: errors.New("tls: certificate required")})
 		},
