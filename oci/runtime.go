@@ -92,9 +92,9 @@ type Task interface {
 	// the error is fault.Timeout. The result counts as memory of Execs until ctx
 	// ends.
 	Exec(ctx context.Context, args []string, timeout time.Duration) (*ExecResult, error)
-	// EndAbandoned ends the commands of Execs that an earlier, killed server has
+	// EndAbandoned ends the commands of Execs and Forwards that an earlier, killed server has
 	// left: nothing else waits for them or enforces their time limit. It must be
-	// called before any Exec of this server, and takes seconds at most. If a shim
+	// called before any Exec or Forward of this server, and takes seconds at most. If a shim
 	// did not answer in that time, again tries to end what is left, also while
 	// Execs run; else it is nil.
 	EndAbandoned(ctx context.Context) (again func(context.Context) error)
@@ -196,7 +196,7 @@ type Command struct {
 	// Size of the terminal when the command starts; zero: unknown.
 	Size stdio.Size
 
-	// noted: its directory stays while it runs, for EndAbandoned.
+	// noted: its directory stays while it runs, for EndAbandoned. Otherwise the command outlives this server.
 	noted bool
 }
 

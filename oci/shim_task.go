@@ -219,13 +219,13 @@ func (t *sandboxedShimTask) Update(ctx context.Context, u limits.Update) error {
 
 // Forward has a crius program in the runtime sandbox connect to the port: a guest's
 // loopback can only be reached from inside. The pod's own container, on which
-// this is called, contains that program.
+// this is called, contains that program. It is of no use to anybody after this server.
 func (t *sandboxedShimTask) Forward(ctx context.Context, port uint16) (Stream, error) {
 	spec, err := ReadSpec[specs.Spec](t.ref.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("read bundle: %w", err)
 	}
-	e, err := t.exec(ctx, Command{Args: []string{spec.Process.Args[0], "forward", fmt.Sprint(port)}, Stdin: true})
+	e, err := t.exec(ctx, Command{Args: []string{spec.Process.Args[0], "forward", fmt.Sprint(port)}, Stdin: true, noted: true})
 	if err != nil {
 		return nil, fmt.Errorf("start a forwarder in the sandbox: %w", err)
 	}

@@ -63,10 +63,14 @@ func (r *recovery) loadInfra(s *Sandbox) {
 		if err != nil {
 			return
 		}
+		again := task.EndAbandoned(ctx)
 		if !s.takeInfra(task) || ctx.Err() != nil {
 			task.Close()
 			close(known)
 			return
+		}
+		if again != nil {
+			s.engine.cleanups.Add("port forwarders of pod "+s.ID, unless(task.Exited(), again))
 		}
 		close(known)
 		cancel()

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -127,32 +128,55 @@ func execDirs(c *scene.Container) []string {
 // connection: no process stays in the sandbox for that.
 func TestForwarderLeaves(t *testing.T) {
 	eachKata(t, func(t *testing.T, w *scene.World) {
-		const port = 7019
-		p := w.Pod(t, kata)
-		p.Start(t, "tcp 127.0.0.1:7019 flood ; echo all-set ; sleep").Says(t, "all-set")
-		resp, err := w.Runtime().PortForward(t.Context(), &cri.PortForwardRequest{PodSandboxId: p.ID})
-		if err != nil {
-			t.Fatal(err)
-		}
-		tunnel, err := kubelet.Streams{Within: w.Do}.Tunnel(t.Context(), resp.Url)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer tunnel.Close()
-		wire, err := tunnel.Connect(port)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.ReadFull(wire, make([]byte, 1000)); err != nil {
-			t.Fatal(err)
-		}
-		forwarders := called(t, p.ID, "\x00forward\x00"+strconv.Itoa(port)+"\x00")
-		if len(forwarders) != 1 {
-			t.Fatalf("forwarders of the port: %v", forwarders)
-		}
+		tunnel, forwarders := forwarded(t, w.Pod(t, kata), 7019)
 		_ = tunnel.Close()
 		vanishes(t, forwarders...)
 	})
+}
+
+// Nor does one stay if the server is killed: the next one ends it.
+func TestForwarderOfAKilledServer(t *testing.T) {
+	shims := slices.DeleteFunc(wanted(), func(h string) bool { return h != kata && h != kata1 })
+	eachPrivateOf(t, shims, func(t *testing.T, w *scene.World, handler string) {
+		p := w.Pod(t, handler)
+		_, forwarders := forwarded(t, p, 7020)
+		if err := w.Crash(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		vanishes(t, forwarders...)
+		_, again := forwarded(t, p, 7021)
+		if len(again) != 1 {
+			t.Errorf("forwarders after a restart: %v", again)
+		}
+	})
+}
+
+// forwarded connects to a port of a pod, on which a container writes all the time, and returns the
+// processes in the sandbox that do it.
+func forwarded(t *testing.T, p *scene.Pod, port int) (tunnel *kubelet.Tunnel, forwarders []int) {
+	t.Helper()
+	p.Start(t, fmt.Sprintf("tcp 127.0.0.1:%d flood ; echo all-set ; sleep", port)).Says(t, "all-set")
+	resp, err := p.World.Runtime().PortForward(t.Context(), &cri.PortForwardRequest{PodSandboxId: p.ID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tunnel, err = kubelet.Streams{Within: p.World.Do}.Tunnel(t.Context(), resp.Url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tunnel.Close() })
+	wire, err := tunnel.Connect(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(wire, make([]byte, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	forwarders = called(t, p.ID, "\x00forward\x00"+strconv.Itoa(port)+"\x00")
+	if len(forwarders) != 1 {
+		t.Fatalf("forwarders of the port: %v", forwarders)
+	}
+	return tunnel, forwarders
 }
 
 // called returns the processes of a pod whose command lines contain words.
