@@ -57,6 +57,9 @@ func (t *cliTask) EndAbandoned(ctx context.Context) func(context.Context) error 
 
 // EndAbandoned relies on the shim to know whether a command still runs.
 func (t *shimTask) EndAbandoned(ctx context.Context) func(context.Context) error {
+	for _, dir := range t.ref.dirs(sessionDirs) {
+		go t.leaveSession(context.WithoutCancel(ctx), dir)
+	}
 	left, err := t.endCommands(ctx, t.ref.abandonedDirs())
 	if err == nil {
 		return nil
@@ -65,6 +68,37 @@ func (t *shimTask) EndAbandoned(ctx context.Context) func(context.Context) error
 	return func(ctx context.Context) error {
 		left, err = t.endCommands(ctx, left)
 		return err
+	}
+}
+
+// leaveSession does for a session of an earlier server what its client's leaving would have done: the input of the
+// command ends, or its terminal hangs up, for which it is enough elsewhere that the server has died. The command may
+// continue, and is deleted in the shim when it has ended.
+func (t *shimTask) leaveSession(ctx context.Context, dir string) {
+	answering, cancel := context.WithTimeout(ctx, lastTime)
+	defer cancel()
+	client, err := t.record.Dial(answering)
+	if err != nil {
+		return // the directory goes with the container
+	}
+	x := &shimExec{task: t, client: client, dir: dir, process: shim.Process{ID: t.ref.ID, Exec: execIDOf(dir)}}
+	x.wait(ctx)
+	x.leave(answering)
+	<-x.ended
+	x.forget(ctx)
+}
+
+// leave ends the input of a command, or hangs up its terminal.
+func (x *shimExec) leave(ctx context.Context) {
+	has := func(fifo string) bool { return unix.Access(filepath.Join(x.dir, fifo), unix.F_OK) == nil }
+	switch terminal := !has("err"); {
+	case terminal:
+		_ = x.client.Kill(ctx, x.process, unix.SIGHUP, false) // it may have ended
+	case has("in"):
+		poll.Until(ctx, abandonedPace, func() bool { return closed(x.ended) || shim.Unread(filepath.Join(x.dir, "in")) == 0 })
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
+		defer cancel()
+		_ = x.client.CloseStdin(ctx, x.process)
 	}
 }
 

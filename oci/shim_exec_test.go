@@ -94,6 +94,7 @@ func (a *answering) serve(t *testing.T, path string) {
 		}
 		return empty()
 	}))
+	add(method("CloseIO", new(task.CloseIORequest), empty))
 	add(method("State", new(task.StateRequest), func() any {
 		if a.starts.Add(-1) >= 0 {
 			return &task.StateResponse{Status: tasktypes.Status_CREATED}
@@ -288,15 +289,46 @@ func TestAbandonedCommandIsAwaited(t *testing.T) {
 	a := &answering{pid: 1}
 	a.starts.Store(3)
 	task := taskOf(t, a, true)
-	if err := errors.Join(os.Mkdir(filepath.Join(task.ref.Dir, "exec-17"), 0o700), os.Mkdir(filepath.Join(task.ref.Dir, "session-18"), 0o700)); err != nil {
+	if err := os.Mkdir(filepath.Join(task.ref.Dir, "exec-17"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	task.EndAbandoned(t.Context())
 	if got, want := a.called(t), []string{"State", "State", "State", "State", "Kill", "Wait", "Delete"}; !slices.Equal(got, want) {
 		t.Errorf("the shim was asked for %q, want %q", got, want)
 	}
-	if left, _ := filepath.Glob(filepath.Join(task.ref.Dir, "*-*")); len(left) != 1 || filepath.Base(left[0]) != "session-18" {
+	if left, _ := filepath.Glob(filepath.Join(task.ref.Dir, "*-*")); len(left) > 0 {
 		t.Errorf("directories that are left: %q", left)
+	}
+}
+
+// A session of an earlier server is not killed: its input ends, or its terminal hangs up, and it is deleted when it
+// has ended.
+func TestSessionsOfAnEarlierServer(t *testing.T) {
+	t.Parallel()
+	for _, terminal := range []bool{false, true} {
+		a := &answering{pid: 1}
+		a.started.Store(true)
+		task := taskOf(t, a, false)
+		dir := filepath.Join(task.ref.Dir, "session-18")
+		err := os.Mkdir(dir, 0o700)
+		if !terminal {
+			err = errors.Join(err, os.WriteFile(filepath.Join(dir, "in"), nil, 0o600), os.WriteFile(filepath.Join(dir, "err"), nil, 0o600))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		task.EndAbandoned(t.Context())
+		if !terminal {
+			wait.For(t, "the input to end", func() bool { return slices.Contains(a.called(t), "CloseIO") })
+			if got := a.called(t); slices.Contains(got, "Kill") || slices.Contains(got, "Delete") {
+				t.Errorf("the shim was asked for %q while the command ran", got)
+			}
+			close(a.ended) // the command
+		}
+		wait.For(t, "the command to be deleted", func() bool {
+			_, err := os.Stat(dir)
+			return errors.Is(err, os.ErrNotExist) && slices.Contains(a.called(t), "Delete")
+		})
 	}
 }
 

@@ -151,6 +151,33 @@ func TestForwarderOfAKilledServer(t *testing.T) {
 	})
 }
 
+// To a session a killed server is like a client that has left: its input ends, or its terminal hangs up, and
+// nothing is left of it when the command has ended.
+func TestSessionsOfAKilledServer(t *testing.T) {
+	eachPrivateOf(t, shims(), func(t *testing.T, w *scene.World, handler string) {
+		c := w.Pod(t, handler).Start(t, "sleep")
+		for _, tty := range []bool{false, true} {
+			s := session(t, w, &cri.ExecRequest{
+				ContainerId: c.ID, Cmd: []string{"/probe", "echo", "here", ";", "until", "enough"},
+				Stdin: true, Stdout: true, Stderr: !tty, Tty: tty,
+			})
+			shows(t, s, "here")
+		}
+		sessions := func() int {
+			dirs, _ := filepath.Glob(filepath.Join(runDir(c), "session-*")) // the pattern is well-formed
+			return len(dirs)
+		}
+		if n := sessions(); n != 2 {
+			t.Errorf("%d sessions", n)
+		}
+		if err := w.Crash(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		wait.For(t, "the sessions to end", func() bool { return sessions() == 0 })
+		scene.Equal(t, "command", c.Exec(t, "echo again"), "again\n")
+	})
+}
+
 // forwarded connects to a port of a pod, on which a container writes all the time, and returns the
 // processes in the sandbox that do it.
 func forwarded(t *testing.T, p *scene.Pod, port int) (tunnel *kubelet.Tunnel, forwarders []int) {
