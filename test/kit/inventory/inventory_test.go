@@ -196,6 +196,25 @@ func TestAProcessIsTheSameAfterExec(t *testing.T) {
 	}
 }
 
+// gVisor's processes unmap their arguments; a program can also be executed with
+// none.
+func TestAProcessWithoutArgumentsIsNotInExecve(t *testing.T) {
+	cmd := exec.Command("cat")
+	cmd.Args = []string{""}
+	if _, err := cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { cmd.Process.Kill(); cmd.Wait() }()
+	proc := filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid))
+	wait.For(t, "the end of execve", func() bool { return !inExecve(proc) })
+	if got := commandLine(proc); !strings.HasPrefix(got, "[cat] ") {
+		t.Errorf("the process is called %q, want [cat] and its state", got)
+	}
+}
+
 func TestFindsLeasesWithTheirOwner(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "pods"), 0o755); err != nil {

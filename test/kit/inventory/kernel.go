@@ -58,12 +58,18 @@ func (s Scope) holds(pid int) bool {
 }
 
 func stateAndParent(proc string) (state, parent string) {
-	stat, _ := os.ReadFile(filepath.Join(proc, "stat"))
-	name := strings.LastIndex(string(stat), ")") // the name may contain anything
-	if f := strings.Fields(string(stat[name+1:])); len(f) > 1 {
+	if f := statFields(proc); len(f) > 1 {
 		return f[0], f[1]
 	}
 	return "", ""
+}
+
+// statFields returns the fields of /proc/PID/stat that follow the process's
+// name, the third first; none if the process has ended.
+func statFields(proc string) []string {
+	stat, _ := os.ReadFile(filepath.Join(proc, "stat"))
+	name := strings.LastIndex(string(stat), ")") // the name may contain anything
+	return strings.Fields(string(stat[name+1:]))
 }
 
 // describe returns what identifies a process and its owner; alive is false if
@@ -80,14 +86,14 @@ func describe(pid int) (what string, alive bool) {
 
 // commandLine returns the name and state of a process that has no command line.
 // A process in the middle of execve has none for a moment, for which
-// commandLine waits.
+// commandLine waits; one that has unmapped its arguments, as the processes do
+// in which gVisor runs a container's code, never has one again.
 func commandLine(proc string) string {
 	var args string
 	wait.Until(context.Background(), func() bool {
 		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
 		args = strings.TrimSpace(strings.ReplaceAll(string(cmdline), "\x00", " "))
-		_, err := os.Readlink(filepath.Join(proc, "exe")) // kernel threads and zombies run no program
-		return args != "" || err != nil
+		return args != "" || !inExecve(proc)
 	})
 	if args != "" {
 		return args
@@ -95,6 +101,18 @@ func commandLine(proc string) string {
 	state, _ := stateAndParent(proc)
 	name, _ := os.ReadFile(filepath.Join(proc, "comm"))
 	return "[" + strings.TrimSpace(string(name)) + "] " + state
+}
+
+// inExecve reports whether the process has an executable and no arguments yet:
+// the kernel maps them, and says where they end, late in execve. Kernel threads
+// and zombies run no program.
+func inExecve(proc string) bool {
+	const argEnd = 49 // proc(5), counted from 1
+	if _, err := os.Readlink(filepath.Join(proc, "exe")); err != nil {
+		return false
+	}
+	fields := statFields(proc)
+	return len(fields) > argEnd-3 && fields[argEnd-3] == "0"
 }
 
 // Cgroups returns the directories of the cgroup and everything below it in
