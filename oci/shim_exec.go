@@ -64,7 +64,7 @@ func (t *shimTask) begin(ctx context.Context, c Command) (_ *execution, err erro
 	}
 	defer free()
 	x := &shimExec{task: t, process: shim.Process{ID: t.ref.ID}}
-	if x.client, err = t.dial(ctx); err != nil {
+	if x.client, err = t.record.Reach(ctx); err != nil {
 		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, err)
 	}
 	io, err := x.open(c)

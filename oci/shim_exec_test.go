@@ -162,6 +162,7 @@ func TestShimIsDead(t *testing.T) {
 	t.Parallel()
 	task := taskOf(t, new(answering), true)
 	task.record.Address += ".none"
+	task.runtime.client = script(t, `echo '{"error":"reach shim at x: it is gone","unavailable":true}'`)
 	_, execErr := task.Open(t.Context(), Command{Args: []string{"true"}})
 	for verb, err := range map[string]error{"start": task.Start(t.Context()), "exec": execErr} {
 		if !errors.Is(err, fault.Unavailable) || errors.Is(err, fault.NotFound) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync/atomic"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/crius-run/crius/conmon/shim"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci/limits"
 	"github.com/crius-run/crius/oci/stdio"
 )
@@ -32,10 +34,9 @@ type shimTask struct {
 // ask has the shim do something, over a new connection: connecting is faster
 // than any answer, and a fresh connection is never broken.
 func (t *shimTask) ask(ctx context.Context, do func(context.Context, *shim.Client) error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, verbTimeout,
-		fmt.Errorf("the shim of %s did not answer within %s: %w", t.runtime.name, verbTimeout, fault.Timeout))
+	ctx, cancel := t.withVerbTime(ctx)
 	defer cancel()
-	client, err := t.dial(ctx)
+	client, err := t.record.Reach(ctx)
 	if err != nil {
 		return fmt.Errorf("%s: %w", t.runtime.name, err)
 	}
@@ -46,36 +47,58 @@ func (t *shimTask) ask(ctx context.Context, do func(context.Context, *shim.Clien
 	return nil
 }
 
-// dial connects to the shim. The error is shim.ErrGone if the shim is dead.
-// That is not fault.NotFound, because for the caller the shim's container still
-// exists.
-func (t *shimTask) dial(ctx context.Context) (*shim.Client, error) {
-	client, err := t.record.Dial(ctx)
-	switch {
-	case errors.Is(err, fault.NotFound):
-		return nil, fmt.Errorf("reach shim at %s: %w", t.record.Address, shim.ErrGone)
-	case err != nil:
-		return nil, fmt.Errorf("%w: %w", err, fault.Unavailable)
-	}
-	return client, nil
+func (t *shimTask) withVerbTime(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, verbTimeout,
+		fmt.Errorf("the shim of %s did not answer within %s: %w", t.runtime.name, verbTimeout, fault.Timeout))
 }
 
 func (t *shimTask) process() shim.Process { return shim.Process{ID: t.ref.ID} }
 
+// Start has another program ask the shim, which goes on if this server dies.
 func (t *shimTask) Start(ctx context.Context) error {
-	err := t.ask(ctx, func(ctx context.Context, c *shim.Client) error {
-		_, err := c.Start(ctx, t.process())
-		return err
-	})
-	if err != nil {
-		return startFailed(t.ref.Dir, err) // gVisor looks for the program only now
+	if err := t.start(ctx); err != nil {
+		return startFailed(t.ref.Dir, fmt.Errorf("%s: %w", t.runtime.name, err)) // gVisor looks for the program only now
 	}
 	return nil
 }
 
-// Started: the shim answers when a start that an earlier server has requested
-// is over.
-func (t *shimTask) Started(ctx context.Context) (started bool, err error) {
+func (t *shimTask) start(ctx context.Context) error {
+	lock, err := lockStart(ctx, t.ref, verbTimeout)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	ctx, cancel := t.withVerbTime(ctx)
+	defer cancel()
+	defer trace.For(ctx, "shim")()
+	argv := []string{t.runtime.client, "start", "--dir=" + t.ref.Dir, t.ref.ID}
+	said, err := command{argv: argv, files: []*os.File{lock}}.run(ctx)
+	if err != nil {
+		return err
+	}
+	var outcome shim.StartOutcome
+	if err := json.Unmarshal(said, &outcome); err != nil {
+		return fmt.Errorf("%s start: %w", t.runtime.client, err)
+	}
+	return outcome.Err()
+}
+
+// Started waits for a start that an earlier server may have left running.
+func (t *shimTask) Started(ctx context.Context) (bool, error) {
+	lock, busy := lockStart(ctx, t.ref, leftStart)
+	if busy == nil {
+		defer lock.Close()
+	} else if !errors.Is(busy, fault.Timeout) {
+		return false, busy
+	}
+	if started, err := t.answersStarted(ctx); started || err != nil {
+		return started, err
+	}
+	return false, busy
+}
+
+// answersStarted asks the shim whether the container has been started.
+func (t *shimTask) answersStarted(ctx context.Context) (started bool, err error) {
 	err = t.ask(ctx, func(ctx context.Context, c *shim.Client) error {
 		started, err = c.Started(ctx, t.process())
 		return err
@@ -95,7 +118,7 @@ func (t *shimTask) Kill(ctx context.Context) error {
 	}
 	soon, cancel := context.WithTimeoutCause(ctx, hangTime, fault.Timeout)
 	defer cancel()
-	if _, err := t.Started(soon); errors.Is(err, fault.Timeout) {
+	if _, err := t.answersStarted(soon); errors.Is(err, fault.Timeout) {
 		slog.WarnContext(ctx, "shim does not answer, killing it", "container", t.ref.ID, "pid", t.record.Process.PID)
 		return conmon.Signal(t.record.Process, unix.SIGKILL)
 	}

@@ -1,6 +1,6 @@
 // Command crius-conmon-shim replaces a runtime's command line for crius-conmon if the
-// runtime is a containerd shim: it creates a container, and reports how the container
-// ended. It is not for use by hand. Package conmon/shim documents the protocol.
+// runtime is a containerd shim: it creates and starts a container, and reports how the
+// container ended. It is not for use by hand. Package conmon/shim documents the protocol.
 package main
 
 import (
@@ -34,8 +34,8 @@ type list []string
 func (l *list) String() string         { return fmt.Sprint(*l) }
 func (l *list) Set(value string) error { *l = append(*l, value); return nil }
 
-var errUsage = errors.New("usage: crius-conmon-shim create|wait|publish FLAGS ID\n" +
-	"Internal helper of crius, which starts it once for each container run by a containerd shim; do not run it by hand")
+var errUsage = errors.New("usage: crius-conmon-shim create|start|wait|publish FLAGS ID\n" +
+	"Internal helper of crius, which starts it for each container run by a containerd shim; do not run it by hand")
 
 func main() {
 	syscall.Umask(inherit.Umask)
@@ -89,7 +89,7 @@ func run(ctx context.Context, args []string) error {
 		return publish(a.topic, os.Stdin)
 	}
 	p := &a.program
-	if p.ID == "" || p.Dir == "" || p.Path == "" {
+	if p.ID == "" || p.Dir == "" || p.Path == "" && verb != "start" {
 		return errUsage
 	}
 	var err error
@@ -102,6 +102,8 @@ func run(ctx context.Context, args []string) error {
 	switch verb {
 	case "create":
 		return a.create(ctx)
+	case "start":
+		return start(ctx, a.program)
 	case "wait":
 		return wait(ctx, a.program, a.stdin)
 	}

@@ -28,7 +28,7 @@ import (
 // A program started by hand says what it is for and exits.
 func TestByHand(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{nil, {"--help"}, {"create", "x"}, {"wait", "--dir=/x", "--shim=/y"}, {"fly", "--dir=/x", "--shim=/y", "x"}} {
+	for _, args := range [][]string{nil, {"--help"}, {"create", "x"}, {"wait", "--dir=/x", "--shim=/y"}, {"start", "x"}, {"fly", "--dir=/x", "--shim=/y", "x"}} {
 		if err := run(t.Context(), args); !errors.Is(err, errUsage) || !strings.Contains(err.Error(), "nternal helper of crius") {
 			t.Errorf("%q: %v", args, err)
 		}

@@ -48,16 +48,8 @@ func TestSuccessInDeadSandbox(t *testing.T) {
 			if err := (shim.Record{Endpoint: shim.Endpoint{Address: address, Version: 2}, Sandboxed: true}).Write(dir); err != nil {
 				t.Fatal(err)
 			}
-			listener, err := net.Listen("unix", filepath.Join(root, "s"))
-			if err != nil {
-				t.Fatal(err)
-			}
 			var asked atomic.Int32
-			server, err := ttrpc.NewServer()
-			if err != nil {
-				t.Fatal(err)
-			}
-			server.RegisterService("containerd.task.v2.Task", &ttrpc.ServiceDesc{Methods: map[string]ttrpc.Method{
+			serveTask(t, filepath.Join(root, "s"), map[string]ttrpc.Method{
 				"Wait": func(context.Context, func(any) error) (any, error) {
 					return &task.WaitResponse{ExitStatus: c.reports}, nil
 				},
@@ -73,16 +65,7 @@ func TestSuccessInDeadSandbox(t *testing.T) {
 					}
 					return &task.StateResponse{Status: c.state}, nil
 				},
-			}})
-			ended := make(chan struct{})
-			go func() {
-				defer close(ended)
-				_ = server.Serve(context.Background(), listener)
-			}()
-			defer func() {
-				_ = server.Close()
-				<-ended
-			}()
+			})
 			r, err := shim.ReadRecord(dir)
 			if err != nil {
 				t.Fatal(err)
@@ -96,4 +79,27 @@ func TestSuccessInDeadSandbox(t *testing.T) {
 			}
 		})
 	}
+}
+
+// serveTask serves methods of a shim on a socket until the test ends.
+func serveTask(t *testing.T, path string, methods map[string]ttrpc.Method) {
+	t.Helper()
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := ttrpc.NewServer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.RegisterService("containerd.task.v2.Task", &ttrpc.ServiceDesc{Methods: methods})
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = server.Serve(context.Background(), listener) // until it is closed
+	}()
+	t.Cleanup(func() {
+		_ = server.Close()
+		<-ended
+	})
 }

@@ -43,6 +43,20 @@ func (r Record) Dial(ctx context.Context) (*Client, error) {
 	return r.Endpoint.Dial(ctx)
 }
 
+// Reach is Dial for a caller to whom a container whose shim is dead still
+// exists. The error is ErrGone if the shim is dead, and fault.Unavailable in any
+// case.
+func (r Record) Reach(ctx context.Context) (*Client, error) {
+	client, err := r.Dial(ctx)
+	switch {
+	case errors.Is(err, fault.NotFound):
+		return nil, fmt.Errorf("reach shim at %s: %w", r.Address, ErrGone)
+	case err != nil:
+		return nil, fmt.Errorf("%w: %w", err, fault.Unavailable)
+	}
+	return client, nil
+}
+
 // Write writes the record into a run directory. It describes running processes
 // and need not survive a power cut.
 func (r Record) Write(dir string) error {

@@ -86,6 +86,35 @@ func TestExecSyncOfAKilledServerIsEnded(t *testing.T) {
 	})
 }
 
+// A shim ends what it does for a caller that dies; the start of a container goes
+// on without the server that was asked for it.
+func TestServerDiesDuringAStart(t *testing.T) {
+	eachPrivateOf(t, shims(), func(t *testing.T, w *scene.World, handler string) {
+		c := w.Pod(t, handler).Create(t, "exit 3")
+		pid, _ := shimOf(t, runDir(c))
+		if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Kill(pid, unix.SIGCONT)
+		started := make(chan error, 1)
+		go func() {
+			_, err := w.Runtime().StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: c.ID})
+			started <- err
+		}()
+		wait.For(t, "the start to be under way", func() bool {
+			return len(running(func(args []string) bool { return slices.Contains(args, "start") && slices.Contains(args, c.ID) })) > 0
+		})
+		if err := w.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		scene.WantCode(t, <-started, codes.Unavailable)
+		if err := errors.Join(unix.Kill(pid, unix.SIGCONT), w.Start(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		scene.Equal(t, "exit code", c.Wait(t).ExitCode, int32(3))
+	})
+}
+
 // commandsStarted reports whether the shim of a container, if it has one, knows
 // that all commands are running. If the server dies during a start the command
 // may be running in a sandbox without being known.
@@ -156,16 +185,27 @@ func stallHelper(ctx context.Context, id string, pause time.Duration) bool {
 // execHelper returns the process on the node that stands for a command in a
 // sandbox; 0: there is none yet.
 func execHelper(id string) int {
-	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	helpers := running(func(args []string) bool {
+		return slices.Contains(args, "exec") && slices.Contains(args, id) && !slices.Contains(args, "--detach")
+	})
+	if len(helpers) == 0 {
+		return 0
+	}
+	return helpers[0]
+}
+
+// running returns the processes of the machine with such arguments, the first
+// of which is the program.
+func running(such func(args []string) bool) (pids []int) {
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is well-formed
 	for _, file := range files {
-		line, _ := os.ReadFile(file)
-		args := strings.Split(string(line), "\x00")
-		if slices.Contains(args, "exec") && slices.Contains(args, id) && !slices.Contains(args, "--detach") {
-			pid, _ := strconv.Atoi(strings.Split(file, "/")[2])
-			return pid
+		line, _ := os.ReadFile(file) // it may have ended
+		if such(strings.Split(strings.TrimRight(string(line), "\x00"), "\x00")) {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file))) // a number, by the pattern
+			pids = append(pids, pid)
 		}
 	}
-	return 0
+	return pids
 }
 
 // answersNewServer waits until a container's monitor is known to the newly

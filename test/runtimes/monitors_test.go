@@ -23,7 +23,7 @@ func confined(t *testing.T, when string, ids ...string) {
 	for _, id := range ids {
 		// A container that has not been started has the command line of its
 		// runtime's create.
-		monitors := slices.DeleteFunc(makers(t, id), func(pid int) bool {
+		monitors := slices.DeleteFunc(makers(id), func(pid int) bool {
 			exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
 			return err != nil || filepath.Base(exe) != "crius-conmon"
 		})

@@ -168,7 +168,7 @@ func loseRecords(t *testing.T, w *scene.World, p *scene.Pod, c *scene.Container)
 		t.Fatal(err)
 	}
 	for _, id := range []string{p.ID, c.ID} {
-		for _, pid := range makers(t, id) {
+		for _, pid := range makers(id) {
 			if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
 				t.Fatal(err)
 			}

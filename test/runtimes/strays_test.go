@@ -1,13 +1,11 @@
 package runtimes
 
 import (
-	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -120,7 +118,7 @@ func killAmidCreate(t *testing.T, w *scene.World, handler string, request func()
 		t.Fatal(err)
 	}
 	<-done
-	for _, pid := range makers(t, id) {
+	for _, pid := range makers(id) {
 		_ = unix.Kill(pid, unix.SIGKILL) // one may have ended with the previous one
 		vanishes(t, pid)
 	}
@@ -129,26 +127,10 @@ func killAmidCreate(t *testing.T, w *scene.World, handler string, request func()
 
 // makers returns the monitor of a container and the process that makes it for
 // the monitor.
-func makers(t *testing.T, id string) []int {
-	t.Helper()
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var pids []int
-	for _, file := range files {
-		line, _ := os.ReadFile(file)
-		args := strings.Split(string(bytes.TrimRight(line, "\x00")), "\x00")
-		if !strings.Contains(string(line), id) || filepath.Base(args[0]) != "crius-conmon" && !slices.Contains(args, "create") {
-			continue
-		}
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		pids = append(pids, pid)
-	}
-	return pids
+func makers(id string) []int {
+	return running(func(args []string) bool {
+		return strings.Contains(strings.Join(args, " "), id) && (filepath.Base(args[0]) == "crius-conmon" || slices.Contains(args, "create"))
+	})
 }
 
 type finding struct{ Check, Status, Text string }
