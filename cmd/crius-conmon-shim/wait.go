@@ -29,8 +29,8 @@ const unknown = 128
 const cleanUpTime = 20 * time.Second
 
 // wait waits until the container has ended and prints its exit status. If the shim has
-// died, it kills the rest of the container. If the shim was started for this container, it
-// also receives the shim's events and trims its log.
+// died, it kills the rest of the container. It trims the runtime's log and, if the shim was started
+// for this container, the shim's, and receives its events.
 //
 // With withStdin, standard input is a pipe whose end means the end of the container's
 // input, which wait passes on to the shim.
@@ -47,9 +47,11 @@ func wait(ctx context.Context, p shim.Program, withStdin bool) error {
 			defer stop()
 		}
 	}
+	logs := []string{filepath.Join(p.Dir, runtimeLog)}
 	if r.Leader {
-		go trimLog(ctx, filepath.Join(p.Dir, shim.LogFile))
+		logs = append(logs, filepath.Join(p.Dir, shim.LogFile))
 	}
+	go trimLogs(ctx, logs)
 	if withStdin {
 		go closeStdin(ctx, r, p)
 	}
@@ -193,14 +195,25 @@ func closeStdin(ctx context.Context, r shim.Record, p shim.Program) {
 	_ = client.CloseStdin(ctx, shim.Process{ID: p.ID}) // a container that has ended needs no input
 }
 
-// trimLog keeps the shim's log from filling the file system. The shim continues at its
-// offset, and the part before that takes no room.
-func trimLog(ctx context.Context, file string) {
-	const period, most = time.Minute, 1 << 20
+// runtimeLog is where shims have runtimes put what fails, in the directory of each container.
+const runtimeLog = "log.json"
+
+// trimLogs keeps logs, which grow with each command that fails, from filling the node's memory.
+func trimLogs(ctx context.Context, files []string) {
+	const period = time.Minute
 	for poll.Pause(ctx, period) {
-		var st unix.Stat_t
-		if unix.Stat(file, &st) == nil && st.Blocks*512 > most {
-			_ = os.Truncate(file, 0)
+		for _, file := range files {
+			trimLog(file)
 		}
+	}
+}
+
+// trimLog empties a log that has become large. A writer that continues at its offset leaves a hole
+// before that, which takes no room.
+func trimLog(file string) {
+	const most = 1 << 20
+	var st unix.Stat_t
+	if unix.Stat(file, &st) == nil && st.Blocks*512 > most {
+		_ = os.Truncate(file, 0)
 	}
 }

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"net"
+	"os"
 	"path/filepath"
 	"sync/atomic"
 	"testing"
@@ -79,6 +81,22 @@ func TestSuccessInDeadSandbox(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestTrimLog(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ written, want int64 }{"small": {1 << 10, 1 << 10}, "large": {2 << 20, 0}} {
+		file := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(file, bytes.Repeat([]byte("x"), int(c.written)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		trimLog(file)
+		info, err := os.Stat(file)
+		if err != nil || info.Size() != c.want {
+			t.Errorf("%s: %d bytes, %v; want %d", name, info.Size(), err, c.want)
+		}
+	}
+	trimLog(filepath.Join(t.TempDir(), "none")) // a runtime that has said nothing has none
 }
 
 // serveTask serves methods of a shim on a socket until the test ends.
