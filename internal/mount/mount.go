@@ -10,6 +10,8 @@ package mount
 import (
 	"errors"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -45,33 +47,78 @@ func Mounted(path string) (bool, error) {
 // exist.
 func Unmount(path string) error {
 	for {
-		switch err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err {
-		case nil:
-		case unix.ENOENT, unix.ENOTDIR:
-			return nil
-		case unix.EINVAL: // not a mount point, or one locked by another user namespace
-			if still, serr := Mounted(path); serr == nil && !still {
-				return nil
-			}
-			return &os.PathError{Op: "unmount", Path: path, Err: err}
-		default:
-			return &os.PathError{Op: "unmount", Path: path, Err: err}
+		if more, err := detach(path); !more || err != nil {
+			return err
 		}
 	}
 }
 
-// UnmountBelow unmounts everything mounted at dir or below.
+// detach unmounts the uppermost mount at path, and reports whether there was one.
+func detach(path string) (found bool, err error) {
+	switch err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err {
+	case nil:
+		return true, nil
+	case unix.ENOENT, unix.ENOTDIR:
+		return false, nil
+	case unix.EINVAL: // not a mount point, or one locked by another user namespace
+		if still, serr := Mounted(path); serr == nil && !still {
+			return false, nil
+		}
+		return false, &os.PathError{Op: "unmount", Path: path, Err: err}
+	default:
+		return false, &os.PathError{Op: "unmount", Path: path, Err: err}
+	}
+}
+
+// UnmountBelow unmounts everything mounted at dir or below, and nothing elsewhere: a
+// mount goes with all that is mounted in it, so that what it has hidden can be reached
+// afterwards, and nothing of that propagates to where the same directory is mounted too.
 func UnmountBelow(dir string) error {
 	points, err := Under(dir)
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, point := range points {
-		errs = append(errs, Unmount(point))
+	for _, point := range slices.Backward(points) { // parents first
+		errs = append(errs, unmountTree(point))
 	}
 	return errors.Join(errs...)
 }
+
+// unmountTree is Unmount for a path from the mount table. Such a path has no links: if
+// there is one now, something else has been mounted or renamed.
+func unmountTree(point string) error {
+	parent, err := unix.Openat2(unix.AT_FDCWD, filepath.Dir(point), &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS,
+	})
+	switch err {
+	case nil:
+	case unix.ENOENT, unix.ENOTDIR, unix.ELOOP:
+		return nil // it went with a parent, or is hidden
+	default:
+		return &os.PathError{Op: "open parent of mount point", Path: point, Err: err}
+	}
+	defer unix.Close(parent)
+	for {
+		makePrivate(parent, filepath.Base(point))
+		if more, err := detach(ofDescriptor(parent) + "/" + filepath.Base(point)); !more || err != nil {
+			return err
+		}
+	}
+}
+
+// makePrivate ends the propagation between the uppermost mount at a name, with all that
+// is mounted in it, and others. It does nothing if nothing is mounted there.
+func makePrivate(parent int, name string) {
+	fd, err := unix.Openat(parent, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	_ = unix.Mount("", ofDescriptor(fd), "", unix.MS_REC|unix.MS_PRIVATE, "")
+}
+
+func ofDescriptor(fd int) string { return "/proc/thread-self/fd/" + strconv.Itoa(fd) }
 
 // RemoveAll is os.RemoveAll for a directory in which single files may be mount
 // points, as killed runtimes leave them. No directory in it may be a mount
@@ -82,32 +129,6 @@ func RemoveAll(dir string) error {
 		return err
 	}
 	if err := UnmountBelow(dir); err != nil {
-		return err
-	}
-	return os.RemoveAll(dir)
-}
-
-// RemoveTree removes a directory in which others may have mounted anything, also
-// directories: it unmounts all of that first. If something stays mounted, RemoveTree
-// removes nothing, because that would delete what is mounted. Of a symbolic link it
-// removes the link alone.
-func RemoveTree(dir string) error {
-	switch st, err := os.Lstat(dir); {
-	case errors.Is(err, os.ErrNotExist):
-		return nil
-	case err != nil:
-		return err
-	case st.Mode().Type() == os.ModeSymlink:
-		return os.Remove(dir)
-	}
-	if err := UnmountBelow(dir); err != nil {
-		return err
-	}
-	left, err := Under(dir)
-	if err == nil && len(left) > 0 {
-		err = &os.PathError{Op: "remove", Path: dir, Err: unix.EBUSY}
-	}
-	if err != nil {
 		return err
 	}
 	return os.RemoveAll(dir)
