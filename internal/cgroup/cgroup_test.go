@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -28,13 +29,14 @@ const (
 	modeEnv = "CGROUP_TEST_MODE" // layout for the process to imitate
 	deepEnv = "CGROUP_TEST_DEEP" // cgroup for the process to walk with few descriptors
 	execEnv = "CGROUP_TEST_EXEC" // has the process execute this program again and again
+	exitEnv = "CGROUP_TEST_EXIT" // has the process end while it has many threads
 	loseEnv = "CGROUP_TEST_LOSE" // cgroup for the process to join before it ends its main thread
 )
 
-// Only the main thread can end itself, and only in init is the program certain
-// to run on it.
+// Only the main thread can end itself, or all others, and only in init is the program
+// certain to run on it.
 func init() { //nolint:gochecknoinits // see above
-	if os.Getenv(loseEnv) != "" {
+	if os.Getenv(loseEnv) != "" || os.Getenv(exitEnv) != "" {
 		runtime.LockOSThread()
 	}
 }
@@ -61,6 +63,18 @@ func TestMain(m *testing.M) {
 	if program := os.Getenv(execEnv); program != "" {
 		fmt.Println(unix.Exec(program, os.Args, os.Environ()))
 		os.Exit(1)
+	}
+	if os.Getenv(exitEnv) != "" {
+		var begun sync.WaitGroup
+		for range 100 {
+			begun.Add(1)
+			go func() {
+				begun.Done()
+				_, _ = unix.Select(0, nil, nil, nil, nil)
+			}()
+		}
+		begun.Wait()
+		os.Exit(0)
 	}
 	if cgroup := os.Getenv(loseEnv); cgroup != "" {
 		if err := Join(cgroup); err != nil {

@@ -2,8 +2,8 @@ package cgroup
 
 import (
 	"context"
-	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -77,20 +77,33 @@ func (f *pauser) freezes(ctx context.Context, h hierarchy, cgroup string, patien
 	})
 }
 
-// dying reports whether a process has been killed and has not died yet.
+// dying reports whether a process has been killed, or ends, and has not died yet.
 func dying(pid int) bool {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil || strings.Contains(string(status), "\nState:\tZ") {
-		return false
+	dir := "/proc/" + strconv.Itoa(pid)
+	zombie, killed := threadIn(dir)
+	if !zombie {
+		return killed
+	}
+	threads, _ := filepath.Glob(dir + "/task/*") // the first has ended: of the others, each is killed if it has ended the process
+	return slices.ContainsFunc(threads, func(thread string) bool {
+		zombie, killed := threadIn(thread)
+		return !zombie && killed
+	})
+}
+
+// threadIn reports whether a thread has ended, and whether it, or its process, has been killed.
+func threadIn(dir string) (zombie, killed bool) {
+	status, err := os.ReadFile(dir + "/status")
+	if err != nil {
+		return false, false
 	}
 	for _, pending := range []string{"\nSigPnd:\t", "\nShdPnd:\t"} { // of the thread, of the process
 		_, mask, _ := strings.Cut(string(status), pending)
 		mask, _, _ = strings.Cut(mask, "\n")
-		if signals, err := strconv.ParseUint(mask, 16, 64); err == nil && signals&(1<<(unix.SIGKILL-1)) != 0 {
-			return true
-		}
+		signals, err := strconv.ParseUint(mask, 16, 64)
+		killed = killed || err == nil && signals&(1<<(unix.SIGKILL-1)) != 0
 	}
-	return false
+	return strings.Contains(string(status), "\nState:\tZ"), killed
 }
 
 // pauser is a freezer with the file that says whether the cgroup itself is to be frozen.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -85,11 +86,27 @@ func TestPauseDuringExec(t *testing.T) {
 	remove(t, cgroup)
 }
 
-// What has been killed dies before the rest is frozen, and not in the hands of whoever thaws it.
+// What has been killed, or ends, dies before the rest is frozen, and not in the hands of whoever thaws it. If the first
+// thread of a process ends it, only the others are killed.
 func TestPauseAfterKill(t *testing.T) {
 	t.Parallel()
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Run("killed", func(t *testing.T) {
+		t.Parallel()
+		pausesAlive(t, "while :; do sleep 1000 & kill -9 $!; wait; done & ", 50)
+	})
+	t.Run("ends", func(t *testing.T) {
+		t.Parallel()
+		pausesAlive(t, fmt.Sprintf("while :; do %s='' %s=yes '%s'; done & ", joinEnv, exitEnv, program), 200)
+	})
+}
+
+func pausesAlive(t *testing.T, again string, times int) {
+	t.Helper()
 	cgroup := scratch(t)
-	again := "while :; do sleep 1000 & kill -9 $!; wait; done & "
 	start(t, cgroup, again+again+"wait")
 	populate(t, cgroup, 3)
 	all, _, err := find()
@@ -97,7 +114,7 @@ func TestPauseAfterKill(t *testing.T) {
 		t.Fatal(err)
 	}
 	h, _ := pausable(all)
-	for range 50 {
+	for range times {
 		if err := Pause(t.Context(), cgroup); err != nil {
 			t.Fatal(err)
 		}
@@ -106,8 +123,11 @@ func TestPauseAfterKill(t *testing.T) {
 			t.Fatal(pids, err)
 		}
 		for _, pid := range pids {
-			if dying(pid) {
-				t.Fatalf("process %d is frozen and has been killed", pid)
+			threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+			for _, thread := range threads {
+				if zombie, killed := threadIn(thread); killed && !zombie {
+					t.Fatalf("%s of process %d is frozen and has been killed", thread, pid)
+				}
 			}
 		}
 		Thaw(cgroup)
