@@ -3,7 +3,7 @@ package proc
 import "sync"
 
 // children are the claims to children of this process.
-var children = claims{open: map[int]bool{}, pids: map[int]bool{}}
+var children = claims{open: map[int]bool{}, pids: map[int]int{}}
 
 // claims say for which children something waits, or may wait: a command whose runtime is about to
 // exit is known to its owner only later, and may be dead by then.
@@ -11,7 +11,7 @@ type claims struct {
 	mu    sync.Mutex
 	begun int          // how many starts have begun
 	open  map[int]bool // the starts whose processes are not known yet
-	pids  map[int]bool
+	pids  map[int]int  // how often each is claimed: a pid may be used again before its first claim ends
 }
 
 // Starting is called before a runtime is started that leaves a process to this one, and known once
@@ -33,11 +33,13 @@ func Starting() (known func()) {
 func Claim(pid int) (reaped func()) {
 	children.mu.Lock()
 	defer children.mu.Unlock()
-	children.pids[pid] = true
+	children.pids[pid]++
 	return func() {
 		children.mu.Lock()
 		defer children.mu.Unlock()
-		delete(children.pids, pid)
+		if children.pids[pid]--; children.pids[pid] == 0 {
+			delete(children.pids, pid)
+		}
 	}
 }
 
@@ -56,5 +58,5 @@ func (c *claims) mayClaim(pid, last int) bool {
 			return true
 		}
 	}
-	return c.pids[pid]
+	return c.pids[pid] > 0
 }

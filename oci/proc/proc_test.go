@@ -128,6 +128,20 @@ func TestReaperLeavesClaimedProcesses(t *testing.T) {
 	})
 }
 
+// A process may have the pid of another that has been reaped and is still claimed.
+func TestClaimOutlivesTheOneBefore(t *testing.T) {
+	const pid = -2 // no process has it
+	first, second := Claim(pid), Claim(pid)
+	first()
+	if last := children.lastStart(); !children.mayClaim(pid, last) {
+		t.Error("the claim to the second process ended with that to the first")
+	}
+	second()
+	if _, ok := children.pids[pid]; ok {
+		t.Error("a claim stays")
+	}
+}
+
 func TestKillTree(t *testing.T) {
 	cmd := exec.Command("/bin/sh", "-c", "sh -c 'sleep 1000 & sleep 1000' & sleep 1000 & echo ready; wait")
 	out, err := cmd.StdoutPipe()
