@@ -73,23 +73,55 @@ func (t *shimTask) EndAbandoned(ctx context.Context) func(context.Context) error
 
 // leaveSession does for a session of an earlier server what its client's leaving would have done: the input of the
 // command ends, or its terminal hangs up, for which it is enough elsewhere that the server has died. The command may
-// continue, and is deleted in the shim when it has ended.
+// continue, and is deleted in the shim when it has ended. One that was never started does not end by itself. A shim
+// that hangs is asked again for as long as the container runs.
 func (t *shimTask) leaveSession(ctx context.Context, dir string) {
-	answering, cancel := context.WithTimeout(ctx, lastTime)
-	defer cancel()
-	client, err := t.record.Dial(answering)
-	if err != nil {
-		return // the directory goes with the container
+	x := &shimExec{task: t, dir: dir, process: shim.Process{ID: t.ref.ID, Exec: execIDOf(dir)}}
+	var state shim.State
+	var err error
+	poll.Until(ctx, abandonedTime, func() bool {
+		x.client, state, err = t.awaitStart(ctx, x.process)
+		return err == nil || errors.Is(err, fault.NotFound) || closed(t.client.Exited())
+	})
+	switch {
+	case err != nil:
+		_ = mount.RemoveAll(dir) // otherwise it goes with the container
+		return
+	case !state.Started:
+		x.client.Close()
+		_, _ = t.endCommands(ctx, []string{dir}) // what is left goes with the container
+		return
 	}
-	x := &shimExec{task: t, client: client, dir: dir, process: shim.Process{ID: t.ref.ID, Exec: execIDOf(dir)}}
 	x.wait(ctx)
-	x.leave(answering)
+	x.leave(ctx)
 	<-x.ended
 	x.forget(ctx)
 }
 
+// awaitStart waits, at most for abandonedTime, until the shim has started a command, and returns a connection to the
+// shim and the state of the command.
+func (t *shimTask) awaitStart(ctx context.Context, process shim.Process) (client *shim.Client, state shim.State, err error) {
+	answering, cancel := context.WithTimeout(ctx, lastTime)
+	defer cancel()
+	if client, err = t.record.Dial(answering); err != nil {
+		return nil, state, err
+	}
+	starting, cancel := context.WithTimeout(answering, abandonedTime)
+	defer cancel()
+	poll.Until(starting, abandonedPace, func() bool {
+		state, err = client.State(answering, process)
+		return err != nil || state.Started
+	})
+	if err != nil {
+		client.Close()
+	}
+	return client, state, err
+}
+
 // leave ends the input of a command, or hangs up its terminal.
 func (x *shimExec) leave(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, lastTime)
+	defer cancel()
 	has := func(fifo string) bool { return unix.Access(filepath.Join(x.dir, fifo), unix.F_OK) == nil }
 	switch terminal := !has("err"); {
 	case terminal:

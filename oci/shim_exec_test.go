@@ -41,6 +41,8 @@ type answering struct {
 	input chan string // unless nil, gets the input of the command, which the shim opens late
 	dies  bool        // with its answer to a start
 
+	fails atomic.Int32 // how many more questions for a state it answers with an error
+
 	mu    sync.Mutex
 	calls []string
 	ended chan struct{}
@@ -66,7 +68,11 @@ func (a *answering) serve(t *testing.T, path string) {
 			a.mu.Lock()
 			a.calls = append(a.calls, name+" "+request.GetExecID())
 			a.mu.Unlock()
-			return answer(), nil
+			reply := answer()
+			if err, failed := reply.(error); failed {
+				return nil, err
+			}
+			return reply, nil
 		}
 	}
 	empty := func() any { return new(emptypb.Empty) }
@@ -96,6 +102,9 @@ func (a *answering) serve(t *testing.T, path string) {
 	}))
 	add(method("CloseIO", new(task.CloseIORequest), empty))
 	add(method("State", new(task.StateRequest), func() any {
+		if a.fails.Add(-1) >= 0 {
+			return errors.New("too busy")
+		}
 		if a.starts.Add(-1) >= 0 {
 			return &task.StateResponse{Status: tasktypes.Status_CREATED}
 		}
@@ -330,6 +339,35 @@ func TestSessionsOfAnEarlierServer(t *testing.T) {
 			_, err := os.Stat(dir)
 			return errors.Is(err, os.ErrNotExist) && slices.Contains(a.called(t), "Delete")
 		})
+	}
+}
+
+// A shim that a killed server had only told of a session keeps it for ever, and one that cannot answer yet is asked again.
+func TestSessionsThatCannotBeLeftAtOnce(t *testing.T) {
+	setAbandonedTime(t, 5*abandonedPace)
+	for name, a := range map[string]*answering{"not started": {}, "busy shim": {pid: 1}} {
+		want := []string{"State", "Kill", "Delete"}
+		if a.pid == 0 {
+			a.starts.Store(math.MaxInt32)
+		} else {
+			a.fails.Store(2)
+			want = []string{"State", "Kill", "Wait", "Delete"} // of a terminal
+		}
+		task := taskOf(t, a, true)
+		dir := filepath.Join(task.ref.Dir, "session-19")
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		task.EndAbandoned(t.Context())
+		wait.For(t, "the session to be deleted: "+name, func() bool {
+			_, err := os.Stat(dir)
+			return errors.Is(err, os.ErrNotExist)
+		})
+		got := slices.Compact(a.called(t))
+		slices.Sort(want)
+		if slices.Sort(got); !slices.Equal(got, want) { // Wait and Kill come in any order
+			t.Errorf("%s: the shim was asked for %q, want %q", name, got, want)
+		}
 	}
 }
 
