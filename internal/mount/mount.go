@@ -120,20 +120,6 @@ func makePrivate(parent int, name string) {
 
 func ofDescriptor(fd int) string { return "/proc/thread-self/fd/" + strconv.Itoa(fd) }
 
-// RemoveAll is os.RemoveAll for a directory in which single files may be mount
-// points, as killed runtimes leave them. No directory in it may be a mount
-// point, because RemoveAll would delete what is mounted there.
-func RemoveAll(dir string) error {
-	err := os.RemoveAll(dir)
-	if !errors.Is(err, unix.EBUSY) {
-		return err
-	}
-	if err := UnmountBelow(dir); err != nil {
-		return err
-	}
-	return os.RemoveAll(dir)
-}
-
 // Isolate gives the calling thread, which must be one of thread.Run's, a mount
 // namespace of its own. What is mounted in it is not seen outside, and is gone
 // with its last process; what is mounted or unmounted outside is seen in it.

@@ -10,6 +10,20 @@ import (
 	"github.com/crius-run/crius/internal/eintr"
 )
 
+// RemoveAll is os.RemoveAll for a directory in which files, or directories, may be mount
+// points, as killed runtimes leave them: those it unmounts, and nothing that is mounted
+// is deleted.
+func RemoveAll(dir string) error {
+	err := removeAll(dir)
+	if !errors.Is(err, unix.EBUSY) {
+		return err
+	}
+	if err := UnmountBelow(dir); err != nil {
+		return err
+	}
+	return removeAll(dir)
+}
+
 // RemoveTree removes a directory in which others may have mounted anything, also
 // directories: it unmounts all of that first. If something stays mounted, RemoveTree
 // removes nothing, because that would delete what is mounted, and it does not enter what
@@ -33,7 +47,14 @@ func RemoveTree(dir string) error {
 	if err != nil {
 		return err
 	}
+	return removeAll(dir)
+}
+
+func removeAll(dir string) error {
 	parent, err := os.Open(filepath.Dir(dir))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -137,3 +137,23 @@ func TestRemoveStopsAtMounts(t *testing.T) {
 		t.Error("what was mounted was deleted")
 	}
 }
+
+// A directory on which something is mounted is no way into what is mounted.
+func TestRemoveAllKeepsWhatIsMounted(t *testing.T) {
+	t.Parallel()
+	base := scratch(t)
+	source, file := directory(t, base, "source")
+	point, _ := directory(t, base, "dir", "point")
+	must(t, unix.Mount(source, point, "", unix.MS_BIND, ""))
+	for range 2 { // also once it is gone
+		if err := RemoveAll(filepath.Dir(point)); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := RemoveAll(point); err != nil {
+		t.Errorf("in a directory that is gone: %v", err)
+	}
+	if exists(t, filepath.Dir(point)) || !exists(t, file) {
+		t.Error("still there, or what was mounted is gone")
+	}
+}
