@@ -342,7 +342,8 @@ func TestSessionsOfAnEarlierServer(t *testing.T) {
 	}
 }
 
-// A shim that a killed server had only told of a session keeps it for ever, and one that cannot answer yet is asked again.
+// A session that a killed server has created in the shim and not started never ends. A shim that cannot answer yet is
+// asked again.
 func TestSessionsThatCannotBeLeftAtOnce(t *testing.T) {
 	setAbandonedTime(t, 5*abandonedPace)
 	for name, a := range map[string]*answering{"not started": {}, "busy shim": {pid: 1}} {

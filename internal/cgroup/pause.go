@@ -84,7 +84,8 @@ func dying(pid int) bool {
 	if !zombie {
 		return killed
 	}
-	threads, _ := filepath.Glob(dir + "/task/*") // the first has ended: of the others, each is killed if it has ended the process
+	// Its first thread has ended. If that ended the process, all others have been killed.
+	threads, _ := filepath.Glob(dir + "/task/*")
 	return slices.ContainsFunc(threads, func(thread string) bool {
 		zombie, killed := threadIn(thread)
 		return !zombie && killed
