@@ -67,13 +67,13 @@ func removeAll(dir string) error {
 func removeAt(parent *os.File, name string) error {
 	unlink := func(flags int) error {
 		err := eintr.Retry(func() error { return unix.Unlinkat(int(parent.Fd()), name, flags) })
-		if err != nil && err != unix.ENOENT && err != unix.EISDIR {
+		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EISDIR) {
 			return &os.PathError{Op: "remove", Path: filepath.Join(parent.Name(), name), Err: err}
 		}
 		return err
 	}
 	err := unlink(0)
-	if err == unix.EISDIR {
+	if errors.Is(err, unix.EISDIR) {
 		if err = removeEntries(parent, name); err == nil {
 			err = unlink(unix.AT_REMOVEDIR)
 		}
@@ -94,7 +94,7 @@ func removeEntries(parent *os.File, name string) error {
 		})
 		return err
 	})
-	if err == unix.EXDEV {
+	if errors.Is(err, unix.EXDEV) {
 		err = unix.EBUSY // as for a file on which something is mounted
 	}
 	if err != nil {
