@@ -104,7 +104,13 @@ func (n *node) checkPrivileges(context.Context) []finding {
 func (n *node) checkKernel(context.Context) []finding {
 	var findings []finding
 	if fd, err := unix.PidfdOpen(os.Getpid(), 0); err != nil {
-		findings = append(findings, fail("use Linux 5.3 or later", "the kernel has no pidfds: %v", err))
+		findings = append(findings, fail("use Linux 5.6 or later", "the kernel has no pidfds: %v", err))
+	} else {
+		unix.Close(fd)
+	}
+	// Paths in images and pods are opened so that no link leads out of them.
+	if fd, err := unix.Openat2(unix.AT_FDCWD, "/", &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}); err != nil {
+		findings = append(findings, fail("use Linux 5.6 or later", "the kernel has no openat2: %v", err))
 	} else {
 		unix.Close(fd)
 	}
