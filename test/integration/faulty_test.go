@@ -11,19 +11,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/tools"
 	"github.com/crius-run/crius/test/scene"
 )
 
-// failing is the program of test/failing, built once.
+// failing is the program of test/failing.
 var failing = sync.OnceValues(func() ([]byte, error) {
-	repo, err := tools.Repository()
+	path, err := tools.Failing(context.Background())
 	if err != nil {
 		return nil, err
 	}
-	f, err := image.GoProgram(context.Background(), "failing", repo, "./test/failing")
-	return f.Data, err
+	return os.ReadFile(path)
 })
 
 // A faulty program runs the real one and misbehaves when told to.

@@ -32,6 +32,7 @@ var builds = []struct {
 	{"crius", "crius and its monitors", func(ctx context.Context) (string, error) { return tools.Programs(ctx, false) }},
 	{"probe", "the program that test containers run", tools.Probe},
 	{"demo", "the demo", tools.Demo},
+	{"failing", "a program that fails when told to", tools.Failing},
 	{raced, "crius with the race detector", func(ctx context.Context) (string, error) { return tools.Programs(ctx, true) }},
 	{"points", "crius with failpoints", func(ctx context.Context) (string, error) { return tools.PointsServer(ctx, false) }},
 	{"standin", "the stand-in for nginx and httpd", tools.Standin},

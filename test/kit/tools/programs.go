@@ -85,6 +85,12 @@ func ProbeFor(ctx context.Context, arch string) (string, error) {
 	return static(ctx, arch, "probe", "./test/images/probe")
 }
 
+// Failing builds the program that stands in for another one and fails when told
+// to, see test/failing.
+func Failing(ctx context.Context) (string, error) {
+	return static(ctx, runtime.GOARCH, "failing", "./test/failing")
+}
+
 // Standin builds the program that stands in for nginx and httpd in the images of
 // critest, see test/conformance/standin.
 func Standin(ctx context.Context) (string, error) { return standin(ctx, runtime.GOARCH) }
