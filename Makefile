@@ -134,6 +134,16 @@ node-qemu: ## The same, but slower, on Debian's usual kernel, with cpuset and hu
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -machine qemu -packages $(BIN)/packages $(if $(SUITE),-suite $(SUITE)) \
 		-driver $(or $(DRIVER),systemd) -handler $(or $(HANDLER),runc) -focus '$(or $(FOCUS),AppArmor|Security Context)'
 
+# Those whose result can depend on the kernel, cgroups or AppArmor, rather than on files and requests.
+NODE_CHECKPOINT = Checkpoint(Container|Pod|Command|BetweenProbes)|DuringCheckpoint|RestorePod|RestoreCommand|InterruptedRestore|Restored|Held|EditedImages
+
+.PHONY: node-checkpoint
+node-checkpoint: ## Checkpoint and restore on that kernel, which has cgroup v2. HANDLER=runc: Debian's; DRIVER=; RUN=regexp: only those tests.
+	@test/setup.sh test dpkg-dev patch xz-utils bzip2 rpm mmdebstrap qemu-system-x86 e2fsprogs
+	@$(MAKE) --no-print-directory packages >/dev/null
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -machine qemu -packages $(BIN)/packages $(if $(SUITE),-suite $(SUITE)) \
+		-driver $(or $(DRIVER),systemd) -handler $(or $(HANDLER),runc-current) -checkpoint '$(or $(RUN),$(NODE_CHECKPOINT))'
+
 .PHONY: node-selinux
 node-selinux: ## The same with SELinux enforcing: AVC denials, and what keeps pods apart. DRIVER= HANDLER= FOCUS=regexp: only those.
 	@test/setup.sh test dpkg-dev patch xz-utils bzip2 rpm mmdebstrap user-mode-linux e2fsprogs

@@ -25,6 +25,11 @@
 // With -bench ROWS (make node-bench) these rows of test/bench are measured
 // instead, on cgroup v2.
 //
+// With -checkpoint REGEXP (make node-checkpoint) the service makes checkpoints
+// and restores them instead, with a current criu, and then the tests of
+// test/integration run whose names match, with the programs of the package and
+// the handler as their runc.
+//
 // With -install as well (make node-install) the machine is set up as by an
 // operator who follows docs/install.md, with a real kubelet. Faults that
 // operators meet are injected and fixed, the configuration of CRI-O is
@@ -65,8 +70,9 @@ import (
 // options are the settings of one run; the guest reads them as JSON.
 type options struct {
 	Driver, Handler, Focus string
-	Mode                   string `json:",omitempty"` // upgrade, install or bench, instead of critest
+	Mode                   string `json:",omitempty"` // upgrade, install, bench or checkpoint, instead of critest
 	Rows                   string `json:",omitempty"` // of test/bench
+	Tests                  string `json:",omitempty"` // of test/integration, a regular expression: for checkpoint
 }
 
 func main() {
@@ -81,6 +87,7 @@ func main() {
 	previous := flag.String("previous", "", "directory with the DEB to upgrade from, instead of running critest")
 	install := flag.Bool("install", false, "install the package as an operator does, with the one in -previous to go back to, instead of running critest")
 	rows := flag.String("bench", "", "measure these rows of test/bench instead of running critest")
+	tests := flag.String("checkpoint", "", "make and restore checkpoints, and run the tests of test/integration that match this regular expression, instead of running critest")
 	cuts := flag.Int("cuts", 0, "cut the power of machines so many times instead, and look what becomes of crius")
 	work := flag.Duration("work", 5*time.Second, "the longest time that a machine works before its power is cut")
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano()), "of the moments of the cuts")
@@ -91,6 +98,8 @@ func main() {
 	switch {
 	case *rows != "":
 		mode = "bench"
+	case *tests != "":
+		mode = "checkpoint"
 	case *install:
 		mode = "install"
 	case *previous != "":
@@ -99,7 +108,7 @@ func main() {
 	var runs []options
 	for d := range strings.SplitSeq(*driver, ",") {
 		for h := range strings.SplitSeq(*handler, ",") {
-			runs = append(runs, options{d, h, *focus, mode, *rows})
+			runs = append(runs, options{d, h, *focus, mode, *rows, *tests})
 		}
 	}
 	if *cuts > 0 {
@@ -277,6 +286,8 @@ func (b *bench) collect(ctx context.Context, repo string) (map[string]string, er
 		err = collectInstall(ctx, repo, files)
 	case "bench":
 		err = collectBench(ctx, repo, files)
+	case "checkpoint":
+		err = collectCheckpoint(ctx, repo, files)
 	}
 	if err != nil {
 		return nil, err

@@ -6,7 +6,7 @@
 // For an upgrade it installs the previous package instead, runs pods, and
 // upgrades the package under them (upgrade.go). For an install it does what an
 // operator does with a node (install.go). For rows of test/bench it measures
-// them (bench.go).
+// them (bench.go). For checkpoints it makes and restores some (checkpoint.go).
 package main
 
 import (
@@ -39,7 +39,7 @@ const (
 // options are the host's settings; it writes them as JSON.
 type options struct {
 	Driver, Handler, Focus string
-	Mode, Rows             string
+	Mode, Rows, Tests      string
 }
 
 func main() {
@@ -87,6 +87,8 @@ func run(ctx context.Context) error {
 		return upgrade(ctx, o)
 	case "install":
 		return install(ctx, o, images)
+	case "checkpoint":
+		return checkpoint(ctx, o)
 	}
 	if err := errors.Join(installPackage("crius.deb"), configure(o, slowPlugins)); err != nil {
 		return err
@@ -227,6 +229,7 @@ var lasting = []string{
 	"file: /run/netns (d---------)", "file: /run/ipcns (d---------)", "file: /run/utsns (d---------)",
 	"cgroup: /sys/fs/cgroup/system.slice/crius.service/monitors",
 	"cgroup: /sys/fs/cgroup/pods", "cgroup: /sys/fs/cgroup/pods.slice",
+	"file: /var/lib/crius/checkpoint.key (-rw-------)", "file: /var/lib/crius/checkpoint.pub (-rw-r--r--)",
 	"cgroup: /sys/fs/cgroup/test", "cgroup: /sys/fs/cgroup/test.slice", // the suite's own parent
 }
 

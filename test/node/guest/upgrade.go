@@ -41,11 +41,23 @@ var containers = map[string]string{
 
 // upgrader upgrades the package of a node on which pods run.
 type upgrader struct {
+	client
+	pods map[string]*upgradedPod // by name
+}
+
+// client runs pods through CRI and reports promises about them.
+type client struct {
 	o       options
+	conn    *grpc.ClientConn
 	runtime cri.RuntimeServiceClient
 	images  cri.ImageServiceClient
-	pods    map[string]*upgradedPod // by name
 	report
+}
+
+// connect returns a client of the server; the caller closes its connection.
+func connect(o options) (client, error) {
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	return client{o, conn, cri.NewRuntimeServiceClient(conn), cri.NewImageServiceClient(conn), report{mode: o.Mode}}, err
 }
 
 // upgradedPod is a pod that lives through the upgrade.
@@ -63,12 +75,12 @@ func upgrade(ctx context.Context, o options) error {
 	if err := errors.Join(installPackage("previous.deb"), configure(o, "")); err != nil {
 		return err
 	}
-	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	c, err := connect(o)
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	u := &upgrader{o: o, runtime: cri.NewRuntimeServiceClient(conn), images: cri.NewImageServiceClient(conn), pods: map[string]*upgradedPod{}, report: report{mode: o.Mode}}
+	defer c.conn.Close()
+	u := &upgrader{client: c, pods: map[string]*upgradedPod{}}
 	before, err := take(o)
 	if err != nil {
 		return err
@@ -117,14 +129,13 @@ func (u *upgrader) startPods(ctx context.Context) error {
 }
 
 func (u *upgrader) startPod(ctx context.Context, name string, change func(*cri.PodSandboxConfig)) (*upgradedPod, error) {
-	config := kubelet.Pod(name, func(c *cri.PodSandboxConfig) { c.Linux.CgroupParent = u.o.parent() }, kubelet.LogsBelow(logs), change)
-	sandbox, err := u.runtime.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: u.o.Handler})
+	id, config, err := u.runPod(ctx, name, change)
 	if err != nil {
 		return nil, err
 	}
-	p := &upgradedPod{config: config, id: sandbox.PodSandboxId, containers: map[string]string{}, pids: map[string]string{}, sessions: map[string]*kubelet.Session{}}
+	p := &upgradedPod{config: config, id: id, containers: map[string]string{}, pids: map[string]string{}, sessions: map[string]*kubelet.Session{}}
 	for name, script := range containers {
-		if p.containers[name], err = u.startContainer(ctx, p, name, script); err != nil {
+		if p.containers[name], err = u.startContainer(ctx, id, config, name, script); err != nil {
 			return nil, fmt.Errorf("container %s: %w", name, err)
 		}
 		if p.pids[name], err = u.pid(ctx, p.containers[name]); err != nil {
@@ -134,16 +145,25 @@ func (u *upgrader) startPod(ctx context.Context, name string, change func(*cri.P
 	return p, u.openSessions(ctx, p)
 }
 
-func (u *upgrader) startContainer(ctx context.Context, p *upgradedPod, name, script string) (id string, err error) {
+// runPod makes a pod without containers.
+func (c *client) runPod(ctx context.Context, name string, change ...func(*cri.PodSandboxConfig)) (id string, config *cri.PodSandboxConfig, err error) {
+	change = append([]func(*cri.PodSandboxConfig){func(p *cri.PodSandboxConfig) { p.Linux.CgroupParent = c.o.parent() }, kubelet.LogsBelow(logs)}, change...)
+	config = kubelet.Pod(name, change...)
+	sandbox, err := c.runtime.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: c.o.Handler})
+	return sandbox.GetPodSandboxId(), config, err
+}
+
+// startContainer runs a script in a container of a pod.
+func (c *client) startContainer(ctx context.Context, pod string, in *cri.PodSandboxConfig, name, script string) (id string, err error) {
 	config := kubelet.Container(name, image, nil, func(c *cri.ContainerConfig) {
 		c.Command, c.Stdin = []string{"sh", "-c", script}, true
-		c.Linux.SecurityContext.NamespaceOptions = p.config.Linux.SecurityContext.NamespaceOptions
+		c.Linux.SecurityContext.NamespaceOptions = in.Linux.SecurityContext.NamespaceOptions
 	})
-	created, err := u.runtime.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: p.config})
+	created, err := c.runtime.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: pod, Config: config, SandboxConfig: in})
 	if err != nil {
 		return "", err
 	}
-	_, err = u.runtime.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: created.ContainerId})
+	_, err = c.runtime.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: created.ContainerId})
 	return created.ContainerId, err
 }
 
@@ -238,7 +258,7 @@ func (u *upgrader) restartUnderThem(ctx context.Context) error {
 
 // another runs one more container in a pod, and a command in it.
 func (u *upgrader) another(ctx context.Context, p *upgradedPod, name string) error {
-	id, err := u.startContainer(ctx, p, name, "sleep 1000")
+	id, err := u.startContainer(ctx, p.id, p.config, name, "sleep 1000")
 	if err != nil {
 		return err
 	}
@@ -267,8 +287,8 @@ func (u *upgrader) unchanged(ctx context.Context, p *upgradedPod) error {
 }
 
 // pid returns the pid of a running container's process on the node.
-func (u *upgrader) pid(ctx context.Context, id string) (string, error) {
-	r, err := u.runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id, Verbose: true})
+func (c *client) pid(ctx context.Context, id string) (string, error) {
+	r, err := c.runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id, Verbose: true})
 	if err != nil {
 		return "", err
 	}
@@ -283,12 +303,12 @@ func (u *upgrader) pid(ctx context.Context, id string) (string, error) {
 }
 
 // exited checks that a container has exited with a code.
-func (u *upgrader) exited(ctx context.Context, id string, code int32) error {
+func (c *client) exited(ctx context.Context, id string, code int32) error {
 	var status *cri.ContainerStatus
 	var err error
 	wait.Until(ctx, func() bool {
 		var r *cri.ContainerStatusResponse
-		r, err = u.runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id})
+		r, err = c.runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id})
 		status = r.GetStatus()
 		return err != nil || status.State == cri.ContainerState_CONTAINER_EXITED
 	})
@@ -300,24 +320,41 @@ func (u *upgrader) exited(ctx context.Context, id string, code int32) error {
 
 // counts checks that the log contains each number once, and continues.
 func (p *upgradedPod) counts() error {
-	file := filepath.Join(p.config.LogDirectory, "count", "0.log")
+	first, err := counts(filepath.Join(p.config.LogDirectory, "count", "0.log"))
+	return errors.Join(err, same(first, 1))
+}
+
+// counts checks that a log contains each number from its first one on once, and
+// continues.
+func counts(file string) (first int, err error) {
 	lines := func() ([]string, error) {
 		records, err := kubelet.ReadLog(file)
 		return strings.Fields(kubelet.Text(records, "stdout")), err
 	}
 	all, err := lines()
 	if err != nil {
-		return err
+		return 0, err
 	}
-	for i, number := range all {
-		if number != strconv.Itoa(i+1) {
-			return fmt.Errorf("number %d is %q", i+1, number)
+	if !wait.Until(context.Background(), func() bool { now, err := lines(); return err == nil && len(now) > len(all)+1 }) {
+		return 0, fmt.Errorf("no more after %d numbers", len(all))
+	}
+	if all, err = lines(); err != nil {
+		return 0, err
+	}
+	return consecutive(all)
+}
+
+// consecutive checks that each number follows the one before it.
+func consecutive(numbers []string) (first int, err error) {
+	if first, err = strconv.Atoi(numbers[0]); err != nil {
+		return 0, err
+	}
+	for i, number := range numbers {
+		if number != strconv.Itoa(first+i) {
+			return 0, fmt.Errorf("number %d after %d is %q", i, first, number)
 		}
 	}
-	if !wait.Until(context.Background(), func() bool { now, err := lines(); return err == nil && len(now) > len(all) }) {
-		return fmt.Errorf("no more after %d numbers", len(all))
-	}
-	return nil
+	return first, nil
 }
 
 func (u *upgrader) removePods(ctx context.Context) error {
