@@ -31,15 +31,18 @@ type checkpointer struct {
 // the package.
 func checkpoint(ctx context.Context, o options) error {
 	found, err := filepath.Glob("tree/.cache/bin/criu-*/criu")
-	if err != nil || len(found) != 1 {
-		return fmt.Errorf("not one criu, but %q: %w", found, err)
+	if err == nil && len(found) != 1 {
+		err = fmt.Errorf("not one criu, but %q", found)
+	}
+	if err != nil {
+		return err
 	}
 	criu, err := filepath.Abs(found[0])
 	if err != nil {
 		return err
 	}
-	options := fmt.Sprintf("criu = %q\nrestore = true\n", criu) // of [runtime]
-	if err := errors.Join(installPackage("crius.deb"), configure(o, options)); err != nil {
+	const more = "criu = %q\nrestore = true\n" // of the section runtime
+	if err := errors.Join(installPackage("crius.deb"), configure(o, fmt.Sprintf(more, criu))); err != nil {
 		return err
 	}
 	c, err := connect(o)
@@ -226,7 +229,7 @@ func (k *checkpointer) ofNodes(ctx context.Context) error {
 	cmd.Stderr = cmd.Stdout
 	runErr := cmd.Run()
 	if k.tests(said.String()) == 0 {
-		return fmt.Errorf("no test matches %q: %w", k.o.Tests, runErr)
+		return errors.Join(fmt.Errorf("no test matches %q", k.o.Tests), runErr)
 	}
 	k.promise("all tests pass and leave nothing", errors.Join(runErr, atRest()))
 	return nil
