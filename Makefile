@@ -136,10 +136,10 @@ node-qemu: ## The same, but slower, on Debian's usual kernel, with cpuset and hu
 
 # Tests whose result can depend on the kernel, cgroups or AppArmor, rather than on files and requests, and which
 # fit into the memory and speed of that machine.
-NODE_CHECKPOINT = Checkpoint(Container|Pod)|DuringCheckpoint|RestorePod$$|Restored|HeldContainer
+NODE_CHECKPOINT = Checkpoint(Container|Pod)|DuringCheckpoint|RestorePod$$|TestRestored|HeldContainer
 
 .PHONY: node-checkpoint
-node-checkpoint: ## Checkpoint and restore on that kernel, which has cgroup v2. HANDLER=runc: Debian's; DRIVER=; RUN=regexp: only those tests.
+node-checkpoint: ## Checkpoint and restore on that kernel, which has cgroup v2. DRIVER=; RUN=regexp: only those tests.
 	@test/setup.sh test dpkg-dev patch xz-utils bzip2 rpm mmdebstrap qemu-system-x86 e2fsprogs
 	@$(MAKE) --no-print-directory packages >/dev/null
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -machine qemu -packages $(BIN)/packages $(if $(SUITE),-suite $(SUITE)) \

@@ -194,7 +194,7 @@ func checkHeld(init int, group string, spec *specs.Spec) error {
 	}
 	for _, pid := range append(all, init) {
 		if !slices.Contains(pids, pid) {
-			return fmt.Errorf("the restored process %d is not in the cgroup of its container: %w", pid, fault.Precondition)
+			return fmt.Errorf("the restored process %d is not in the cgroup of its container; with cgroup v2, update runc: its version 1.1 leaves processes in the cgroup of the checkpoint: %w", pid, fault.Precondition)
 		}
 	}
 	for _, pid := range pids {

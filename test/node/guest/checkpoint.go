@@ -82,7 +82,7 @@ func (k *checkpointer) ofService(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	ids, pids := map[string]string{}, map[string]string{}
 	for _, name := range []string{"one", "two", "three"} {
 		if ids[name], err = k.startContainer(ctx, k.id, k.config, name, count); err != nil {
@@ -148,7 +148,7 @@ func (k *checkpointer) restore(ctx context.Context, dir string) (err error) {
 			return statusErr
 		}
 		log := answer.Status.LogPath
-		defer os.RemoveAll(filepath.Dir(filepath.Dir(log)))
+		defer func() { _ = os.RemoveAll(filepath.Dir(filepath.Dir(log))) }()
 		first, countErr := counts(log)
 		if countErr == nil && first < 2 {
 			countErr = fmt.Errorf("%s counts from %d", c.Metadata.Name, first)
