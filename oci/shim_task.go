@@ -146,9 +146,16 @@ func (t *shimTask) Attach(ctx context.Context, wanted conmon.Streams) (*stdio.Se
 	return t.attach(ctx, wanted, t.resize(t.process()))
 }
 
+// resize returns what sets the size of a terminal. gVisor's kernel does not tell
+// the processes on it, so they get SIGWINCH as by its command line.
 func (t *shimTask) resize(p shim.Process) func(context.Context, stdio.Size) error {
 	return func(ctx context.Context, size stdio.Size) error {
-		return t.ask(ctx, func(ctx context.Context, c *shim.Client) error { return c.ResizePty(ctx, p, size.Width, size.Height) })
+		return t.ask(ctx, func(ctx context.Context, c *shim.Client) error {
+			if err := c.ResizePty(ctx, p, size.Width, size.Height); err != nil || !shim.OfRunsc(t.record.Program) {
+				return err
+			}
+			return c.Kill(ctx, t.process(), unix.SIGWINCH, true)
+		})
 	}
 }
 

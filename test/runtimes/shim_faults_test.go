@@ -222,9 +222,10 @@ func TestLostRecords(t *testing.T) {
 			if cure == "repair" {
 				found := findings(t, w)
 				for _, helper := range helpers {
-					if !slices.ContainsFunc(found, func(f finding) bool {
+					told := slices.ContainsFunc(found, func(f finding) bool {
 						return f.Status == "FAIL" && containsAll(f.Text, []string{"orphan ", fmt.Sprintf("process %d", helper)})
-					}) {
+					})
+					if !told && !ended(helper) { // it may have been a command of the server's
 						t.Errorf("nothing is said of process %d: %+v", helper, found)
 					}
 				}

@@ -378,13 +378,17 @@ func inside(t *testing.T, containers ...*scene.Container) []int {
 func vanishes(t *testing.T, pids ...int) {
 	t.Helper()
 	for _, pid := range pids {
-		// A zombie has no such link, and does no harm.
-		link := filepath.Join("/proc", strconv.Itoa(pid), "exe")
-		if !wait.Until(t.Context(), func() bool { _, err := os.Readlink(link); return err != nil }) {
+		if !wait.Until(t.Context(), func() bool { return ended(pid) }) {
 			line, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
 			t.Errorf("process %d lives on: %q", pid, line)
 		}
 	}
+}
+
+// ended reports whether a process runs no program any more. A zombie does not, and does no harm.
+func ended(pid int) bool {
+	_, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "exe"))
+	return err != nil
 }
 
 // An annotation that the handler does not allow does not reach the shim.

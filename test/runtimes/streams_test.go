@@ -177,9 +177,15 @@ func TestExecShowsWhatDescendantsWrite(t *testing.T) {
 func TestExecStartsWithTheSizeOfTheTerminal_kubernetes_47990(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		c := w.Pod(t, handler).Start(t, "sleep")
+		size := kubelet.Size{Width: 133, Height: 41}
+		if handler == ofRunsc { // which sets it later, so that the command is told
+			s := sessionSized(t, w, &cri.ExecRequest{ContainerId: c.ID, Cmd: []string{"/probe", "sizes"}, Stdin: true, Stdout: true, Tty: true}, size)
+			shows(t, s, "size 133x41")
+			return
+		}
 		for range 5 {
 			wait.Retry(t, func() error { // the server waits for half a second, and crun sets the size while the command already starts
-				s := sessionSized(t, w, &cri.ExecRequest{ContainerId: c.ID, Cmd: []string{"/probe", "tty"}, Stdin: true, Stdout: true, Tty: true}, kubelet.Size{Width: 133, Height: 41})
+				s := sessionSized(t, w, &cri.ExecRequest{ContainerId: c.ID, Cmd: []string{"/probe", "tty"}, Stdin: true, Stdout: true, Tty: true}, size)
 				endsWith(t, s, 0)
 				if got := s.Stdout.String(); got != "41 133\r\n" {
 					return fmt.Errorf("rows and columns are %q", got)
