@@ -5,6 +5,7 @@ package kubelet
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
@@ -164,22 +165,42 @@ func TestImageGarbageCollection(t *testing.T) {
 	})
 }
 
-// The kubelet's checkpoint API writes an archive, and the container continues. It reports why a node has no
-// checkpoints, since Debian's crun was built without criu, in words that its end-to-end tests know.
+// The kubelet's checkpoint API writes an archive, and the container continues, as Kubernetes' own test of it wants
+// (test/e2e_node/checkpoint_container.go). It reports why a node has no checkpoints, since Debian's crun was built
+// without criu, in words that that test knows.
 func TestCheckpoint(t *testing.T) {
 	each(t, func(t *testing.T, k *machine) {
 		p := k.run(t, `
   containers: [{name: main, image: registry.test/probe}]
 `)
 		id := p.ready(t).of("main").ContainerID
+		done, failed := k.checkpoints(t)
 		said, err := k.ask(t.Context(), http.MethodPost, p.path("checkpoint", "main", nil))
 		if k.criu != "" && k.handler == "runc" {
 			k.wantArchive(t, said, err)
+			nowDone, nowFailed := k.checkpoints(t)
+			equal(t, "checkpoints by the kubelet's account", nowDone-done, 1)
+			equal(t, "failed ones", nowFailed-failed, 0)
 		} else if err == nil || !strings.Contains(err.Error(), "checkpoint/restore requires at least CRIU") {
 			t.Errorf("the answer is %v", err)
 		}
 		equal(t, "the container afterwards", p.ready(t).of("main").ContainerID, id)
 	})
+}
+
+// checkpoints returns how many the kubelet has asked for, and how many of these have failed.
+func (k *machine) checkpoints(t *testing.T) (all, failed int) {
+	t.Helper()
+	body, err := k.get(t.Context(), "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := func(metric string) (n int) {
+		_, value, _ := strings.Cut(string(body), "\n"+metric+"{operation_type=\"checkpoint_container\"} ")
+		_, _ = fmt.Sscan(value, &n) // a metric that is not there yet has counted nothing
+		return n
+	}
+	return count("kubelet_runtime_operations_total"), count("kubelet_runtime_operations_errors_total")
 }
 
 // wantArchive checks an answer of the checkpoint API, and removes the archive.
@@ -199,8 +220,10 @@ func (k *machine) wantArchive(t *testing.T, said []byte, err error) {
 	}
 	equal(t, "mode", info.Mode(), 0o600)
 	names, err := exec.CommandContext(t.Context(), "tar", "-tf", archive).Output()
-	if err != nil || !strings.Contains(string(names), "checkpoint/inventory.img\n") || !strings.Contains(string(names), "spec.dump\n") {
-		t.Errorf("the archive has %s, %v", names, err)
+	for _, name := range []string{"spec.dump", "config.dump", "checkpoint/inventory.img"} {
+		if err != nil || !strings.Contains("\n"+string(names), "\n"+name+"\n") {
+			t.Errorf("the archive has no %s, but %s, %v", name, names, err)
+		}
 	}
 	if err := os.Remove(archive); err != nil {
 		t.Error(err)
