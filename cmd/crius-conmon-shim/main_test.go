@@ -279,38 +279,23 @@ func TestPIDs(t *testing.T) {
 		{true, 1, own, true}, {true, 0, own, true}, {true, own, 1, false}, {true, own, 0, false},
 	} {
 		dir := t.TempDir()
-		listener, err := net.Listen("unix", filepath.Join(dir, "shim.sock"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		server, err := ttrpc.NewServer()
-		if err != nil {
-			t.Fatal(err)
-		}
-		server.RegisterService("containerd.task.v2.Task", &ttrpc.ServiceDesc{Methods: map[string]ttrpc.Method{
+		serveTask(t, filepath.Join(dir, "shim.sock"), map[string]ttrpc.Method{
 			"Create": func(context.Context, func(any) error) (any, error) {
 				return &task.CreateTaskResponse{Pid: c.container}, nil
 			},
 			"Connect": func(context.Context, func(any) error) (any, error) {
 				return &task.ConnectResponse{ShimPid: c.shim}, nil
 			},
-		}})
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			_ = server.Serve(context.Background(), listener)
-		}()
+		})
 		path := filepath.Join(dir, "shim")
 		if err := program.Write(path, []byte("#!/bin/sh\nprintf unix://"+dir+"/shim.sock")); err != nil {
 			t.Fatal(err)
 		}
 		a := arguments{guest: c.guest, pidFile: filepath.Join(dir, "pid"), program: shim.Program{Path: path, ID: "c1", Dir: dir, Publisher: "/bin/true"}}
-		err = a.create(t.Context())
+		err := a.create(t.Context())
 		_, noPID := os.Stat(a.pidFile)
 		if (err == nil) != c.right || (noPID == nil) != c.right || err != nil && !strings.Contains(err.Error(), "invalid pid") {
 			t.Errorf("%+v: %v", c, err)
 		}
-		_ = server.Close()
-		<-ended
 	}
 }
