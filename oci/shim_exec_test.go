@@ -25,6 +25,7 @@ import (
 	"github.com/crius-run/crius/conmon/shim"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci/proc"
+	"github.com/crius-run/crius/oci/stdio"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
@@ -101,6 +102,7 @@ func (a *answering) serve(t *testing.T, path string) {
 		return empty()
 	}))
 	add(method("CloseIO", new(task.CloseIORequest), empty))
+	add(method("ResizePty", new(task.ResizePtyRequest), empty))
 	add(method("State", new(task.StateRequest), func() any {
 		if a.fails.Add(-1) >= 0 {
 			return errors.New("too busy")
@@ -180,6 +182,25 @@ func TestShimIsDead(t *testing.T) {
 	}
 	if err := (&sandboxedShimTask{shimTask: task}).Signal(t.Context(), unix.SIGTERM); err != nil {
 		t.Errorf("signal: %v", err)
+	}
+}
+
+// The processes of a container of gVisor's shim are told of a new size.
+func TestResizeByShims(t *testing.T) {
+	t.Parallel()
+	for program, want := range map[string][]string{
+		"/usr/bin/containerd-shim-runsc-v1": {"ResizePty e1", "Kill "},
+		"/usr/bin/containerd-shim-kata-v2":  {"ResizePty e1"},
+	} {
+		a := new(answering)
+		task := taskOf(t, a, true)
+		task.record.Program = program
+		if err := task.resize(shim.Process{ID: "c1", Exec: "e1"})(t.Context(), stdio.Size{Width: 80, Height: 24}); err != nil {
+			t.Error(err)
+		}
+		if !slices.Equal(a.calls, want) {
+			t.Errorf("%s was asked for %q, want %q", program, a.calls, want)
+		}
 	}
 }
 
