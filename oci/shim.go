@@ -450,8 +450,18 @@ func drainFifos(ref Ref) (stop func()) {
 	}
 }
 
-// removeState removes runc's own state files of the container if runc has left
+// removeState removes the state files of the container if the runtime has left
 // them, for example when it was killed in the middle of create.
 func (r *shimmed) removeState(ref Ref) error {
-	return mount.RemoveAll(filepath.Join(r.handler.Root, shim.Namespace, ref.ID))
+	err := mount.RemoveAll(filepath.Join(r.handler.Root, shim.Namespace, ref.ID)) // runc's
+	if !shim.OfRunsc(r.handler.Path) {
+		return err
+	}
+	files, readErr := StateFilesIn(runscShimRoot)
+	for _, file := range files[ref.ID] {
+		if removeErr := os.Remove(file); !errors.Is(removeErr, os.ErrNotExist) {
+			err = errors.Join(err, removeErr)
+		}
+	}
+	return errors.Join(err, readErr)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -79,8 +80,19 @@ func (r *cli) List(ctx context.Context) ([]string, error) {
 	return strings.Fields(string(text)), nil
 }
 
-// List returns nil: a shim knows only its own containers.
-func (r *shimmed) List(context.Context) ([]string, error) { return nil, nil }
+// List returns what gVisor's shim has state files about. Other shims know only
+// their own containers.
+func (r *shimmed) List(context.Context) ([]string, error) {
+	if !shim.OfRunsc(r.handler.Path) {
+		return nil, nil
+	}
+	files, err := StateFilesIn(runscShimRoot)
+	return slices.Collect(maps.Keys(files)), err
+}
+
+// runscShimRoot is where gVisor's shim keeps its state unless its configuration
+// names another root. Other programs use it as well.
+const runscShimRoot = "/run/containerd/runsc/" + shim.Namespace
 
 // StateFilesIn reads a directory of runtimes' files.
 func StateFilesIn(dir string) (StateFiles, error) {

@@ -108,7 +108,7 @@ func (v *visit) shims() (map[conmon.Process]bool, error) {
 func (a *Auditor) Left(ctx context.Context, directories []string) (map[string]func(context.Context) error, error) {
 	v := &visit{Auditor: a, found: map[string]*orphan{}}
 	v.listed(ctx)
-	err := v.helpers()
+	err := errors.Join(v.helpers(), v.files())
 	maps.DeleteFunc(v.found, func(id string, _ *orphan) bool { return a.knows(id) })
 	for _, id := range directories {
 		v.add(id, "directory %s", id)

@@ -204,7 +204,7 @@ func startWithout(t *testing.T, w *scene.World, helpers []int) {
 func TestLostRecords(t *testing.T) {
 	handlers := wanted()
 	if !*every && len(handlers) > 2 { // those that leave most
-		handlers = slices.DeleteFunc(handlers, func(h string) bool { return h != kata1 && h != kataCLI })
+		handlers = slices.DeleteFunc(handlers, func(h string) bool { return h != gvisor && h != kata1 && h != kataCLI })
 	}
 	eachPrivateOf(t, handlers, func(t *testing.T, w *scene.World, handler string) {
 		if err := w.Settle(t.Context(), handler); err != nil {
