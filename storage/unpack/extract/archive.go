@@ -3,11 +3,7 @@ package extract
 import (
 	"errors"
 	"fmt"
-	"hash"
-	"hash/crc64"
 	"io"
-
-	tarsplit "github.com/vbatts/tar-split/tar/storage"
 
 	"github.com/crius-run/crius/internal/fault"
 )
@@ -56,8 +52,7 @@ func (a *archive) kept() []byte {
 type file struct {
 	layer      *layer
 	left, size int64
-	hash       hash.Hash64 // nil until there is content
-	sum        []byte      // after the end
+	sum        checksum
 }
 
 // next returns the next part of the content in the layer's buffer, or io.EOF.
@@ -89,11 +84,7 @@ func (f *file) next() ([]byte, error) {
 			return nil, err
 		}
 	}
-	if f.hash == nil {
-		f.hash = l.split.hash
-		f.hash.Reset()
-	}
-	_, _ = f.hash.Write(buffer[:n]) // never fails
+	f.sum = f.sum.with(buffer[:n])
 	return buffer[:n], nil
 }
 
@@ -101,16 +92,9 @@ func (f *file) next() ([]byte, error) {
 func (f *file) discard() error {
 	for {
 		if _, err := f.next(); errors.Is(err, io.EOF) {
-			break
+			return nil
 		} else if err != nil {
 			return err
 		}
 	}
-	if f.hash != nil {
-		f.sum = f.hash.Sum(nil)
-	}
-	return nil
 }
-
-// newHash returns the hash by which tar-split knows the content of files.
-func newHash() hash.Hash64 { return crc64.New(tarsplit.CRCTable) }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc64"
 	"io"
 	"io/fs"
 	"os"
@@ -164,7 +165,7 @@ func (u *unpacked) rebuilt(t testing.TB) []byte {
 			if err := errors.Join(err, file.Close()); err != nil {
 				t.Fatal(err)
 			}
-			hash := newHash()
+			hash := crc64.New(tarsplit.CRCTable)
 			_, _ = hash.Write(content)
 			if !bytes.Equal(hash.Sum(nil), e.Payload) {
 				t.Errorf("%q has another checksum", e.GetName())

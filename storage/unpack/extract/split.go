@@ -3,7 +3,6 @@ package extract
 import (
 	"bufio"
 	"encoding/json"
-	"hash"
 
 	tarsplit "github.com/vbatts/tar-split/tar/storage"
 )
@@ -14,11 +13,10 @@ type splitter struct {
 	buffer   *bufio.Writer
 	to       *json.Encoder
 	position int
-	hash     hash.Hash64 // for one file at a time
 }
 
 func newSplitter(buffer *bufio.Writer) *splitter {
-	return &splitter{buffer: buffer, to: json.NewEncoder(buffer), hash: newHash()}
+	return &splitter{buffer: buffer, to: json.NewEncoder(buffer)}
 }
 
 // segment adds bytes that no file has.
@@ -29,9 +27,12 @@ func (s *splitter) segment(raw []byte) error {
 	return s.add(tarsplit.Entry{Type: tarsplit.SegmentType, Payload: raw})
 }
 
-// file adds the content of a file with this checksum, or none.
-func (s *splitter) file(name string, size int64, sum []byte) error {
-	e := tarsplit.Entry{Type: tarsplit.FileType, Size: size, Payload: sum}
+// file adds the content of a file.
+func (s *splitter) file(name string, size int64, sum checksum) error {
+	e := tarsplit.Entry{Type: tarsplit.FileType, Size: size}
+	if size > 0 {
+		e.Payload = sum.bytes()
+	}
 	e.SetName(name)
 	return s.add(e)
 }
