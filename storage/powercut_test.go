@@ -50,8 +50,8 @@ const (
 
 func (n *node) manifests() *record.Dir[storeManifest] {
 	n.t.Helper()
-	dir, err := record.Open[storeManifest](filepath.Join(n.cfg.Root, "crius-seal"), "seal.json", 1)
-	ok(n.t, err)
+	dir := record.At[storeManifest](filepath.Join(n.cfg.Root, "crius-seal"), "seal.json", 1)
+	ok(n.t, dir.Make())
 	return dir
 }
 

@@ -25,7 +25,7 @@ func BenchmarkJoin(b *testing.B) {
 			remove(b, cgroup)
 		}()
 		for b.Loop() {
-			if err := errors.Join(Join(cgroup, names...), Join("/", names...)); err != nil {
+			if err := errors.Join(join(cgroup, names...), join("/", names...)); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -1,6 +1,6 @@
-// Package cgroup joins, measures, empties and removes control groups in any of
-// the three layouts of a node: one tree (v2), a tree for each controller (v1),
-// or both side by side (hybrid).
+// Package cgroup makes, measures, empties and removes control groups, and starts
+// processes in them, in any of the three layouts of a node: one tree (v2), a tree
+// for each controller (v1), or both side by side (hybrid).
 //
 // A path is relative to the cgroup file systems, such as
 // "/kubepods/pod1/crius-2", and names the same place in every hierarchy. It
@@ -42,29 +42,6 @@ func Detect() Mode {
 		return None
 	}
 	return mode
-}
-
-// Join moves the calling process into the cgroup path, and makes a missing one.
-// It leaves alone hierarchies in which the process is there already. A move is
-// slow: for a process that is yet to be started use Start.
-//
-// If names are given, it joins only v1 hierarchies with one of these names
-// ("memory", "name=systemd"), and the v2 hierarchy if "" is among them.
-func Join(cgroup string, names ...string) error {
-	cgroup, err := clean(cgroup)
-	if err != nil {
-		return failed("join cgroup", cgroup, err)
-	}
-	all, _, err := find()
-	if err != nil {
-		return failed("join cgroup", cgroup, err)
-	}
-	for _, h := range moves(all, cgroup, names) {
-		if err := h.attach(cgroup, "cgroup.procs", "0"); err != nil {
-			return failed("join cgroup", h.dir(cgroup), err)
-		}
-	}
-	return nil
 }
 
 // Move moves another process into the cgroup path, which it makes, in every

@@ -46,7 +46,7 @@ func init() { //nolint:gochecknoinits // see above
 func TestMain(m *testing.M) {
 	if cgroup := os.Getenv(joinEnv); cgroup != "" {
 		names := os.Args[2:]
-		if err := Join(cgroup, names...); err != nil {
+		if err := join(cgroup, names...); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
 		}
@@ -77,7 +77,7 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	}
 	if cgroup := os.Getenv(loseEnv); cgroup != "" {
-		if err := Join(cgroup); err != nil {
+		if err := join(cgroup); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
 		}
@@ -239,6 +239,24 @@ func remove(t testing.TB, cgroup string) {
 		}
 		return err == nil
 	})
+}
+
+// join moves the calling process into a cgroup, in hierarchies as Start.
+func join(cgroup string, names ...string) error {
+	all, _, err := find()
+	if err != nil {
+		return err
+	}
+	cgroup = path.Clean(cgroup)
+	for _, h := range moves(all, cgroup, names) {
+		if err := h.make(cgroup); err != nil {
+			return err
+		}
+		if err := write(h.dir(cgroup)+"/cgroup.procs", "0"); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func TestJoin(t *testing.T) {

@@ -12,13 +12,14 @@ import (
 
 // Start calls start on one of inherit.Start's threads. Processes that it starts
 // with the given attributes are born in the cgroup path: they are never
-// anywhere else, and need not be moved. Join and every other move of a process
+// anywhere else, and need not be moved. Every move of a process
 // waits for an RCU grace period, some 10 ms on an idle machine, the same for
 // one hierarchy as for all; Start does not.
 //
-// Names are as in Join. start may add to the attributes, and must not use them
-// after it returns; a parent death signal is not possible. In a v2 hierarchy
-// Start needs Linux 5.7.
+// If names are given, processes are born there only in v1 hierarchies with one of these names
+// ("memory", "name=systemd"), and in the v2 hierarchy if "" is among them. start may add to the
+// attributes, and must not use them after it returns; a parent death signal is not possible. In a v2
+// hierarchy Start needs Linux 5.7.
 func Start(cgroup string, start func(*syscall.SysProcAttr) error, names ...string) error {
 	cgroup, err := clean(cgroup)
 	if err != nil {
@@ -32,7 +33,7 @@ func Start(cgroup string, start func(*syscall.SysProcAttr) error, names ...strin
 		var attr syscall.SysProcAttr
 		for _, h := range moves(all, cgroup, names) {
 			if !h.v2() {
-				if err := h.attach(cgroup, "tasks", "0"); err != nil {
+				if err := h.enter(cgroup); err != nil {
 					return failed("start in cgroup", h.dir(cgroup), err)
 				}
 				continue
@@ -57,15 +58,14 @@ func moves(all []hierarchy, cgroup string, names []string) []hierarchy {
 	})
 }
 
-// attach moves who ("0" is the caller) into cgroup: a process through the file
-// cgroup.procs, a single thread through tasks.
-func (h hierarchy) attach(cgroup, file, who string) error {
-	err := write(h.dir(cgroup)+"/"+file, who)
+// enter moves the calling thread into a cgroup of a v1 hierarchy.
+func (h hierarchy) enter(cgroup string) error {
+	err := write(h.dir(cgroup)+"/tasks", "0")
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOSPC) { // not made yet, or an empty cpuset
 		if err := h.make(cgroup); err != nil {
 			return err
 		}
-		err = write(h.dir(cgroup)+"/"+file, who)
+		err = write(h.dir(cgroup)+"/tasks", "0")
 	}
 	return err
 }

@@ -125,7 +125,7 @@ func TestPaths(t *testing.T) {
 	t.Parallel()
 	for _, bad := range []string{"", "a", "a/b", "..", "/..", "/a/../b", "/../../etc", "/a/..", "/a\nb", "/a\x00b"} {
 		for verb, err := range map[string]error{
-			"Join": Join(bad), "Start": Start(bad, nil), "Kill": Kill(t.Context(), bad), "Remove": Remove(t.Context(), bad),
+			"Start": Start(bad, nil), "Kill": Kill(t.Context(), bad), "Remove": Remove(t.Context(), bad),
 		} {
 			if !errors.Is(err, fault.Invalid) {
 				t.Errorf("%s(%q) = %v, want fault.Invalid", verb, bad, err)

@@ -109,7 +109,7 @@ func BenchmarkWarm(b *testing.B) {
 					}
 				}
 				b.StartTimer()
-				if err := Join(cgroup); err != nil {
+				if err := join(cgroup); err != nil {
 					b.Fatal(err)
 				}
 			}

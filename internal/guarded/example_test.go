@@ -13,7 +13,7 @@ func ExampleValue() {
 		Phase string
 		PID   int
 	}
-	now := guarded.Of(state{Phase: "created"})
+	var now guarded.Value[state]
 	now.Change(func(s *state) { s.Phase, s.PID = "started", 17 })
 	fmt.Printf("%+v\n", now.Now())
 	// Output: {Phase:started PID:17}

@@ -12,9 +12,6 @@ type Value[T any] struct {
 	value T
 }
 
-// Of returns a Value that holds value.
-func Of[T any](value T) Value[T] { return Value[T]{value: value} }
-
 // Now returns a copy of the value. Data behind its pointers is shared with the
 // other readers.
 func (v *Value[T]) Now() T {

@@ -20,10 +20,7 @@ func ExampleDir() {
 	defer os.RemoveAll(root)
 	ctx := context.Background()
 
-	leases, err := record.Open[lease](root, "lease.json", 1)
-	if err != nil {
-		panic(err)
-	}
+	leases := record.At[lease](root, "lease.json", 1)
 	if err := leases.Put(ctx, "web", &lease{Address: "10.0.0.2"}); err != nil {
 		panic(err)
 	}

@@ -78,13 +78,7 @@ const damagedDir = "damaged"
 
 var errSpoiled = errors.New("is not valid JSON")
 
-// Open returns the documents called name below root, which it makes.
-func Open[T any](root, name string, version int) (*Dir[T], error) {
-	d := At[T](root, name, version)
-	return d, d.Make()
-}
-
-// At is Open without making root: nothing can be put there until it exists.
+// At returns the documents called name below root. Nothing can be put there until Make has made it.
 func At[T any](root, name string, version int) *Dir[T] {
 	const byEarlierProcess = 1 // change, which may not be on disk
 	return &Dir[T]{

@@ -29,8 +29,8 @@ func id(n int) string { return fmt.Sprintf("%064x", n) }
 
 func open(t *testing.T, root string) *Dir[doc] {
 	t.Helper()
-	d, err := Open[doc](root, "doc.json", 1)
-	if err != nil {
+	d := At[doc](root, "doc.json", 1)
+	if err := d.Make(); err != nil {
 		t.Fatal(err)
 	}
 	return d
@@ -481,10 +481,7 @@ func TestKilledWriter(t *testing.T) {
 }
 
 func BenchmarkPut(b *testing.B) {
-	d, err := Open[doc](b.TempDir(), "doc.json", 1)
-	if err != nil {
-		b.Fatal(err)
-	}
+	d := At[doc](b.TempDir(), "doc.json", 1)
 	body := &doc{Data: make([]byte, 2000)}
 	for n := 0; b.Loop(); n++ {
 		if err := d.Put(b.Context(), id(n%100), body); err != nil {
@@ -533,17 +530,11 @@ func TestReadChangesNothing(t *testing.T) {
 func TestPutThatFailsLeavesNothing(t *testing.T) {
 	root := t.TempDir()
 	id := strings.Repeat("a", 64)
-	unwritable, err := Open[doc](root, "missing/doc.json", 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	unwritable := At[doc](root, "missing/doc.json", 1)
 	if err := unwritable.Put(t.Context(), id, &doc{}); err == nil {
 		t.Error("a document was written into a directory that is not there")
 	}
-	d, err := Open[doc](root, "doc.json", 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := At[doc](root, "doc.json", 1)
 	if left, _ := os.ReadDir(root); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}

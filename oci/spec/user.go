@@ -173,21 +173,6 @@ func checkID(field string, id int64) (uint32, error) {
 	return uint32(id), nil
 }
 
-// ImageUser returns what CRI reports for an image's User in Image.uid and
-// Image.username: the number, or the name, or neither if the image sets none.
-func ImageUser(user string) (*cri.Int64Value, string, error) {
-	u, _, err := parseUser(user)
-	switch {
-	case err != nil:
-		return nil, "", err
-	case user == "":
-		return nil, "", nil
-	case u.name != "":
-		return nil, u.name, nil
-	}
-	return &cri.Int64Value{Value: int64(u.id)}, "", nil
-}
-
 // identify resolves user and group with the contents of the image's passwd and
 // group files.
 func identify(sc *cri.LinuxContainerSecurityContext, imageUser, passwd, groups string) (Identity, error) {

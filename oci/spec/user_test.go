@@ -168,9 +168,6 @@ func TestUserOutOfRange_CVE_2024_40635_CVE_2026_46680(t *testing.T) {
 				t.Errorf("%.80q: %+v, %v", form, got, err)
 			}
 		}
-		if _, _, err := ImageUser(user); !errors.Is(err, fault.Invalid) {
-			t.Errorf("ImageUser(%.80q): %v", user, err)
-		}
 	}
 	for _, user := range []string{"::", "0::", "::0", ":0:", "a:b:c", "0:0:0"} {
 		if got, err := identify(nil, user, passwdFile, groupFile); !errors.Is(err, fault.Invalid) {
@@ -186,22 +183,6 @@ func TestTooManyGroups(t *testing.T) {
 	}
 	if _, err := identify(nil, "app", passwdFile, groups.String()); !errors.Is(err, fault.Invalid) {
 		t.Error(err)
-	}
-}
-
-func TestImageUser(t *testing.T) {
-	for user, want := range map[string]struct {
-		uid  *cri.Int64Value
-		name string
-	}{
-		"": {nil, ""}, "0": {value(0), ""}, "1002": {value(1002), ""}, "1003:1004": {value(1003), ""},
-		"www-data": {nil, "www-data"}, "www-data:1004": {nil, "www-data"}, "www-data:": {nil, "www-data"},
-		"007": {value(7), ""}, "00": {value(0), ""}, "5:": {value(5), ""}, ":video": {value(0), ""}, ":": {value(0), ""},
-	} {
-		uid, name, err := ImageUser(user)
-		if err != nil || name != want.name || uid.GetValue() != want.uid.GetValue() || (uid == nil) != (want.uid == nil) {
-			t.Errorf("%q: %v, %q, %v", user, uid, name, err)
-		}
 	}
 }
 

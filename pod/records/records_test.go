@@ -69,10 +69,7 @@ func readEarlier[T any](t *testing.T, id, kind string) *T {
 	if err != nil {
 		t.Fatal(err)
 	}
-	docs, err := record.Open[T](t.TempDir(), "doc.json", Version)
-	if err != nil {
-		t.Fatal(err)
-	}
+	docs := record.At[T](t.TempDir(), "doc.json", Version)
 	file := filepath.Join(docs.Path(id), "doc.json")
 	if err := os.Mkdir(docs.Path(id), 0o700); err != nil {
 		t.Fatal(err)
