@@ -39,13 +39,15 @@ func (l *layer) make(h *tar.Header, content *file) error {
 	if mark {
 		return l.whiteout(h, base)
 	}
+	switch h.Typeflag {
+	case tar.TypeReg, tar.TypeGNUSparse, tar.TypeCont:
+		return l.regular(h, base, content)
+	}
 	there, err := l.replace(h, base)
 	if err != nil {
 		return err
 	}
 	switch h.Typeflag {
-	case tar.TypeReg, tar.TypeGNUSparse, tar.TypeCont:
-		return l.regular(h, base, content)
 	case tar.TypeLink:
 		return l.link(h, base)
 	case tar.TypeSymlink:
@@ -210,7 +212,13 @@ func (l *layer) whiteout(h *tar.Header, base string) error {
 
 // regular makes a regular file.
 func (l *layer) regular(h *tar.Header, base string, content *file) error {
-	fd, err := unix.Open(base, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, mode(h)&0o777)
+	fd, err := create(h, base)
+	if errors.Is(err, unix.EEXIST) { // to look first would take one more call for each file
+		if _, err := l.replace(h, base); err != nil {
+			return err
+		}
+		fd, err = create(h, base)
+	}
 	if err != nil {
 		return failed(h.Name, "open", err)
 	}
@@ -222,6 +230,11 @@ func (l *layer) regular(h *tar.Header, base string, content *file) error {
 		return failed(h.Name, "close", err)
 	}
 	return l.attributes(h, base)
+}
+
+// create opens a new file.
+func create(h *tar.Header, base string) (fd int, err error) {
+	return unix.Open(base, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, mode(h)&0o777)
 }
 
 // copyTo writes the content of a file.
