@@ -118,20 +118,19 @@ func (t *shimTask) awaitStart(ctx context.Context, process shim.Process) (client
 	return client, state, err
 }
 
-// leave ends the input of a command, or hangs up its terminal.
+// leave ends the input of a command, and tells it that its client has left.
 func (x *shimExec) leave(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, lastTime)
-	defer cancel()
 	has := func(fifo string) bool { return unix.Access(filepath.Join(x.dir, fifo), unix.F_OK) == nil }
-	switch terminal := !has("err"); {
-	case terminal:
-		_ = x.client.Kill(ctx, x.process, unix.SIGHUP, false) // it may have ended
-	case has("in"):
-		poll.Until(ctx, abandonedPace, func() bool { return closed(x.ended) || shim.Unread(filepath.Join(x.dir, "in")) == 0 })
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
+	terminal := !has("err")
+	if !terminal && has("in") {
+		reading, cancel := context.WithTimeout(ctx, lastTime)
 		defer cancel()
-		_ = x.client.CloseStdin(ctx, x.process)
+		poll.Until(reading, abandonedPace, func() bool { return closed(x.ended) || shim.Unread(filepath.Join(x.dir, "in")) == 0 })
+		ending, cancel := context.WithTimeout(ctx, lastTime)
+		defer cancel()
+		_ = x.client.CloseStdin(ending, x.process)
 	}
+	x.hangUp(ctx, terminal)
 }
 
 // endCommands gives the shim lastTime for all commands, including abandonedTime

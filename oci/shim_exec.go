@@ -192,9 +192,13 @@ func (x *shimExec) session(ctx context.Context, c Command, pid int) *execution {
 		<-input
 		x.forget(ctx)
 	}()
-	if c.Terminal {
-		go x.hangUp(ctx, s)
-	}
+	go func() {
+		select {
+		case <-s.Ended():
+		case <-s.Closed():
+			x.hangUp(ctx, c.Terminal)
+		}
+	}()
 	if !x.emptyInput(c) {
 		close(input)
 	} else {
@@ -240,8 +244,14 @@ func (x *shimExec) awaitReader(ctx context.Context, in *shim.Fifo) {
 // read returns when the shim has opened the input of the command for reading, which it may do after it has answered,
 // or has died, or the command has ended.
 func (x *shimExec) read(ctx context.Context, in *shim.Fifo) error {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := x.whileRunning(ctx)
 	defer cancel()
+	return in.AwaitReader(ctx)
+}
+
+// whileRunning returns a context that ends with the command or the shim as well.
+func (x *shimExec) whileRunning(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		defer cancel()
 		select {
@@ -250,21 +260,37 @@ func (x *shimExec) read(ctx context.Context, in *shim.Fifo) error {
 		case <-ctx.Done():
 		}
 	}()
-	return in.AwaitReader(ctx)
+	return ctx, cancel
 }
 
-// hangUp does what closing a terminal does elsewhere: the shim keeps it open.
-func (x *shimExec) hangUp(ctx context.Context, s *stdio.Session) {
-	select {
-	case <-s.Ended():
+// hangUp tells a command that its client has left, as a terminal that is closed does elsewhere: the shim keeps it open.
+// A command without a terminal is told when it writes something, for which it would get SIGPIPE elsewhere: here it
+// would wait for a reader until its container ends, and many programs take SIGPIPE only from a write.
+func (x *shimExec) hangUp(ctx context.Context, terminal bool) {
+	ctx = context.WithoutCancel(ctx)
+	if !terminal && !x.awaitOutput(ctx) {
 		return
-	case <-s.Closed():
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
+	ctx, cancel := context.WithTimeout(ctx, lastTime)
 	defer cancel()
 	if err := x.client.Kill(ctx, x.process, unix.SIGHUP, false); err != nil && !errors.Is(err, fault.NotFound) {
-		slog.DebugContext(ctx, "cannot hang up the terminal of an exec process", "container", x.task.ref.ID, "err", err)
+		slog.DebugContext(ctx, "cannot tell an exec process that its client has left", "container", x.task.ref.ID, "err", err)
 	}
+}
+
+// awaitOutput reports whether there is output that nobody reads before the command ends.
+func (x *shimExec) awaitOutput(ctx context.Context) bool {
+	ctx, cancel := x.whileRunning(ctx)
+	defer cancel()
+	written := make(chan bool)
+	for _, fifo := range []string{"out", "err"} {
+		go func() { written <- shim.AwaitOutput(ctx, filepath.Join(x.dir, fifo)) == nil }()
+	}
+	first := <-written
+	if first {
+		cancel()
+	}
+	return <-written || first
 }
 
 // closeStdin reports the end of the input to the shim when that loses nothing.

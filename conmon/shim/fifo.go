@@ -71,6 +71,18 @@ func (f *Fifo) AwaitReader(ctx context.Context) error {
 	return fmt.Errorf("the shim has not opened %s for reading: %w", f.Path, context.Cause(ctx))
 }
 
+// AwaitOutput waits until there is something in a pipe that nobody else reads, and reads a part of it.
+func AwaitOutput(ctx context.Context, path string) error {
+	f, err := openFifo(path, unix.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	defer context.AfterFunc(ctx, func() { _ = f.SetReadDeadline(time.Now()) })()
+	_, err = f.Read(make([]byte, 1))
+	return err
+}
+
 // Close closes what is still open.
 func (f *Fifo) Close() {
 	if f == nil {

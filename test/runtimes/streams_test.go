@@ -136,6 +136,30 @@ func TestExec(t *testing.T) {
 	})
 }
 
+// A command whose client has left continues until it writes something, which nobody can read. That the server was
+// killed makes no difference.
+func TestCommandsWhoseClientsLeave(t *testing.T) {
+	eachPrivate(t, func(t *testing.T, w *scene.World, handler string) {
+		c := w.Pod(t, handler).Start(t, "sleep")
+		for _, leave := range []func(*kubelet.Session){(*kubelet.Session).Leave, func(*kubelet.Session) {
+			if err := w.Crash(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}} {
+			s := session(t, w, &cri.ExecRequest{ContainerId: c.ID, Cmd: []string{"/probe", "echo", "ready", ";", "await", "/late", ";", "flood"}, Stdout: true, Stderr: true})
+			shows(t, s, "ready")
+			leave(s)
+			c.Exec(t, "echo still here")
+			if all := c.Facts(t).Processes; len(all) != 3 {
+				t.Errorf("a command that is silent does not continue: %v", all)
+			}
+			c.Exec(t, "write /late x")
+			alone(t, c)
+			c.Exec(t, "remove /late")
+		}
+	})
+}
+
 // What a command answers to its input is shown, although the input has ended before
 // (kata-containers#13640, kata-containers#9071): Kata's shim in Go ends both at once.
 func TestExecShowsTheAnswerToTheInput(t *testing.T) {
