@@ -3,6 +3,7 @@ package storage
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -131,8 +132,8 @@ func (n *node) chain(img *Image) []string {
 	return ids
 }
 
-// unowned are the layers and images on the disk that have no record, and files
-// of records that are gone.
+// unowned are the layers and images on the disk that have no record, files
+// of records that are gone, and short names that no layer has.
 func (n *node) unowned() []string {
 	n.t.Helper()
 	known := map[string]bool{}
@@ -159,7 +160,56 @@ func (n *node) unowned() []string {
 			}
 		}
 	}
-	return out
+	return append(out, shortNamesOfNone(n.t, n.cfg.Root)...)
+}
+
+// shortNamesOfNone are the links in a directory of the store for the kernel, except those that are written down in
+// the directories of layers.
+func shortNamesOfNone(t testing.TB, root string) []string {
+	t.Helper()
+	links, err := filepath.Glob(filepath.Join(root, "overlay/l/*"))
+	ok(t, err)
+	names, err := filepath.Glob(filepath.Join(root, "overlay/*/link"))
+	ok(t, err)
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		ok(t, err)
+		links = slices.DeleteFunc(links, func(link string) bool { return filepath.Base(link) == string(text) })
+	}
+	return links
+}
+
+// A process that dies, or a power cut, just when the library makes a layer leaves a short name, of a layer that is
+// removed or made anew; with an imagestore every removal of a layer does.
+func TestShortNamesOfNone(t *testing.T) {
+	t.Parallel()
+	for _, place := range []func(*Options){func(*Options) {}, apart} {
+		n := newNode(t, place)
+		root := cmp.Or(n.cfg.ImageStore, n.cfg.Root)
+		a := build(t, image.Image{Layers: []image.Layer{layer(t, image.Text("a", "a"))}})
+		r := serve(t, "app", "1", a)
+		r.Push("other", "1", motd(t, "other"))
+		img := n.pull(r.Addr() + "/app:1")
+		names, err := filepath.Glob(filepath.Join(root, "overlay/l/*"))
+		if err != nil || len(names) != 1 {
+			t.Fatalf("short names %q, %v", names, err)
+		}
+		links := filepath.Join(root, "overlay/l")
+		for name, to := range map[string]string{
+			"GONE": "../" + strings.Repeat("0", 64) + "/diff", "SECOND": "../" + n.chain(img)[0] + "/diff", "foreign": "elsewhere",
+		} {
+			ok(t, os.Symlink(to, filepath.Join(links, name)))
+		}
+		n.restart()
+		ok(t, n.Remove(t.Context(), n.pull(r.Addr()+"/other:1").ID))
+		want := append(names, filepath.Join(links, "foreign"))
+		if left, err := filepath.Glob(filepath.Join(links, "*")); err != nil || !slices.Equal(left, want) {
+			t.Errorf("left are %q, %v; want %q", left, err, want)
+		}
+		c := n.rootfs("c", img.ID)
+		n.mount(c)
+		n.removeRootfs(c)
+	}
 }
 
 // What a power cut does to an image that was not on the disk as a whole is

@@ -195,7 +195,12 @@ func (j *Job) End(ctx context.Context, succeeded bool) {
 		d.left = append(d.left, j)
 	}
 	var err error
-	if d.left, err = d.sweep(context.WithoutCancel(ctx), d.left); err != nil {
+	ctx = context.WithoutCancel(ctx)
+	d.left, err = d.sweep(ctx, d.left)
+	if j.removal && RootsOf(d.store).Images != "" { // in which the library never deletes a short name
+		err = errors.Join(err, d.sweepShortNames(ctx))
+	}
+	if err != nil {
 		slog.WarnContext(ctx, "cannot remove leftovers of unfinished pulls; the next pull or start retries", "err", err)
 	}
 }
@@ -237,7 +242,8 @@ func (d *Leftovers) Recover(ctx context.Context) error {
 	defer d.mu.Unlock()
 	unwritten := errors.Join(
 		trace.Do(ctx, "delete partial record files", d.sweepWrites),
-		trace.Do(ctx, "delete descriptions of archives without layers", d.sweepDescriptions))
+		trace.Do(ctx, "delete descriptions of archives without layers", d.sweepDescriptions),
+		trace.Do(ctx, "delete short names without layers", d.sweepShortNames))
 	entries, err := os.ReadDir(d.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return unwritten

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/test/kit/tools"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // cutting is a number of power cuts, spread over a few machines that each keep
@@ -51,8 +52,9 @@ type tally struct {
 	failures           []string
 }
 
-// cutPatience is how long a machine may take until it works.
-const cutPatience = 5 * time.Minute
+// cutPatience is how long a machine may take until it works: longer than its guest waits for anything, which then
+// says what it has waited for.
+const cutPatience = 3 * wait.Limit
 
 // run makes the cuts and prints the results. Failures are an error.
 func (c *cutting) run(ctx context.Context) error {
