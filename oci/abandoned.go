@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -307,11 +308,31 @@ func (e *execution) hasStarted(ref Ref, dir string) bool {
 		return false
 	}
 	process, err := wire.Find(e.PID)
-	var now unix.Timespec
-	if err != nil || unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) != nil {
+	if err != nil {
 		return false
 	}
 	const tick = 10 * time.Millisecond // USER_HZ is 100 for every program
-	began := time.Now().Add(time.Duration(process.StartTime)*tick - time.Duration(now.Nano()))
+	began := bootedBefore(dir).Add(time.Duration(process.StartTime) * tick)
 	return began.Before(written.ModTime().Add(time.Second))
+}
+
+// execDirsNow is execDirs, and when this machine was booted according to its
+// clock as it is set now. The next server may find the clock set to another time.
+func execDirsNow() string { return fmt.Sprintf("%s%d-", execDirs, booted().UnixMilli()) }
+
+// bootedBefore returns when this machine was booted according to its clock as it
+// was set when an exec's directory was made. Earlier releases did not note that.
+func bootedBefore(dir string) time.Time {
+	noted, _, ok := strings.Cut(execIDOf(dir), "-")
+	ms, err := strconv.ParseInt(noted, 10, 64)
+	if !ok || err != nil {
+		return booted()
+	}
+	return time.UnixMilli(ms)
+}
+
+func booted() time.Time {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) // never fails
+	return time.Now().Add(-time.Duration(now.Nano()))
 }

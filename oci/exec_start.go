@@ -129,7 +129,7 @@ func (t *cliTask) writeProcess(process *specs.Process, e *execution) error {
 		return err
 	}
 	defer free() // the file counts towards the pod's memory from then on
-	if e.dir, err = os.MkdirTemp(t.ref.Dir, execDirs); err != nil {
+	if e.dir, err = os.MkdirTemp(t.ref.Dir, execDirsNow()); err != nil {
 		return err
 	}
 	return os.WriteFile(processFileOf(e.dir), text, 0o600)

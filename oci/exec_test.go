@@ -190,6 +190,9 @@ func TestExecIsWrittenIfThereIsRoom(t *testing.T) {
 	if info, err := os.Stat(processFileOf(e.dir)); err != nil || int(info.Size()) > claimed || freed != 1 {
 		t.Errorf("%v, %v; %d bytes were claimed, and freed %d times", info, err, claimed, freed)
 	}
+	if !strings.Contains(execIDOf(e.dir), "-") {
+		t.Errorf("directory %s does not say how the clock was set", e.dir)
+	}
 	e.forget()
 	refusal = fault.Exhausted
 	refused := task.writeProcess(process, new(execution))
