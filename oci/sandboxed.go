@@ -136,7 +136,7 @@ func (t *sandboxedTask) Kill(ctx context.Context) error {
 
 // Attach: if the runtime does not notify the processes in a runtime sandbox of a new
 // terminal size, Attach sends SIGWINCH to all of them, because only the runtime
-// knows whose terminal it is. A process without a terminal ignores it.
+// knows whose terminal it is. Most processes without a terminal ignore it.
 func (t *sandboxedTask) Attach(ctx context.Context, wanted conmon.Streams) (*stdio.Session, error) {
 	a, err := t.runtime.Probe(ctx)
 	if err != nil {

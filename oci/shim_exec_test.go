@@ -43,6 +43,7 @@ type answering struct {
 	dies  bool        // with its answer to a start
 
 	fails atomic.Int32 // how many more questions for a state it answers with an error
+	all   atomic.Bool  // the last Kill was for all processes of the container
 
 	mu    sync.Mutex
 	calls []string
@@ -95,7 +96,9 @@ func (a *answering) serve(t *testing.T, path string) {
 		}
 		return &task.StartResponse{Pid: uint32(a.pid)}
 	}))
-	add(method("Kill", new(task.KillRequest), func() any {
+	kill := new(task.KillRequest)
+	add(method("Kill", kill, func() any {
+		a.all.Store(kill.All)
 		if a.started.Load() { // before that there is nothing to kill
 			close(a.ended)
 		}
@@ -185,21 +188,27 @@ func TestShimIsDead(t *testing.T) {
 	}
 }
 
-// The processes of a container of gVisor's shim are told of a new size.
+// Behind gVisor's shim a command is told of the new size of its terminal, and no
+// other process: some stop on SIGWINCH. All are told of that of the container.
 func TestResizeByShims(t *testing.T) {
 	t.Parallel()
-	for program, want := range map[string][]string{
-		"/usr/bin/containerd-shim-runsc-v1": {"ResizePty e1", "Kill "},
-		"/usr/bin/containerd-shim-kata-v2":  {"ResizePty e1"},
+	const runsc, kata = "/usr/bin/containerd-shim-runsc-v1", "/usr/bin/containerd-shim-kata-v2"
+	for _, c := range []struct {
+		program, exec string
+		want          []string
+	}{
+		{runsc, "e1", []string{"ResizePty e1", "Kill e1"}},
+		{runsc, "", []string{"ResizePty ", "Kill "}},
+		{kata, "e1", []string{"ResizePty e1"}},
 	} {
 		a := new(answering)
 		task := taskOf(t, a, true)
-		task.record.Program = program
-		if err := task.resize(shim.Process{ID: "c1", Exec: "e1"})(t.Context(), stdio.Size{Width: 80, Height: 24}); err != nil {
+		task.record.Program = c.program
+		if err := task.resize(shim.Process{ID: "c1", Exec: c.exec})(t.Context(), stdio.Size{Width: 80, Height: 24}); err != nil {
 			t.Error(err)
 		}
-		if !slices.Equal(a.calls, want) {
-			t.Errorf("%s was asked for %q, want %q", program, a.calls, want)
+		if !slices.Equal(a.calls, c.want) || a.all.Load() != (c.exec == "") {
+			t.Errorf("%s was asked for %q, of all processes: %t; want %q", c.program, a.calls, a.all.Load(), c.want)
 		}
 	}
 }

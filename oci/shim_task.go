@@ -74,7 +74,7 @@ func (t *shimTask) start(ctx context.Context) error {
 	argv := []string{t.runtime.client, "start", "--dir=" + t.ref.Dir, t.ref.ID}
 	said, err := command{argv: argv, files: []*os.File{lock}}.run(ctx)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s start: %w", t.runtime.client, err)
 	}
 	var outcome shim.StartOutcome
 	if err := json.Unmarshal(said, &outcome); err != nil {
@@ -147,14 +147,16 @@ func (t *shimTask) Attach(ctx context.Context, wanted conmon.Streams) (*stdio.Se
 }
 
 // resize returns what sets the size of a terminal. gVisor's kernel does not tell
-// the processes on it, so they get SIGWINCH as by its command line.
+// the processes on it, so they get SIGWINCH: of the container's own terminal all,
+// as by its command line; of a command's the command alone, because the others
+// have no part in it, and some servers stop on that signal.
 func (t *shimTask) resize(p shim.Process) func(context.Context, stdio.Size) error {
 	return func(ctx context.Context, size stdio.Size) error {
 		return t.ask(ctx, func(ctx context.Context, c *shim.Client) error {
 			if err := c.ResizePty(ctx, p, size.Width, size.Height); err != nil || !shim.OfRunsc(t.record.Program) {
 				return err
 			}
-			return c.Kill(ctx, t.process(), unix.SIGWINCH, true)
+			return c.Kill(ctx, p, unix.SIGWINCH, p.Exec == "")
 		})
 	}
 }

@@ -222,7 +222,8 @@ func TestExecStartsWithTheSizeOfTheTerminal_kubernetes_47990(t *testing.T) {
 
 func TestExecTerminal(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
-		c := w.Pod(t, handler).Start(t, "sleep")
+		c := w.Pod(t, handler).Start(t, "trap SIGWINCH ; exit 9") // by which Apache's server, for one, is stopped
+		c.Says(t, "ready")
 		s := session(t, w, &cri.ExecRequest{ContainerId: c.ID, Cmd: []string{"/probe", "line", ";", "exit", "5"}, Stdin: true, Stdout: true, Tty: true})
 		if err := s.Type("word\n"); err != nil {
 			t.Error(err)
@@ -234,6 +235,8 @@ func TestExecTerminal(t *testing.T) {
 		shows(t, s, "90x33")
 		s.Resize(70, 20)
 		shows(t, s, "70x20")
+		scene.Equal(t, "another command", c.Exec(t, "echo here"), "here\n")
+		scene.Equal(t, "state of the container, which is not on that terminal", c.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
 	})
 }
 
