@@ -128,7 +128,7 @@ func TestShimOfAPodThatIsNotManaged(t *testing.T) {
 		if err := errors.Join(w.Configure("20-monitor", "[runtime]\nmonitor = \""+monitor+"\"\n"), w.Crash(t.Context())); err != nil {
 			t.Fatal(err)
 		}
-		logs(t, w, "pod has an unknown runtime handler and is not managed", p.ID)
+		logs(t, w, "pod is not managed, its runtime handler cannot be used", p.ID, "crius-conmon-shim not found")
 		if err := errors.Join(w.Configure("20-monitor", ""), w.Crash(t.Context())); err != nil {
 			t.Fatal(err)
 		}
