@@ -126,6 +126,49 @@ func TestPagesInThePlaceOfARegistry_moby_30047_podman_5952(t *testing.T) {
 	n.pull(r.Addr() + "/app:1")
 }
 
+// What comes in the place of a config or a layer is told as what it is, and who has sent it.
+func TestAnswersInThePlaceOfBlobs_trow_210_containerd_1791(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := motd(t, "in the place of blobs")
+	r, storage := serve(t, "app", "1", a), serve(t, "app", "1", a)
+	with := func(body string) registry.Action {
+		return registry.Replace(func([]byte) []byte { return []byte(body) })
+	}
+	for _, c := range []struct {
+		do   registry.Action
+		says string
+	}{
+		{registry.Page(http.StatusOK), `is a web page and begins with "<html>`},
+		{with("\n <?xml version=\"1.0\"?><Error/>"), "is a web page and begins with"},
+		{with(`{"errors":[{"code":"DENIED","message":"no"}]}`), `is an error with status 200, {"code":"DENIED","message":"no"}; see the log`},
+		{with(`{"message":"no route"}`), `is an error with status 200, "no route"; see the log`},
+		{with(""), "is empty; check whether a proxy"},
+		{with(`{"errors":[],"error":null}`), "has changed it"},
+		{registry.Replace(registry.Truncate), "has changed it"},
+		{registry.Replace(registry.Corrupt), "has changed it"},
+	} {
+		for what, d := range map[string]string{"config": "sha256:" + a.ID(), "layer": layerDigest(a, 1)} {
+			r.Heal()
+			r.Inject(registry.Fault{Path: d, Do: c.do})
+			by := "the answer "
+			if strings.HasSuffix(c.says, "has changed it") {
+				by = ""
+			}
+			n.fails(what, r.Addr()+"/app:1", nil, fault.Unavailable, by+c.says, "node reaches")
+			if by == "" {
+				continue
+			}
+			r.Heal()
+			storage.Heal()
+			storage.Inject(registry.Fault{Do: c.do})
+			r.Inject(registry.Fault{Path: d, Do: registry.Redirect("http://" + storage.Addr())})
+			n.fails(what+" of a storage", r.Addr()+"/app:1", nil, fault.Unavailable, fmt.Sprintf("the answer of %s, to which %s sends crius, %s", storage.Addr(), r.Addr(), c.says), "node reaches")
+		}
+	}
+	n.empty()
+}
+
 // A manifest that a proxy or mirror has replaced is told as such, behind an index and by a digest.
 func TestReplacedManifests_podman_11993(t *testing.T) {
 	t.Parallel()
@@ -134,8 +177,8 @@ func TestReplacedManifests_podman_11993(t *testing.T) {
 	all := index(t, a)
 	r := serve(t, "app", "1", all)
 	r.Inject(registry.Fault{Path: a.Digest().String(), Do: registry.Replace(func([]byte) []byte { return other.Manifest })})
-	n.fails("behind an index", r.Addr()+"/app:1", nil, nil, "another one than "+a.Digest().String()+": a proxy, a mirror or the registry has changed it", "rebuild")
-	n.fails("by digest", r.Addr()+"/app@"+a.Digest().String(), nil, nil, "has changed it", "rebuild")
+	n.fails("behind an index", r.Addr()+"/app:1", nil, fault.Unavailable, "another one than "+a.Digest().String()+": not what was asked for: a proxy, a mirror or the registry has changed it", "rebuild")
+	n.fails("by digest", r.Addr()+"/app@"+a.Digest().String(), nil, fault.Unavailable, "has changed it", "rebuild")
 	r.Heal()
 	r.Inject(registry.Fault{Path: a.Digest().String(), Do: registry.Status(http.StatusNotFound)})
 	n.fails("missing behind an index", r.Addr()+"/app:1", nil, fault.NotFound, "push the image again", "check the name")

@@ -145,7 +145,7 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 		},
 		"the answer is cut off": func() error { return faulty("/manifests/", registry.Replace(registry.Truncate)) },
 		"the answer is empty":   func() error { return faulty("/manifests/", registry.Replace(func([]byte) []byte { return nil })) },
-		"an error in the place of a manifest": func() error {
+		"is an error with status 200": func() error {
 			return faulty("/manifests/", registry.Replace(func([]byte) []byte { return []byte(`{"errors":[{"code":"DENIED"}]}`) }))
 		},
 		"has changed it": func() error { return faulty(layerDigest(a, 1), registry.Replace(registry.Corrupt)) },

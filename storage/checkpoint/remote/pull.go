@@ -22,6 +22,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/checkpoint"
+	"github.com/crius-run/crius/storage/pull/pullerror"
 	"github.com/crius-run/crius/storage/registry"
 	"github.com/crius-run/crius/storage/registry/decrypt"
 	"github.com/crius-run/crius/storage/registry/download"
@@ -293,26 +294,31 @@ func (p *puller) readBlob(ctx context.Context, s silence, layer imagespec.Descri
 	if _, err := io.Copy(io.Discard, from); err != nil { // the rest says whether the registry has sent something else
 		return p.src.Failed(err)
 	}
+	var differs string
 	switch got := digester.Digest(); {
 	case from.size < layer.Size:
-		return fmt.Errorf("the registry sent %d of %d bytes: %w", from.size, layer.Size, download.ErrDiffers)
+		differs = fmt.Sprintf("the registry sent %d of %d bytes", from.size, layer.Size)
 	case from.size > layer.Size:
-		return fmt.Errorf("the registry sent more than %d bytes: %w", layer.Size, download.ErrDiffers)
+		differs = fmt.Sprintf("the registry sent more than %d bytes", layer.Size)
 	case got != layer.Digest:
-		return fmt.Errorf("the registry sent content with another digest, %s: %w", got, download.ErrDiffers)
+		differs = fmt.Sprintf("the registry sent content with another digest, %s", got)
+	default:
+		return readErr
 	}
-	return readErr
+	return download.Differs(p.src.Answer(), from.head, from.size, differs)
 }
 
 // counted counts what is read.
 type counted struct {
 	io.Reader
 	size int64
+	head []byte // the first bytes
 }
 
 // Read implements io.Reader.
 func (c *counted) Read(p []byte) (int, error) {
 	n, err := c.Reader.Read(p)
 	c.size += int64(n)
+	c.head = append(c.head, p[:min(n, pullerror.MaxHead-len(c.head))]...)
 	return n, err
 }

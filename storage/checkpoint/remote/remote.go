@@ -101,7 +101,7 @@ func (a Access) find(ref string) (*place, error) {
 
 // failed describes a failure without secrets, and says what to do about it.
 func (p *place) failed(what string, err error) error {
-	text := pullerror.Hide(pullerror.Redact(err.Error()), registry.Secrets(p.Auth))
+	text := pullerror.Hide(pullerror.Redact(fault.Text(err)), registry.Secrets(p.Auth))
 	if pullerror.LoginRefused(err) {
 		text += fmt.Sprintf("; %s did not accept the credentials, or none were sent: give some with --creds or --auth-file, or set image.auth_file", reference.Domain(p.name))
 	}

@@ -39,6 +39,8 @@ type Source interface {
 	Part(ctx context.Context, blob types.BlobInfo, from, length int64) (io.ReadCloser, error)
 	// Guard wraps a blob whose bytes come in order, and ends it where they exceed a limit.
 	Guard(ctx context.Context, blob types.BlobInfo, stream io.ReadCloser) io.ReadCloser
+	// Answer names the answers to requests for blobs: by whom they are given.
+	Answer() string
 	// Mirrored reports whether a request that fails is made again to another registry, as are all
 	// later ones.
 	Mirrored() bool
@@ -229,8 +231,24 @@ type fetch struct {
 	told    int64 // bytes reported to the watcher
 }
 
-// ErrDiffers says that a blob has another digest or size.
-var ErrDiffers = errors.New("not the blob that the manifest names: a proxy, a mirror or the registry has changed it; look at these, or push the image again")
+// ErrDiffers says that a blob or manifest has another digest or size. The registry is to blame, or what answers in its
+// place.
+var ErrDiffers = pullerror.Explained(fmt.Errorf("not what was asked for: a proxy, a mirror or the registry has changed it; look at these, or push the image again: %w", fault.Unavailable))
+
+// Differs returns the error of a blob that differs, as text says, from what its manifest names: ErrDiffers, or what
+// the answer is instead, if its first bytes say so.
+func Differs(answer string, head []byte, total int64, text string) error {
+	if what, do := pullerror.Instead(head, total); what != "" {
+		return insteadError{fmt.Sprintf("%s %s; %s", answer, what, do)}
+	}
+	return fmt.Errorf("%s: %w", text, ErrDiffers)
+}
+
+// insteadError is an ErrDiffers that says what has come instead.
+type insteadError struct{ text string }
+
+func (e insteadError) Error() string { return e.text }
+func (insteadError) Unwrap() error   { return ErrDiffers }
 
 func (f *fetch) run(ctx context.Context) (err error) {
 	info, err := f.part.file.Stat()
@@ -275,7 +293,7 @@ func told(err error) string {
 	if err == nil {
 		return ""
 	}
-	return pullerror.Cut(pullerror.Redact(err.Error()))
+	return pullerror.Cut(pullerror.Redact(fault.Text(err)))
 }
 
 // wrong reports whether an error means that the bytes of the file are useless.
@@ -352,11 +370,13 @@ func (f *fetch) receive(ctx context.Context, stream io.Reader) (came bool, err e
 	digester := f.info.Digest.Algorithm().Digester()
 	buffer := make([]byte, chunk)
 	var at int64
+	var head []byte
 	for err == nil {
 		var n int
 		if n, err = f.fill(buffer, stream, at); n == 0 {
 			break
 		}
+		head = append(head, buffer[:min(n, pullerror.MaxHead-len(head))]...)
 		_, _ = digester.Hash().Write(buffer[:n]) // never fails
 		if writeErr := f.write(buffer[:n], at); writeErr != nil {
 			return at > f.have, writeErr
@@ -377,13 +397,17 @@ func (f *fetch) receive(ctx context.Context, stream io.Reader) (came bool, err e
 		f.pull.noteFailure(ctx, err)
 		return came, err
 	case f.info.Size > 0 && at != f.info.Size:
-		return came, fmt.Errorf("the registry sent %d bytes instead of the %d in the manifest: %w", at, f.info.Size, ErrDiffers)
+		return came, f.differs(head, at, fmt.Sprintf("the registry sent %d bytes instead of the %d in the manifest", at, f.info.Size))
 	case digester.Digest() != f.info.Digest && !f.watch.Decrypted:
-		return came, fmt.Errorf("the registry sent content with another digest, %s: %w", digester.Digest(), ErrDiffers)
+		return came, f.differs(head, at, fmt.Sprintf("the registry sent content with another digest, %s", digester.Digest()))
 	case f.stored > 0:
 		return came, f.watch.Shown(f.part.file, at)
 	}
 	return came, nil
+}
+
+func (f *fetch) differs(head []byte, total int64, text string) error {
+	return Differs(f.src.Answer(), head, total, text)
 }
 
 // fill fills the buffer, which begins at an offset of the blob.

@@ -50,6 +50,7 @@ type fake struct {
 }
 
 func (*fake) Mirrored() bool { return false }
+func (*fake) Answer() string { return "the answer" }
 
 func (f *fake) Guard(_ context.Context, _ types.BlobInfo, stream io.ReadCloser) io.ReadCloser {
 	return stream

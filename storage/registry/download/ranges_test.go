@@ -72,6 +72,7 @@ func (r *ranged) right(from, length int64) io.Reader {
 	return io.NewSectionReader(bytes.NewReader(r.content), from, length)
 }
 
+func (*ranged) Answer() string { return "the answer" }
 func (*ranged) Mirrored() bool { return false }
 
 func (r *ranged) Guard(_ context.Context, _ types.BlobInfo, stream io.ReadCloser) io.ReadCloser {

@@ -1,7 +1,6 @@
 package source
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/pull/pullerror"
+	"github.com/crius-run/crius/storage/registry/download"
 )
 
 // fetchManifest fetches a manifest, that of the image's name if instance is nil, and checks its digest. What
@@ -45,10 +45,10 @@ func (s *Image) differs(ctx context.Context, instance *digest.Digest, err error)
 		return err
 	}
 	raw, _, again := s.ImageSource.GetManifest(ctx, instance)
-	if same, _ := manifest.MatchesDigest(raw, *instance); again != nil || same {
+	if same, malformed := manifest.MatchesDigest(raw, *instance); again != nil || same || malformed != nil {
 		return err
 	}
-	return s.noManifest(raw, fmt.Errorf("image manifest: the registry sent another one than %s: a proxy, a mirror or the registry has changed it; look at these, or push the image again", instance))
+	return s.noManifest(raw, fmt.Errorf("image manifest: the registry sent another one than %s: %w", instance, download.ErrDiffers))
 }
 
 func parse(raw []byte, mediaType string) (parsed manifest.Manifest, err error) {
@@ -59,31 +59,32 @@ func parse(raw []byte, mediaType string) (parsed manifest.Manifest, err error) {
 // noManifest returns the error of a manifest that cannot be used: err, unless what came is something else.
 func (s *Image) noManifest(raw []byte, err error) error {
 	var document struct {
-		SchemaVersion int               `json:"schemaVersion"`
-		Errors        []json.RawMessage `json:"errors"`
+		SchemaVersion int `json:"schemaVersion"`
 	}
-	const inItsPlace = "check whether a proxy, a login page or a broken registry answers in its place"
-	answer := "the answer"
-	if by := s.requests.sentOn(); by != "" {
-		answer = fmt.Sprintf("the answer of %s,", by)
+	invalid := json.Unmarshal(raw, &document)
+	what, do := pullerror.Instead(raw, int64(len(raw)))
+	kind := fault.Unavailable
+	if what == "" || len(raw) == 0 { // it may have been pushed so
+		kind = fault.Invalid
 	}
-	var what, do string
-	kind := fault.Invalid
-	switch invalid := json.Unmarshal(raw, &document); {
-	case len(raw) == 0:
-		what, do = "is empty", inItsPlace
-	case invalid != nil && raw[0] == '{':
-		what, do = fmt.Sprintf("is cut off or broken JSON (%v)", invalid), "check whether a proxy or a mirror has cut it, or push the image again"
-	case invalid != nil && bytes.HasPrefix(bytes.TrimSpace(raw), []byte("<")):
-		what, do, kind = fmt.Sprintf("is a web page and begins with %.60q", raw), inItsPlace, fault.Unavailable
-	case invalid != nil:
-		what, do = fmt.Sprintf("is no JSON and begins with %.60q", raw), inItsPlace
-	case document.SchemaVersion == 0 && len(document.Errors) > 0:
-		what, do = fmt.Sprintf("has an error in the place of a manifest, %.200s", document.Errors[0]), "see the log of the registry, or what answers in its place"
-	default:
+	switch {
+	case what != "" && (invalid != nil || document.SchemaVersion == 0):
+	case invalid == nil:
 		return err
+	case raw[0] == '{':
+		what, do = fmt.Sprintf("is cut off or broken JSON (%v)", invalid), "check whether a proxy or a mirror has cut it, or push the image again"
+	default:
+		what, do = fmt.Sprintf("is no JSON and begins with %.60q", raw), "check what answers in the place of the registry"
 	}
-	return pullerror.Explained(fmt.Errorf("image manifest: %s %s; %s: %w", answer, what, do, kind))
+	return pullerror.Explained(fmt.Errorf("image manifest: %s %s; %s: %w", answerOf(s.requests.sentOn()), what, do, kind))
+}
+
+// answerOf names an answer by whom the registry has sent crius to; empty: to nobody.
+func answerOf(by string) string {
+	if by == "" {
+		return "the answer"
+	}
+	return fmt.Sprintf("the answer of %s,", by)
 }
 
 // malformed turns a panic into an error: libtrust, which reads the signatures inside manifests of

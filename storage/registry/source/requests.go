@@ -154,6 +154,20 @@ func (r *requests) sentOn() string {
 	return r.manifest
 }
 
+// sentOnForParts returns the host to which the registry has sent the library for what the manifest names; empty: to
+// none. Like ofPart, it takes all parts to be there.
+func (r *requests) sentOnForParts() string {
+	if r == nil { // an image that was not opened
+		return ""
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.other == "" {
+		return ""
+	}
+	return fmt.Sprintf("%s, to which %s sends crius", r.other, r.from)
+}
+
 // failed notes in an error where it has arisen, before the manifest came.
 func (r *requests) failed(err error) error {
 	r.mu.Lock()

@@ -29,6 +29,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/pull/pullerror"
 	"github.com/crius-run/crius/storage/registry/decrypt"
+	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/trust"
 	"github.com/crius-run/crius/storage/unpack/layers"
 )
@@ -336,6 +337,10 @@ func (s *Image) GetBlob(ctx context.Context, info types.BlobInfo, cache types.Bl
 	return s.Guard(ctx, info, stream), size, nil
 }
 
+// Answer names an answer to a request for something that the manifest names, and the host that has given it if the
+// registry has sent crius there.
+func (s *Image) Answer() string { return answerOf(s.requests.sentOnForParts()) }
+
 // Guard wraps a layer that comes from the registry: the result is guarded, and decrypted if the
 // layer is encrypted.
 func (s *Image) Guard(ctx context.Context, info types.BlobInfo, stream io.ReadCloser) io.ReadCloser {
@@ -400,11 +405,11 @@ func (s *Image) readConfig(ctx context.Context, info types.BlobInfo) error {
 			return fmt.Errorf("image config: %w", err)
 		}
 	}
+	if got := info.Digest.Algorithm().FromBytes(raw); got != info.Digest {
+		return fmt.Errorf("image config: %w", download.Differs(s.Answer(), raw, int64(len(raw)), fmt.Sprintf("its digest is %s, not %s", got, info.Digest)))
+	}
 	if err := CheckConfig(raw); err != nil {
 		return err
-	}
-	if got := info.Digest.Algorithm().FromBytes(raw); got != info.Digest {
-		return fmt.Errorf("image config: its digest is %s, not %s: a proxy, a mirror or the registry has changed it; look at these, or push the image again", got, info.Digest)
 	}
 	if int64(len(raw)) != info.Size {
 		return fmt.Errorf("image config: it has %d bytes, but the manifest says %d; rebuild the image: %w", len(raw), info.Size, fault.Invalid)
