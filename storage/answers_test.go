@@ -79,6 +79,10 @@ func TestTokenServersWithoutTokens_containerd_2157_crio_7007(t *testing.T) {
 		})})
 		n.remove(n.pullAs(r.Addr()+"/app:1", passwordOf("user", "hunter22")).ID)
 	}
+	const odd = `{"access_token":"swordfish","token":"\/sword\"fish","issued_at":"2006-01-02 15:04:05"}`
+	tokens.Heal()
+	tokens.Inject(registry.Fault{Do: registry.Replace(func([]byte) []byte { return []byte(odd) })})
+	n.fails("a time that is none", r.Addr()+"/app:1", passwordOf("user", "hunter22"), fault.Unavailable, `body start "<redacted>"): parsing time "2006-01-02 15:04:05" as`, "fish")
 	tokens.Heal()
 	tokens.Inject(registry.Fault{Do: registry.Page(http.StatusForbidden)})
 	n.fails("403", r.Addr()+"/app:1", nil, fault.Denied, "no credentials were sent to "+r.Addr(), "gave no token")

@@ -202,7 +202,9 @@ var (
 	anyURL = regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*://[^\s"'<>]+`)
 	// heuristics is what the library adds to a broken connection for its developers.
 	heuristics = regexp.MustCompile(`\(heuristic tuning data: [^()]*\): `)
-	bearers    = regexp.MustCompile(`(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}`)
+	// samples are beginnings of answers that the library quotes: one that it cannot parse may have a token.
+	samples = regexp.MustCompile(`(body start )"(?:[^"\\]|\\.)*token(?:[^"\\]|\\.)*"`)
+	bearers = regexp.MustCompile(`(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}`)
 )
 
 // Redact makes a text safe to show: without users and queries in URLs, which may be tokens and
@@ -218,6 +220,7 @@ func Redact(text string) string {
 	}, text)
 	text = anyURL.ReplaceAllStringFunc(text, redactURL)
 	text = heuristics.ReplaceAllString(text, "")
+	text = samples.ReplaceAllString(text, `$1"<redacted>"`)
 	return bearers.ReplaceAllString(text, "$1 <redacted>")
 }
 
