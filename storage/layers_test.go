@@ -41,6 +41,7 @@ func TestLayersAreAsTheLibraryAddsThem(t *testing.T) {
 		"not compressed": {base, stored},
 		"twice":          {base, stored, base},
 		"no files":       {image.RawLayer(make([]byte, 1024)), base},
+		"no bytes":       {{Digest: digest.FromString(""), DiffID: digest.FromString("")}, base},
 		"root directory": {base, layer(t, root(0o1711).Owned(7, 8), image.Text("a", "x")), layer(t, image.Text("b/c", "x")), layer(t, root(0o700)), base},
 		"many owners":    {layer(t, ownedByMany(idlists.Kept-1)...), layer(t, image.Whiteout("l0").Owned(5, 6), image.Text("f", "x").Owned(3, 4))},
 	} {

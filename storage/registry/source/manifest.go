@@ -117,8 +117,8 @@ func inspectManifest(m manifest.Manifest) error {
 		if err := layer.Digest.Validate(); err != nil {
 			return fmt.Errorf("image manifest: digest %q of layer %d: %w: %w", layer.Digest, i, err, fault.Invalid)
 		}
-		if empty := layer.Size == 0 && isArtifact(m); layer.Size <= 0 && !empty && !isSchema1(m) {
-			return fmt.Errorf("image manifest: layer %d has a size of %d: %w", i, layer.Size, fault.Invalid)
+		if empty := layer.Size == 0 && (isArtifact(m) || layer.Digest == layer.Digest.Algorithm().FromBytes(nil)); layer.Size <= 0 && !empty && !isSchema1(m) {
+			return fmt.Errorf("image manifest: layer %d has a size of %d; rebuild the image: %w", i, layer.Size, fault.Invalid)
 		}
 		if len(layer.URLs) > 0 {
 			return fmt.Errorf("image manifest: layer %d is a foreign layer from %q, but crius fetches only from the image's registry: %w", i, layer.URLs[0], fault.Invalid)

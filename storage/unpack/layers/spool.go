@@ -188,7 +188,7 @@ func decompress(blob io.Reader, large func() (done func(), err error)) (io.ReadC
 	switch {
 	case archive.DetectCompression(first) == archive.Gzip && !hasPigz():
 		unpacked, err := pgzip.NewReaderN(reader, buffer, buffers)
-		return gunzip{unpacked}, err
+		return gunzip{unpacked, reader}, err
 	case frames.Begin(first):
 		return unzstd(reader, large)
 	}
@@ -280,7 +280,23 @@ func (u *unzstded) Close() error {
 	return u.ReadCloser.Close()
 }
 
-type gunzip struct{ *pgzip.Reader }
+// gunzip is decompressed gzip. What follows its last member and is none, such as padding, is read and ignored, as by
+// gzip and pigz: by its digest the content is whole or not.
+type gunzip struct {
+	*pgzip.Reader
+	blob io.Reader
+}
+
+// Read implements io.Reader.
+func (g gunzip) Read(p []byte) (int, error) {
+	n, err := g.Reader.Read(p)
+	if errors.Is(err, pgzip.ErrHeader) { // not of the first member
+		if _, err = io.Copy(io.Discard, g.blob); err == nil {
+			err = io.EOF
+		}
+	}
+	return n, err
+}
 
 // Close implements io.Closer. Read has returned any error of the blob.
 func (g gunzip) Close() error {

@@ -133,16 +133,19 @@ func TestContent(t *testing.T) {
 	}
 }
 
-// A blob may have several members.
-func TestDecompressionOfMembers(t *testing.T) {
+// A blob may have several members, and something behind them, which is read as well.
+func TestDecompressionOfMembers_umoci_358(t *testing.T) {
 	t.Parallel()
-	reader, err := decompress(bytes.NewReader(twoMembers(t)), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := io.ReadAll(reader)
-	if err := errors.Join(err, reader.Close()); string(got) != "one member and another" || err != nil {
-		t.Errorf("%q, %v", got, err)
+	for _, behind := range []string{"", strings.Repeat("\x00", 100_000), "no header at all"} {
+		blob := strings.NewReader(string(twoMembers(t)) + behind)
+		reader, err := decompress(blob, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(reader)
+		if err := errors.Join(err, reader.Close()); string(got) != "one member and another" || err != nil || blob.Len() > 0 {
+			t.Errorf("%d bytes behind: %q, %v, %d bytes left", len(behind), got, err, blob.Len())
+		}
 	}
 }
 
