@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 
 	cstorage "go.podman.io/storage"
@@ -206,7 +207,13 @@ func (p *put) addAll() error {
 }
 
 // wrap says of which layer an error is.
-func (s *step) wrap(err error) error { return fmt.Errorf("layer %s: %w", s.Blob, err) }
+func (s *step) wrap(err error) error {
+	layer := fmt.Sprintf("layer %s: ", s.Blob)
+	if strings.HasPrefix(err.Error(), layer) { // the server has said it
+		return err
+	}
+	return fmt.Errorf("%s%w", layer, err)
+}
 
 // addDownloaded downloads and adds a layer that the store could not give.
 func (p *put) addDownloaded(s *step) error {
