@@ -55,12 +55,15 @@ func TestLoginsThatCriusDoesNotKnow_jib_4187_moby_50896(t *testing.T) {
 			n.fails(says, ref, auth, fault.Unauthenticated, says, "pull secret")
 		}
 	}
-	r.Heal()
 	r.Require(registry.Auth{Username: "user", Password: "hunter22"})
-	r.Inject(registry.Fault{Path: "/v2/", Times: 1, Do: wantsLogin("Negotiate", `Basic realm="r"`)})
-	if img := n.pullAs(ref, passwordOf("user", "hunter22")); img.ID != a.ID() {
-		t.Errorf("with Negotiate beside Basic: %s", img.ID)
+	for _, wants := range [][]string{{"Negotiate", `Basic realm="r"`}, {`BASIC realm="Sonatype Nexus"`}, {"Basic realm=/"}, {"basic"}} {
+		r.Heal()
+		r.Inject(registry.Fault{Path: "/v2/", Times: 1, Do: wantsLogin(wants...)})
+		if img := n.pullAs(ref, passwordOf("user", "hunter22")); img.ID != a.ID() {
+			t.Errorf("%q: %s", wants, img.ID)
+		}
 	}
+	r.Heal()
 	n.fails("wrong password", ref, passwordOf("user", "wrong"), fault.Unauthenticated, "correct the pull secret", "")
 }
 
@@ -169,6 +172,35 @@ func TestAnswersInThePlaceOfBlobs_trow_210_containerd_1791(t *testing.T) {
 			r.Inject(registry.Fault{Path: d, Do: registry.Redirect("http://" + storage.Addr())})
 			n.fails(what+" of a storage", r.Addr()+"/app:1", nil, fault.Unavailable, fmt.Sprintf("the answer of %s, to which %s sends crius, %s", storage.Addr(), r.Addr(), c.says), "node reaches")
 		}
+	}
+	n.empty()
+}
+
+// Servers that say of the files of a registry that they are compressed for the transfer are told from broken images.
+func TestContentEncoding_moby_17595_docker_registry_369(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := build(t, image.Image{Layers: []image.Layer{layer(t, image.Regular("noise", 0o644, random(4<<10)))}})
+	r := serve(t, "app", "1", a)
+	blob := layerDigest(a, 0)
+	for _, c := range []struct{ path, encoding, says string }{
+		{"/manifests/", "gzip", r.Addr() + ", or a proxy before it, says that the answer is compressed"},
+		{"sha256:" + a.ID(), "gzip", r.Addr() + ", or a proxy before it, says that the answer is compressed"},
+		{blob, "gzip", ", a tar archive without compression: not what was asked for: a proxy, a mirror or the registry has changed it"},
+		{blob, "x-gzip", ""},
+	} {
+		r.Heal()
+		r.Inject(registry.Fault{Path: c.path, Do: func(answer http.Handler, _ <-chan struct{}) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+				w.Header().Set("Content-Encoding", c.encoding)
+				answer.ServeHTTP(w, req)
+			})
+		}})
+		if c.says == "" {
+			n.remove(n.pull(r.Addr() + "/app:1").ID)
+			continue
+		}
+		n.fails(c.path, r.Addr()+"/app:1", nil, fault.Unavailable, c.says, "node reaches")
 	}
 	n.empty()
 }

@@ -148,6 +148,21 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 		"is an error with status 200": func() error {
 			return faulty("/manifests/", registry.Replace(func([]byte) []byte { return []byte(`{"errors":[{"code":"DENIED"}]}`) }))
 		},
+		"says that the answer is compressed": func() error {
+			return faulty("/manifests/", func(answer http.Handler, _ <-chan struct{}) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+					w.Header().Set("Content-Encoding", "gzip")
+					answer.ServeHTTP(w, req)
+				})
+			})
+		},
+		"the registry serves it as": func() error {
+			return pull(serve(t, "app", "1", made{mediaType: image.DockerManifest}.artifact(layer(t, image.Text("file", "x")))).Addr()+"/app:1", nil)
+		},
+		"it is no container image": func() error {
+			artifact := made{manifest: altered(plainManifest, imagespec.MediaTypeImageConfig, "application/vnd.example.config")}
+			return pull(serve(t, "app", "1", artifact.artifact(layer(t, image.Text("file", "x")))).Addr()+"/app:1", nil)
+		},
 		"has changed it": func() error { return faulty(layerDigest(a, 1), registry.Replace(registry.Corrupt)) },
 		"cannot be decompressed": func() error {
 			l := layer(t, image.Text("file", "x"))

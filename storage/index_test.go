@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -133,6 +134,33 @@ func TestManifestServedAsAFile(t *testing.T) {
 			}
 		}
 		n.remove(a.ID())
+	}
+	n.empty()
+}
+
+// Registries that take manifests of OCI for Docker's are believed about neither those that do not say their type nor
+// those that do, and the error says who is wrong.
+func TestManifestServedAsAnother_buildah_2266_buildah_575(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := registrytest.Start(t)
+	const typed = `"mediaType":"application/vnd.oci.image.manifest.v1+json",`
+	for _, c := range []struct{ as, manifest, says string }{
+		{image.DockerManifest, altered(plainManifest, typed, ""), ""},
+		{image.DockerManifest, plainManifest, "the registry serves it as " + image.DockerManifest + ", and it is \"" + imagespec.MediaTypeImageManifest},
+		{imagespec.MediaTypeImageIndex, plainManifest, "image index: the registry serves it as " + imagespec.MediaTypeImageIndex + ", and it is"},
+		{image.DockerIndex, altered(plainManifest, typed, ""), "image index: the registry serves it as " + image.DockerIndex + ", and it is"},
+	} {
+		a := made{manifest: c.manifest, mediaType: c.as}.artifact(layer(t, image.Text("file", c.as)))
+		r.Push("app", "1", a)
+		switch img, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"}); {
+		case c.says == "" && (err != nil || img.ID != a.ID()):
+			t.Errorf("as %s: %v, %v", c.as, img, err)
+		case c.says == "":
+			n.remove(img.ID)
+		case !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), c.says):
+			t.Errorf("as %s: %v, want %q", c.as, err, c.says)
+		}
 	}
 	n.empty()
 }

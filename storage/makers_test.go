@@ -96,6 +96,10 @@ func TestImagesAsOthersMakeThem(t *testing.T) {
 		"unknown fields":                           manifest(`"schemaVersion":2`, `"schemaVersion":2,"x-y":{"z":[1,null]}`),
 		"schemaVersion last":                       manifest(`{"schemaVersion":2,`, `{`, `}]}`, `}],"schemaVersion":2}`),
 		"spaces":                                   manifest(`{"schemaVersion":2,`, " \n\t{ \"schemaVersion\" :\r\n 2 ,"),
+		"Helm chart (moby#44367)": refused("it is no container image, but an artifact with the config \"application/vnd.cncf.helm.config.v1+json\"", made{
+			config:   `{"name":"chart","version":"1"}`,
+			manifest: altered(plainManifest, imagespec.MediaTypeImageConfig, "application/vnd.cncf.helm.config.v1+json", layerType, "application/vnd.cncf.helm.chart.content.v1.tar+gzip"),
+		}),
 		"byte order mark":                          refused("no JSON", manifest(`{"schemaVersion"`, "\ufeff{\"schemaVersion\"")),
 		"schemaVersion twice":                      manifest(`"schemaVersion":2`, `"schemaVersion":1,"schemaVersion":2`),
 		"wrong size of the config":                 refused("but the manifest says 5; rebuild the image", manifest("LENGTH", "5")),

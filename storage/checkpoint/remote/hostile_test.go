@@ -143,7 +143,7 @@ func TestHostileRegistry(t *testing.T) {
 		"nothing":              {"", func(*hostile) {}},
 		"other type":           {`of the type "application/vnd.example", not a checkpoint`, func(h *hostile) { h.manifest.ArtifactType = "application/vnd.example" }},
 		"no type":              {`of the type "", not a checkpoint`, func(h *hostile) { h.manifest.ArtifactType = "" }},
-		"no layers":            {"it has no file that could be mounted", func(h *hostile) { h.manifest.Layers = nil }},
+		"no layers":            {"has no file that could be mounted", func(h *hostile) { h.manifest.Layers = nil }},
 		"no title":             {"a layer has no title", func(h *hostile) { h.layer(pagesAt).Annotations = nil }},
 		"other annotation":     {"has the title", func(h *hostile) { h.layer(pagesAt).Annotations = map[string]string{"org.cncf.model.filepath": pagesAt} }},
 		"title that leads out": {"not a path inside the artifact", func(h *hostile) { h.rename(pagesAt, "../../x"+suffix) }},

@@ -3,6 +3,7 @@ package pullerror
 import (
 	"bytes"
 	"cmp"
+	"compress/gzip"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -45,6 +46,8 @@ func advice(registry string, err error, kinds []error, login string) string {
 		return orPage("check the name and the tag", err)
 	case unfollowed(err):
 		return fmt.Sprintf("%s sends crius to an address that it cannot ask, or from one to the next without end: see its log, and that of a proxy before it", cmp.Or(pointOf(err).From, registry))
+	case errors.Is(err, gzip.ErrHeader):
+		return fmt.Sprintf("%s, or a proxy before it, says that the answer is compressed (Content-Encoding: gzip), and it is not: correct its configuration", placeOf(err, registry).host)
 	case is(fault.Unavailable):
 		return unavailable(placeOf(err, registry), err)
 	case is(fault.Exhausted):

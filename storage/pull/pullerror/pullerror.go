@@ -3,6 +3,7 @@
 package pullerror
 
 import (
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -105,7 +106,7 @@ func Kinds(err error) []error {
 		return []error{fault.Unauthenticated}
 	case errors.As(err, &coded):
 		return codeKind(coded.ErrorCode())
-	case errors.Is(err, docker.ErrTooManyRequests):
+	case errors.Is(err, docker.ErrTooManyRequests), errors.Is(err, gzip.ErrHeader): // of an answer: layers are decompressed elsewhere
 		return []error{fault.Unavailable}
 	case fault.DiskFull(err):
 		return []error{fault.Exhausted}

@@ -241,6 +241,9 @@ func Differs(answer string, head []byte, total int64, text string) error {
 	if what, do := pullerror.Instead(head, total); what != "" {
 		return insteadError{fmt.Sprintf("%s %s; %s", answer, what, do)}
 	}
+	if len(head) >= 512 && string(head[257:262]) == "ustar" { // some take Content-Encoding: gzip for the type of a file
+		text += ", a tar archive without compression"
+	}
 	return fmt.Errorf("%s: %w", text, ErrDiffers)
 }
 

@@ -96,8 +96,8 @@ func FilesOf(content []byte) ([]File, error) {
 		}
 	}
 	if len(files) == 0 {
-		return nil, fmt.Errorf("artifact manifest: it has no file that could be mounted: none of its %d layers has a name; push it with the annotation %s on each layer: %w",
-			len(m.Layers), imagespec.AnnotationTitle, fault.Invalid)
+		return nil, fmt.Errorf("artifact manifest: it is no container image, but an artifact with the config %.100q, and has no file that could be mounted: none of its %d layers has a name; use an image, or push the artifact with the annotation %s on each layer: %w",
+			m.Config.MediaType, len(m.Layers), imagespec.AnnotationTitle, fault.Invalid)
 	}
 	return files, nil
 }

@@ -130,7 +130,7 @@ func (f *search) candidates(index Document) (found []digest.Digest, err error) {
 	case err == nil:
 		found = append(found, usual)
 	case !errors.Is(err, fault.NotFound):
-		return nil, err
+		return nil, misread(index, err)
 	}
 	var indexes []digest.Digest
 	for _, d := range list.Manifests {

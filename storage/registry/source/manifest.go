@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/opencontainers/go-digest"
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/image"
 	"go.podman.io/image/v5/manifest"
@@ -19,17 +20,33 @@ import (
 
 // fetchManifest fetches a manifest, that of the image's name if instance is nil, and checks its digest. What
 // the manifest says of its type counts if the registry says nothing, or something that is not the type of a
-// manifest: servers of files do.
+// manifest: servers of files do. Of a manifest that does not say its own type, its config's counts more than the
+// registry: some take all manifests of images for Docker's.
 func (s *Image) fetchManifest(ctx context.Context, instance *digest.Digest) (raw []byte, mediaType string, err error) {
 	defer malformed(&err)
 	raw, mediaType, err = image.UnparsedInstance(s.ImageSource, instance).Manifest(ctx)
 	if err != nil {
 		return nil, "", s.differs(ctx, instance, err)
 	}
-	if !slices.Contains(manifest.DefaultRequestedManifestMIMETypes, mediaType) {
-		mediaType = cmp.Or(manifest.GuessMIMEType(raw), mediaType)
+	var document struct {
+		MediaType string `json:"mediaType"`
+	}
+	said := json.Unmarshal(raw, &document) == nil && document.MediaType != ""
+	switch is := manifest.GuessMIMEType(raw); {
+	case !slices.Contains(manifest.DefaultRequestedManifestMIMETypes, mediaType):
+		mediaType = cmp.Or(is, mediaType)
+	case !said && is == imagespec.MediaTypeImageManifest && mediaType == manifest.DockerV2Schema2MediaType:
+		mediaType = is
 	}
 	return raw, mediaType, nil
+}
+
+// misread returns the error of a manifest that cannot be parsed as what the registry says that it is.
+func misread(document Document, err error) error {
+	if is := manifest.GuessMIMEType(document.Content); is != "" && is != document.MediaType {
+		return fmt.Errorf("the registry serves it as %s, and it is %.100q; correct the registry or what is before it, or push the image again: %w", document.MediaType, is, fault.Invalid)
+	}
+	return fmt.Errorf("%w; rebuild the image: %w", err, fault.Invalid)
 }
 
 // differs returns the error of a manifest that cannot be fetched: err, unless what comes has another digest, for

@@ -436,7 +436,7 @@ func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *t
 	}
 	parsed, err := parse(raw, mediaType)
 	if err != nil {
-		return s.noManifest(raw, fmt.Errorf("image manifest: %w; rebuild the image: %w", err, fault.Invalid))
+		return s.noManifest(raw, fmt.Errorf("image manifest: %w", misread(Document{raw, mediaType}, err)))
 	}
 	if err := inspectManifest(parsed); err != nil {
 		return s.noManifest(raw, err)
