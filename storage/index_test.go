@@ -50,7 +50,10 @@ func TestIndexesAsPeopleMakeThem(t *testing.T) {
 		"nested twice":    func(a *image.Artifact) *image.Artifact { return index(t, index(t, index(t, foreign, a))) },
 		"variant":         func(a *image.Artifact) *image.Artifact { return edited(t, index(t, a), spelled(runtime.GOARCH, first)) },
 		"spelling":        func(a *image.Artifact) *image.Artifact { return edited(t, index(t, a), spelled(other, "")) },
-		"capitals":        func(a *image.Artifact) *image.Artifact { return edited(t, index(t, a), spelled("AMD64", "")) },
+		"unknown type": func(a *image.Artifact) *image.Artifact {
+			return edited(t, index(t, foreign, a), func(d *imagespec.Descriptor) { d.MediaType = "application/x-unknown" })
+		},
+		"capitals": func(a *image.Artifact) *image.Artifact { return edited(t, index(t, a), spelled("AMD64", "")) },
 	} {
 		a := motd(t, name)
 		outer := of(a)

@@ -3,6 +3,7 @@ package storage
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"strings"
 	"testing"
@@ -54,6 +55,39 @@ func altered(text string, pairs ...string) string {
 		text = strings.Replace(text, pairs[i], pairs[i+1], 1)
 	}
 	return text
+}
+
+// Layers may be named by any digest, and what the store names by a digest by that of the store.
+func TestDigestsOfOtherAlgorithms_moby_48241(t *testing.T) {
+	t.Parallel()
+	n, r := newNode(t), registrytest.Start(t)
+	l := layer(t, image.Text("file", "content"))
+	other := digest.SHA512.FromBytes(l.Blob)
+	plain := made{}.artifact(l)
+	config := digest.SHA512.FromBytes(plain.Blobs[plain.Config])
+	for what, c := range map[string]struct {
+		made
+		change [2]string // in the manifest
+		blobs  map[digest.Digest][]byte
+	}{
+		"layer":   {change: [2]string{l.Digest.String(), other.String()}, blobs: map[digest.Digest][]byte{other: l.Blob}},
+		"config":  {made: made{wrong: "not by sha512; rebuild the image"}, change: [2]string{plain.Config.String(), config.String()}, blobs: map[digest.Digest][]byte{config: plain.Blobs[plain.Config]}},
+		"content": {made: made{wrong: "not by sha512; rebuild the image", config: strings.ReplaceAll(plainConfig, "DIFF", other.String())}},
+	} {
+		a := c.artifact(l)
+		a.Manifest = []byte(strings.ReplaceAll(string(a.Manifest), c.change[0], c.change[1]))
+		maps.Copy(a.Blobs, c.blobs)
+		r.Push("app", "1", a)
+		switch img, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"}); {
+		case c.wrong != "" && (!errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), c.wrong)):
+			t.Errorf("%s: %v, want %q", what, err, c.wrong)
+		case c.wrong == "" && (err != nil || img.ID != a.ID()):
+			t.Errorf("%s: %v, %v", what, img, err)
+		case c.wrong == "":
+			n.remove(img.ID)
+		}
+	}
+	n.empty()
 }
 
 // Images as builders write them are run as by other runtimes, or refused with what is wrong and what to do.

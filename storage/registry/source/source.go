@@ -473,7 +473,7 @@ func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *t
 }
 
 // checkKind refuses what the library would refuse once the layers have been fetched: a config that is no image's,
-// and one of Docker behind a manifest of OCI.
+// one of Docker behind a manifest of OCI, and digests by which the store keeps nothing.
 func (s *Image) checkKind(manifestType, configType string) error {
 	if manifestType == imagespec.MediaTypeImageManifest && configType == manifest.DockerV2Schema2ConfigMediaType {
 		return fmt.Errorf("image manifest: it has OCI's type, and its config Docker's; rebuild the image with the types of one of them: %w", fault.Invalid)
@@ -481,6 +481,11 @@ func (s *Image) checkKind(manifestType, configType string) error {
 	var spec imagespec.Image
 	if err := json.Unmarshal(s.Config, &spec); err != nil {
 		return fmt.Errorf("image config: %w; rebuild the image: %w", err, fault.Invalid)
+	}
+	for _, d := range append(contentsOf(s.Config), s.ConfigDigest) {
+		if d.Validate() == nil && d.Algorithm() != digest.Canonical {
+			return fmt.Errorf("image config: digests of the config and of the contents of layers (diff_ids) can only be by %s, not by %s; rebuild the image: %w", digest.Canonical, d.Algorithm(), fault.Invalid)
+		}
 	}
 	return nil
 }
