@@ -133,7 +133,7 @@ func TestPagesInThePlaceOfARegistry_moby_30047_podman_5952(t *testing.T) {
 	n.pull(r.Addr() + "/app:1")
 }
 
-// What comes in the place of a config or a layer is told as what it is, and who has sent it.
+// What comes in the place of a config or a layer is reported as what it is, with the host that has sent it.
 func TestAnswersInThePlaceOfBlobs_trow_210_containerd_1791(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -176,7 +176,7 @@ func TestAnswersInThePlaceOfBlobs_trow_210_containerd_1791(t *testing.T) {
 	n.empty()
 }
 
-// Servers that say of the files of a registry that they are compressed for the transfer are told from broken images.
+// A wrong Content-Encoding is told apart from a broken image.
 func TestContentEncoding_moby_17595_docker_registry_369(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -141,8 +141,8 @@ func TestManifestServedAsAFile(t *testing.T) {
 	n.empty()
 }
 
-// Registries that take manifests of OCI for Docker's are believed about neither those that do not say their type nor
-// those that do, and the error says who is wrong.
+// An OCI manifest that the registry serves as Docker's is pulled if it does not say its own type. Otherwise it is
+// refused, like an image served as an index, and the error blames the registry.
 func TestManifestServedAsAnother_buildah_2266_buildah_575(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -225,10 +225,11 @@ func TestHostileRegistry(t *testing.T) {
 		"too much content": {"the registry sent more than", func(h *hostile) {
 			h.disturb(pagesAt, testregistry.Replace(func(b []byte) []byte { return append(bytes.Clone(b), b...) }))
 		}},
-		"wrong manifest":     {"another digest", func(h *hostile) { h.disturb(checkpoint.Manifest, testregistry.Replace(testregistry.Corrupt)) }},
-		"truncated archive":  {"the registry sent", func(h *hostile) { h.disturb(archiveTitle, testregistry.Replace(testregistry.Truncate)) }},
-		"broken connection":  {"EOF", func(h *hostile) { h.disturb(pagesAt, testregistry.Reset(1000)) }},
-		"page instead of it": {"403", func(h *hostile) { h.disturb(pagesAt, testregistry.Page(403)) }},
+		"wrong manifest":       {"another digest", func(h *hostile) { h.disturb(checkpoint.Manifest, testregistry.Replace(testregistry.Corrupt)) }},
+		"truncated archive":    {"the registry sent", func(h *hostile) { h.disturb(archiveTitle, testregistry.Replace(testregistry.Truncate)) }},
+		"broken connection":    {"EOF", func(h *hostile) { h.disturb(pagesAt, testregistry.Reset(1000)) }},
+		"page with status 200": {"the answer is a web page", func(h *hostile) { h.disturb(pagesAt, testregistry.Page(200)) }},
+		"page instead of it":   {"403", func(h *hostile) { h.disturb(pagesAt, testregistry.Page(403)) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
