@@ -461,16 +461,20 @@ func TestIncompleteImageOfADeadProcessIsDeleted(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	whole := n.pull(serve(t, "app", "1", motd(t, "x")).Addr() + "/app:1")
-	layer, err := n.store.CreateLayer("", "", nil, "", false, nil)
-	if err != nil {
-		t.Fatal(err)
+	dead := []string{whole.ID, "", "no-such-image"}
+	for digit, names := range map[string][]string{"a": nil, "b": {"example.com/app:1"}} {
+		layer, err := n.store.CreateLayer("", "", nil, "", false, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		id := strings.Repeat(digit, 64)
+		config := []cstorage.ImageBigDataOption{{Key: "sha256:" + id, Data: []byte("{}")}}
+		if _, err := n.store.CreateImage(id, names, layer.ID, "", &cstorage.ImageOptions{BigData: config}); err != nil {
+			t.Fatal(err)
+		}
+		dead = append(dead, id)
 	}
-	id := strings.Repeat("a", 64)
-	config := []cstorage.ImageBigDataOption{{Key: "sha256:" + id, Data: []byte("{}")}}
-	if _, err := n.store.CreateImage(id, nil, layer.ID, "", &cstorage.ImageOptions{BigData: config}); err != nil {
-		t.Fatal(err)
-	}
-	for _, image := range []string{id, whole.ID, "", "no-such-image"} {
+	for _, image := range dead {
 		job, err := n.leftovers.BeginPull(t.Context(), image, "", durable.Needs{})
 		if err != nil {
 			t.Fatal(err)

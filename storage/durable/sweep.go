@@ -187,7 +187,7 @@ func locked(file string) (bool, error) {
 }
 
 // sweepHalf deletes an image without a manifest, which nobody would list or remove: the library
-// makes its record first, then adds config and manifest, and names it last.
+// makes its record first, which may have its name already, and then adds config and manifest.
 func (d *Leftovers) sweepHalf(ctx context.Context, id string) error {
 	image, err := d.store.Image(id)
 	if errors.Is(err, cstorage.ErrImageUnknown) {
@@ -196,7 +196,7 @@ func (d *Leftovers) sweepHalf(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	if image.ID != id || image.ReadOnly || len(image.Names) > 0 || slices.Contains(image.BigDataNames, cstorage.ImageDigestBigDataKey) {
+	if image.ID != id || image.ReadOnly || slices.Contains(image.BigDataNames, cstorage.ImageDigestBigDataKey) {
 		return nil
 	}
 	err = trace.Call(ctx, "delete incomplete image", func() error { return DeleteImage(d.store, id) })
