@@ -40,6 +40,13 @@ var headlines = []headline{
 		{"crun, 1 at once", "exec", "Exec probes with crun, 1 at once", phases[execSync]},
 		{"crun, 8 at once", "exec", "Exec probes with crun, 8 at once", phases[execSync]},
 	}},
+	{"sessions", "Sessions of people", "By kubectl over SPDY, with runc; all but the first carry 100 MiB.", "ms", []selection{
+		{"exec of a program that ends at once", "sessions", sessionTimes, sessions[0].name},
+		{"exec, output", "sessions", sessionTimes, execOutput},
+		{"exec of cat, there and back", "sessions", sessionTimes, execBothWays},
+		{"attach, output", "sessions", sessionTimes, attachOutput},
+		{"port-forward", "sessions", sessionTimes, forwarded},
+	}},
 	{"pull", "An image is pulled", "A large one in several layers, from a registry on the same machine to a tmpfs.", "seconds", []selection{
 		{"time", "pull", "Image of", "nothing of it there"},
 		{"CPU", "pull", "Image of", "CPU"},
@@ -61,6 +68,7 @@ var headlines = []headline{
 
 const (
 	manyContainers = "2000 containers, 300 calls"
+	sessionTimes   = "Sessions with runc: ms"
 
 	ratio = crius + "/containerd" // the head of a column
 )

@@ -49,7 +49,7 @@ func TestShortPage(t *testing.T) {
 			t.Errorf("%q is not in\n%s", want, text)
 		}
 	}
-	if lines := strings.Count(string(text), "\n"); lines > 110 {
+	if lines := strings.Count(string(text), "\n"); lines > 125 {
 		t.Errorf("the page has %d lines", lines)
 	}
 	for _, h := range headlines {
