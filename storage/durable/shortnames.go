@@ -24,7 +24,7 @@ func (d *Leftovers) sweepShortNames(ctx context.Context) error {
 		return err
 	}
 	for _, root := range roots.All() {
-		lock, err := lockfile.GetLockFile(filepath.Join(filepath.Dir(filepath.Join(root, layersFile)), "layers.lock"))
+		lock, err := lockfile.GetLockFile(filepath.Join(root, "overlay-layers", "layers.lock"))
 		if err != nil {
 			return err
 		}
