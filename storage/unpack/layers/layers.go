@@ -47,16 +47,20 @@ type Target interface {
 	Stage(ctx context.Context, content io.Reader, blobs func() (int64, error)) (Staged, error)
 	// CheckRepeat refuses a layer that repeats too much of the layers that have been added.
 	CheckRepeat(content digest.Digest) error
-	// Note completes the records of the layers that have been added.
-	Note() error
+	// Add adds layers to the store, each above the one before it. It returns how many the store has
+	// now, those that it had already included, and why it has not the next one.
+	Add(ctx context.Context, layers []Addition) (added int, err error)
+}
+
+// Addition is a layer and its place in the store.
+type Addition struct {
+	Staged     Staged // of the same Target; nil: the store has the layer
+	ID, Parent string // an empty parent: it is the lowest layer
+	Record     Record
 }
 
 // Staged is a layer that has been unpacked beside the store.
 type Staged interface {
-	// Add adds the layer to the store, above parent, of which it inherits the attributes of
-	// directories that have no entries. The error is cstorage.ErrDuplicateID if the
-	// store has it already.
-	Add(ctx context.Context, id, parent string, as Record) error
 	// Drop deletes what has been unpacked, unless it was added.
 	Drop() error
 }

@@ -61,7 +61,6 @@ func (s *fakeStore) LayersByCompressedDigest(digest.Digest) ([]cstorage.Layer, e
 func (s *fakeStore) GraphDriver() (drivers.Driver, error) { return nil, errors.New("no driver") }
 
 func (s *fakeStore) CheckRepeat(digest.Digest) error { return nil }
-func (s *fakeStore) Note() error                     { return nil }
 
 func (s *fakeStore) Stage(_ context.Context, content io.Reader, blobs func() (int64, error)) (Staged, error) {
 	text, err := io.ReadAll(content)
@@ -89,20 +88,24 @@ type fakeStaged struct {
 	gone bool
 }
 
-func (s *fakeStaged) Add(_ context.Context, id, _ string, as Record) (err error) {
+func (s *fakeStore) Add(_ context.Context, layers []Addition) (added int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.fails) > 0 {
-		err, s.fails = s.fails[0], s.fails[1:]
-		return err
+	for i, l := range layers {
+		if len(s.fails) > 0 {
+			err, s.fails = s.fails[0], s.fails[1:]
+			return i, err
+		}
+		if l.Record.Blob == "" || l.Record.Content == "" {
+			return i, errors.New("it has no digests")
+		}
+		if staged, is := l.Staged.(*fakeStaged); is {
+			s.added[l.ID] = true
+			s.staged--
+			staged.gone = true
+		}
 	}
-	if as.Blob == "" || as.Content == "" {
-		return errors.New("it has no digests")
-	}
-	s.added[id] = true
-	s.staged--
-	s.gone = true
-	return nil
+	return len(layers), nil
 }
 
 func (s *fakeStaged) Drop() error {
@@ -128,13 +131,12 @@ func TestPut(t *testing.T) {
 		puts  int
 		want  error // nil: the layer is added
 	}{
-		"good":              {sends: text, puts: 1},
-		"swept":             {sends: text, fails: []error{swept, swept}, puts: 3},
-		"swept for ever":    {sends: text, fails: []error{swept, swept, swept, swept}, puts: 3, want: fs.ErrNotExist},
-		"another was there": {sends: text, fails: []error{cstorage.ErrDuplicateID}, puts: 1},
-		"broken":            {sends: text, fails: []error{broken}, puts: 1, want: broken},
-		"cut":               {sends: text[:10], fetch: cut, want: cut},
-		"something else":    {sends: strings.ToUpper(text), want: fault.Invalid},
+		"good":           {sends: text, puts: 1},
+		"swept":          {sends: text, fails: []error{swept, swept}, puts: 3},
+		"swept for ever": {sends: text, fails: []error{swept, swept, swept, swept}, puts: 3, want: fs.ErrNotExist},
+		"broken":         {sends: text, fails: []error{broken}, puts: 1, want: broken},
+		"cut":            {sends: text[:10], fetch: cut, want: cut},
+		"something else": {sends: strings.ToUpper(text), want: fault.Invalid},
 	} {
 		for _, late := range []bool{false, true} {
 			store := &fakeStore{fails: test.fails, late: late, added: map[string]bool{}}

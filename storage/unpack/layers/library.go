@@ -71,10 +71,7 @@ func (l *library) put(id, parent string, options *cstorage.LayerOptions, diff io
 	if options.OriginalDigest != "" && options.OriginalSize != nil {
 		record.Size = *options.OriginalSize
 	}
-	err = staged.Add(l.ctx, id, parent, record)
-	if err == nil {
-		err = l.into.Note()
-	}
+	_, err = l.into.Add(l.ctx, []Addition{{staged, id, parent, record}})
 	return record, errors.Join(err, staged.Drop())
 }
 

@@ -1,6 +1,7 @@
 package layers
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,8 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-
-	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/unpack/extract"
@@ -41,7 +40,7 @@ func (in *Intake) Put(ctx context.Context, image []Layer) error {
 			err = errors.Join(err, s.staged.Drop())
 		}
 	}
-	return errors.Join(err, in.Into.Note())
+	return err
 }
 
 // put is one call of Put.
@@ -184,26 +183,94 @@ func (p *put) blobs() (sum int64, err error) {
 	return sum, nil
 }
 
+// together is how many bytes of blobs are added to the store at once. An interrupted pull has to
+// unpack no more than that again.
+const together = 32 << 20
+
 // addAll adds the layers to the store, from the lowest one up.
 func (p *put) addAll() error {
-	for _, s := range p.steps {
-		<-s.ready
+	for rest := p.steps; len(rest) > 0; {
+		added, err := p.add(rest)
+		rest = rest[added:]
+		if err == nil {
+			continue
+		}
 		if p.ctx.Err() != nil {
 			return context.Cause(p.ctx)
 		}
-		err := p.add(s)
-		if s.present && errors.Is(err, ErrNotRebuilt) {
+		if err := p.addAgain(rest[0], err); err != nil {
+			return rest[0].wrap(err)
+		}
+		rest = rest[1:]
+	}
+	return nil
+}
+
+// add adds the first of the layers when it is unpacked, and with it small ones above it that have arrived, since most of the
+// work is the same for one layer and for many. It returns how many the store has now, and the
+// error of the next one.
+func (p *put) add(steps []*step) (added int, err error) {
+	var ready []Addition
+	bytes := int64(0)
+	for i, s := range steps {
+		if bytes += s.Size; i > 0 && (bytes > together || !s.arrived()) {
+			break
+		}
+		<-s.ready
+		if err = s.err; err != nil {
+			break
+		}
+		ready = append(ready, Addition{s.staged, s.id, s.parent, Record{Blob: s.Blob, Size: p.sizeOf(s), Content: s.DiffID}})
+	}
+	if p.ctx.Err() != nil {
+		return 0, context.Cause(p.ctx)
+	}
+	added, addErr := p.Into.Add(p.ctx, ready)
+	for _, s := range steps[:added] {
+		p.finish(s)
+	}
+	return added, cmp.Or(addErr, err)
+}
+
+// arrived reports whether a layer has only to be unpacked: nothing else is waited for, neither a registry nor the layers below.
+func (s *step) arrived() bool { return s.like == nil && s.blob.ended() }
+
+// addAgain adds a layer after a failure, if another attempt may help: its directory was swept, or the store could
+// not give it and it is downloaded instead.
+func (p *put) addAgain(s *step, err error) error {
+	const attempts = 3
+	for attempt := 1; err != nil; attempt++ {
+		switch {
+		case s.present && errors.Is(err, ErrNotRebuilt):
 			if p.Lost != nil {
 				p.Lost(s.Layer, err)
 			}
-			err = p.addDownloaded(s)
+			s.blob.close()
+			p.changing.Lock()
+			s.present, s.blob = false, newSpool(p.Dir)
+			p.changing.Unlock()
+			p.download([]*step{s})
+		case attempt == attempts || !swept(err):
+			return err
 		}
-		if err != nil {
-			return s.wrap(err)
+		if s.staged != nil {
+			if err := s.staged.Drop(); err != nil {
+				return err
+			}
 		}
-		close(s.added)
+		s.staged, s.err = p.stage(s)
+		_, err = p.add([]*step{s})
 	}
 	return nil
+}
+
+// finish ends a step whose layer is in the store.
+func (p *put) finish(s *step) {
+	s.blob.close()
+	if !s.present && p.Added != nil {
+		p.Added(s.Layer)
+	}
+	close(s.added)
 }
 
 // wrap says of which layer an error is.
@@ -213,49 +280,6 @@ func (s *step) wrap(err error) error {
 		return err
 	}
 	return fmt.Errorf("%s%w", layer, err)
-}
-
-// addDownloaded downloads and adds a layer that the store could not give.
-func (p *put) addDownloaded(s *step) error {
-	s.blob.close()
-	p.changing.Lock()
-	s.present, s.blob = false, newSpool(p.Dir)
-	p.changing.Unlock()
-	p.download([]*step{s})
-	s.staged, s.err = p.stage(s)
-	return p.add(s)
-}
-
-// add adds a layer that has been unpacked. If the directory was swept meanwhile, the layer is
-// unpacked again.
-func (p *put) add(s *step) error {
-	const attempts = 3
-	for attempt := 1; ; attempt++ {
-		err := s.err
-		if err == nil && s.staged != nil {
-			err = s.staged.Add(p.ctx, s.id, s.parent, Record{Blob: s.Blob, Size: p.sizeOf(s), Content: s.DiffID})
-		}
-		if errors.Is(err, cstorage.ErrDuplicateID) { // another pull was faster
-			err = nil
-		}
-		if err == nil {
-			break
-		}
-		if attempt == attempts || !swept(err) {
-			return err
-		}
-		if s.staged != nil {
-			if err := s.staged.Drop(); err != nil {
-				return err
-			}
-		}
-		s.staged, s.err = p.stage(s)
-	}
-	s.blob.close()
-	if !s.present && p.Added != nil {
-		p.Added(s.Layer)
-	}
-	return nil
 }
 
 // sizeOf returns the bytes of a step's blob, as far as somebody has seen it.

@@ -6,66 +6,144 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
-	"strconv"
 
+	cstorage "go.podman.io/storage"
+	"go.podman.io/storage/pkg/idtools"
 	"go.podman.io/storage/pkg/lockfile"
 )
 
-// Note implements Target. The library leaves the sizes of blobs out of the records of staged
-// layers, from which containers/image takes them when it finds such a layer.
-func (u *Unpacker) Note() error {
-	if len(u.unnoted) == 0 {
-		return nil
+// recordsDir is the library's directory for the records of layers, in a root of a store.
+const recordsDir = "overlay-layers"
+
+// incomplete is the library's flag of a layer that is being added or deleted.
+const incomplete = "incomplete"
+
+// records are those of a store's layers, locked.
+type records struct {
+	lock       *lockfile.LockFile
+	file       string
+	text       []byte                        // of the file, without the last bracket
+	maps       map[string][2][]idtools.IDMap // of users and groups, by layer
+	incomplete bool                          // a layer, which the library will delete
+}
+
+// root is the root of a store in which images are.
+func root(store cstorage.Store) string { return cmp.Or(store.ImageStore(), store.GraphRoot()) }
+
+// lockRecords locks the records of a store, to which a layer above parent will be added. The error is
+// cstorage.ErrParentUnknown if the store has not got that.
+func lockRecords(store cstorage.Store, parent string) (*records, error) {
+	var other *cstorage.Layer // the parent, if it is in another store that this one reads
+	for attempt := 1; ; attempt++ {
+		r, err := openRecords(store)
+		if err != nil {
+			return nil, fmt.Errorf("records of layers: %w", err)
+		}
+		if other != nil && !r.has(parent) {
+			r.maps[parent] = [2][]idtools.IDMap{other.UIDMap, other.GIDMap}
+		}
+		if !r.incomplete && (parent == "" || r.has(parent)) {
+			return r, nil
+		}
+		r.unlock()
+		layer, err := store.Layer(parent) // the library deletes incomplete layers when it looks
+		switch {
+		case r.incomplete && attempt == 3:
+			return nil, fmt.Errorf("%s names a layer that is incomplete and cannot be deleted", r.file)
+		case parent != "" && err != nil:
+			return nil, fmt.Errorf("layer %s: %w: %w", parent, err, cstorage.ErrParentUnknown)
+		case parent != "" && layer.ReadOnly:
+			other = layer
+		case attempt == 3:
+			return nil, fmt.Errorf("layer %s: %w", parent, cstorage.ErrParentUnknown)
+		}
 	}
-	dir := filepath.Join(cmp.Or(u.store.ImageStore(), u.store.GraphRoot()), "overlay-layers")
+}
+
+// openRecords locks the records and reads them. With an image store, layers are in two places, whose
+// locks a writer of the library takes both: one of them keeps it away.
+func openRecords(store cstorage.Store) (r *records, err error) {
+	dir := filepath.Join(root(store), recordsDir)
 	lock, err := lockfile.GetLockFile(filepath.Join(dir, "layers.lock"))
 	if err != nil {
-		return err
+		return nil, err
 	}
+	r = &records{lock: lock, file: filepath.Join(dir, "layers.json"), maps: map[string][2][]idtools.IDMap{}}
 	lock.Lock()
-	defer lock.Unlock()
-	if err := noteSizes(filepath.Join(dir, "layers.json"), u.unnoted); err != nil {
-		return fmt.Errorf("note sizes of blobs in records of layers: %w", err)
+	if store.ImageStore() != "" {
+		_, err = r.read(filepath.Join(store.GraphRoot(), recordsDir, "layers.json"))
 	}
-	clear(u.unnoted)
-	_, err = lock.RecordWrite()
-	return err
+	if err == nil {
+		r.text, err = r.read(r.file)
+	}
+	if err != nil {
+		r.unlock()
+		return nil, err
+	}
+	return r, nil
 }
 
-// noteSizes adds the sizes of blobs to the records of layers in a file. At every moment the file
-// has the old content, or the new content, which has been synced.
-func noteSizes(file string, sizes map[string]int64) error {
-	text, err := os.ReadFile(file)
+// read notes the layers of a file. It returns its text, without the last bracket.
+func (r *records) read(file string) (text []byte, err error) {
+	text, err = os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(text) == 0 {
+		return []byte("["), nil
+	}
+	var layers []struct {
+		ID     string          `json:"id"`
+		UIDMap []idtools.IDMap `json:"uidmap"`
+		GIDMap []idtools.IDMap `json:"gidmap"`
+		Flags  map[string]any  `json:"flags"`
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &layers)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	if len(layers) == 0 {
+		return []byte("["), nil
+	}
+	for _, l := range layers {
+		r.maps[l.ID] = [2][]idtools.IDMap{l.UIDMap, l.GIDMap}
+		r.incomplete = r.incomplete || l.Flags[incomplete] == true
+	}
+	text, _ = bytes.CutSuffix(bytes.TrimSpace(text), []byte("]"))
+	return text, nil
+}
+
+func (r *records) has(id string) bool {
+	_, has := r.maps[id]
+	return has
+}
+
+// write writes the records that were read, and those of more layers.
+func (r *records) write(more []*cstorage.Layer) error {
+	added, err := json.Marshal(more)
 	if err != nil {
 		return err
 	}
-	var records []json.RawMessage
-	if err := json.Unmarshal(text, &records); err != nil {
-		return fmt.Errorf("%s: %w", file, err)
+	if len(r.text) > 1 {
+		added[0] = ','
+	} else {
+		added = added[1:]
 	}
-	for i, record := range records {
-		var has struct {
-			ID   string `json:"id"`
-			Size int64  `json:"compressed-size"`
-		}
-		if err := json.Unmarshal(record, &has); err != nil {
-			return fmt.Errorf("%s: %w", file, err)
-		}
-		if size, is := sizes[has.ID]; is && has.Size == 0 && size > 0 {
-			rest, _ := bytes.CutPrefix(record, []byte("{"))
-			records[i] = slices.Concat([]byte(`{"compressed-size":`), strconv.AppendInt(nil, size, 10), []byte(","), rest)
-		}
-	}
-	if text, err = json.Marshal(records); err != nil {
+	if _, err := r.lock.RecordWrite(); err != nil { // first: all that have read the records must read them again
 		return err
 	}
-	return replace(file, text)
+	if err := replace(r.file, bytes.Join([][]byte{r.text, added}, nil)); err != nil {
+		return fmt.Errorf("records of layers: %w", err)
+	}
+	return nil
 }
 
-// replace gives a file another content.
+func (r *records) unlock() { r.lock.Unlock() }
+
+// replace gives a file another content. At every moment the file has the old content, or the new
+// content, which has been synced.
 func replace(file string, text []byte) error {
 	// The library gives such names to files that it is writing, so the next start finds leftovers.
 	to, err := os.CreateTemp(filepath.Dir(file), ".tmp-"+filepath.Base(file))

@@ -91,6 +91,13 @@ func (s *spool) end(err error) {
 	s.changed.Broadcast()
 }
 
+// ended reports whether end was called.
+func (s *spool) ended() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err != nil
+}
+
 // close closes the file, and so frees its space.
 func (s *spool) close() {
 	s.end(errClosed)

@@ -1,70 +1,20 @@
 package layers
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	cstorage "go.podman.io/storage"
-	drivers "go.podman.io/storage/drivers"
 	"golang.org/x/sys/unix"
 
-	"github.com/crius-run/crius/internal/flock"
-	"github.com/crius-run/crius/storage/diskusage"
 	"github.com/crius-run/crius/storage/unpack/extract"
 )
-
-// Add implements Staged.
-//
-// If somebody has added the layer meanwhile, the library would replace its files, on which
-// containers may run, so only one worker at a time checks and adds.
-func (s *staged) Add(ctx context.Context, id, parent string, as Record) error {
-	store := s.unpacker.store
-	if err := s.inherit(ctx, parent); err != nil {
-		return err
-	}
-	root := cmp.Or(store.ImageStore(), store.GraphRoot())
-	turn, err := os.Open(filepath.Join(root, "overlay-layers"))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = flock.Release(turn) }() // a helper that is being started may have a copy
-	if err := flock.Wait(turn); err != nil {
-		return err
-	}
-	if _, err := store.Layer(id); err == nil {
-		return cstorage.ErrDuplicateID
-	}
-	split := filepath.Join(store.GraphRoot(), "overlay-layers", id+diskusage.SplitSuffix)
-	if err := s.moveSplit(split); err != nil {
-		return err
-	}
-	s.out.UncompressedDigest, s.out.CompressedDigest = as.Content, as.Blob
-	staging := filepath.Dir(s.out.Target)
-	_, err = store.ApplyStagedLayer(cstorage.ApplyStagedLayerOptions{
-		ID: id, ParentLayer: parent, DiffOutput: s.out, DiffOptions: &drivers.ApplyDiffWithDifferOpts{},
-	})
-	if err != nil {
-		if _, unknown := store.Layer(id); errors.Is(unknown, cstorage.ErrLayerUnknown) {
-			_ = os.Remove(split) // if it stays, the next start deletes it
-		}
-		return err
-	}
-	layer := diskusage.Layer{Dir: filepath.Join(root, "overlay", id), Split: split}
-	_, _ = layer.NoteWith(s.files) // if it fails, the server measures the layer
-	s.unpacker.below.grow(parent, id, filepath.Join(layer.Dir, "diff"))
-	s.added, s.result.Implied = true, nil
-	s.unpacker.added(as.Content, s.result.Size+s.counted.mine.holes) // the library does not count holes
-	s.unpacker.unnoted[id] = as.Size
-	return os.RemoveAll(staging) // which the library leaves empty
-}
 
 // Drop implements Staged.
 func (s *staged) Drop() error {
@@ -82,16 +32,16 @@ func (s *staged) Drop() error {
 }
 
 // inherit gives the directories that no entry of the layer describes the attributes that they have in
-// the layers below. Until the layer is added nobody sees it, and the library syncs it with the rest.
-func (s *staged) inherit(ctx context.Context, parent string) error {
+// the layers below. Until the layer is added nobody sees it, and it is synced with the rest.
+func (s *staged) inherit(ctx context.Context, parent string, below *stack) error {
 	if parent == "" || len(s.result.Implied) == 0 {
 		return nil
 	}
-	below, err := s.unpacker.below.of(parent)
+	dirs, err := below.of(parent)
 	if err != nil {
 		return err
 	}
-	err = s.result.Implied.Inherit(ctx, s.out.Target, below, &s.unpacker.image.lookups)
+	err = s.result.Implied.Inherit(ctx, s.out.Target, dirs, &s.unpacker.image.lookups)
 	if errors.Is(err, extract.ErrBelowMissing) {
 		return fmt.Errorf("layer %s: %w: %w", parent, err, cstorage.ErrParentUnknown)
 	}

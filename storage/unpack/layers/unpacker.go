@@ -36,7 +36,6 @@ type Unpacker struct {
 	below stack  // the layer that was added last
 	image image
 	*repeats
-	unnoted map[string]int64 // sizes of blobs that records lack, by layer
 }
 
 // NewUnpacker returns an unpacker for one image, with a directory for files that are moved into the
@@ -44,7 +43,7 @@ type Unpacker struct {
 func NewUnpacker(store cstorage.Store, dir string, room int64) *Unpacker {
 	return &Unpacker{
 		store: store, dir: dir, below: stack{store: store},
-		image: image{lookups: extract.MaxLookups}, repeats: newRepeats(room), unnoted: map[string]int64{},
+		image: image{lookups: extract.MaxLookups}, repeats: newRepeats(room),
 	}
 }
 

@@ -1,0 +1,215 @@
+package layers
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+	cstorage "go.podman.io/storage"
+	"golang.org/x/sys/unix"
+)
+
+// newStore opens a store of the library in a directory, over one that it only reads, if there is one.
+func newStore(t *testing.T, dir, readOnly string) cstorage.Store {
+	t.Helper()
+	options := cstorage.StoreOptions{RunRoot: filepath.Join(dir, "run"), GraphRoot: filepath.Join(dir, "root"), GraphDriverName: "overlay"}
+	if readOnly != "" {
+		options.GraphDriverOptions = []string{"overlay.imagestore=" + readOnly}
+	}
+	store, err := cstorage.GetStore(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(filepath.Join(options.GraphRoot, "overlay"), unix.MNT_DETACH) }) // the library mounts it upon itself
+	return store
+}
+
+// stage unpacks count layers, each with a file of its own.
+func stage(t *testing.T, u *Unpacker, count int) (all []Addition) {
+	t.Helper()
+	parent := ""
+	for i := range count {
+		content := packed(t, 1, func(int) tar.Header { return tar.Header{Name: fmt.Sprint("d/file", i), Mode: 0o644} })
+		staged, err := u.Stage(t.Context(), bytes.NewReader(content), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = staged.Drop() })
+		blob, diff := digest.FromString(fmt.Sprint("blob ", i)), digest.FromBytes(content)
+		id := layerID(parent, diff)
+		all = append(all, Addition{staged, id, parent, Record{Blob: blob, Size: int64(100 + i), Content: diff}})
+		parent = id
+	}
+	return all
+}
+
+// recorded reads the records of layers from the disk.
+func recorded(t *testing.T, store cstorage.Store) (all []map[string]any) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(store.GraphRoot(), "overlay-layers", "layers.json"))
+	if err == nil {
+		err = json.Unmarshal(text, &all)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// Layers that are added together are what the library makes of them: it finds them by id and digests, with
+// their parents, sizes and files, and so does one that opens the store afterwards. Layers that were there stay.
+func TestAddTogether(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	store := newStore(t, dir, "")
+	before, err := store.CreateLayer("", "", []string{"somebody's"}, "", false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u := NewUnpacker(store, t.TempDir(), 0)
+	layers := stage(t, u, 4)
+	for _, together := range [][]Addition{layers[:1], layers[1:], layers} { // the last time they are there
+		if added, err := u.Add(t.Context(), together); added != len(together) || err != nil {
+			t.Fatalf("%d, %v", added, err)
+		}
+	}
+	again := filepath.Join(t.TempDir(), "again") // by another name it is opened once more
+	if err := os.Symlink(dir, again); err != nil {
+		t.Fatal(err)
+	}
+	store = newStore(t, again, "")
+	if l, err := store.Layer("somebody's"); err != nil || l.ID != before.ID {
+		t.Errorf("%+v, %v", l, err)
+	}
+	for i, l := range layers {
+		got, err := store.Layer(l.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.Parent != l.Parent || got.CompressedDigest != l.Record.Blob || got.CompressedSize != l.Record.Size || got.UncompressedDigest != l.Record.Content || len(got.Flags) > 0 || got.Created.IsZero() {
+			t.Errorf("%+v", got)
+		}
+		if found, err := store.LayersByUncompressedDigest(l.Record.Content); err != nil || len(found) != 1 {
+			t.Errorf("by digest: %+v, %v", found, err)
+		}
+		diff := Recall(store, got)
+		var back bytes.Buffer
+		if _, err := back.ReadFrom(diff); err != nil || digest.FromBytes(back.Bytes()) != l.Record.Content {
+			t.Errorf("layer %d comes back as %d bytes, %v", i, back.Len(), err)
+		}
+		if err := diff.Close(); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(filepath.Join(store.GraphRoot(), "overlay", l.ID, "diff", "d", fmt.Sprint("file", i))); err != nil {
+			t.Error(err)
+		}
+	}
+	if all := recorded(t, store); len(all) != 5 {
+		t.Errorf("%d records", len(all))
+	}
+}
+
+// If a layer cannot be added, those below it are, and nothing is left of it and of those above it, which can be
+// added afterwards.
+func TestAddUntilOneFails(t *testing.T) {
+	t.Parallel()
+	store := newStore(t, t.TempDir(), "")
+	u := NewUnpacker(store, t.TempDir(), 0)
+	layers := stage(t, u, 4)
+	lost := layers[2].Staged.(*staged)
+	if err := os.RemoveAll(lost.out.Target); err != nil {
+		t.Fatal(err)
+	}
+	lost.result.Implied = nil // else it is noticed before
+	added, err := u.Add(t.Context(), layers)
+	if added != 2 || !swept(err) {
+		t.Errorf("%d, %v", added, err)
+	}
+	if all := recorded(t, store); len(all) != 2 || slices.ContainsFunc(all, func(r map[string]any) bool { return r["flags"] != nil }) {
+		t.Errorf("records %v", all)
+	}
+	for i, l := range layers {
+		_, missing := os.Stat(filepath.Join(store.GraphRoot(), "overlay", l.ID))
+		_, unsplit := os.Stat(u.split(l.ID))
+		if has := missing == nil && unsplit == nil; has != (i < 2) || (missing == nil) != (unsplit == nil) {
+			t.Errorf("layer %d: %v, %v", i, missing, unsplit)
+		}
+	}
+	layers[2].Staged = stage(t, u, 3)[2].Staged
+	if added, err := u.Add(t.Context(), layers[2:]); added != 2 || err != nil {
+		t.Errorf("once more: %d, %v", added, err)
+	}
+}
+
+// A layer above one that the store has not got is refused; above one of another store that it reads, it is added.
+// The layers of that store stay as they are, and are not added again.
+func TestAddAboveAnotherStore(t *testing.T) {
+	t.Parallel()
+	dir, other := t.TempDir(), t.TempDir()
+	below := newStore(t, other, "")
+	first := stage(t, NewUnpacker(below, t.TempDir(), 0), 1)
+	if added, err := first[0].Staged.(*staged).unpacker.Add(t.Context(), first); added != 1 || err != nil {
+		t.Fatalf("%d, %v", added, err)
+	}
+	readOnly := filepath.Join(dir, "read-only") // by its other name this process has it open for writing
+	if err := os.Symlink(filepath.Join(other, "root"), readOnly); err != nil {
+		t.Fatal(err)
+	}
+	store := newStore(t, dir, readOnly)
+	u := NewUnpacker(store, t.TempDir(), 0)
+	layers := stage(t, u, 3)
+	if added, err := u.Add(t.Context(), layers[2:]); added != 0 || !errors.Is(err, cstorage.ErrParentUnknown) {
+		t.Errorf("without its parent: %d, %v", added, err)
+	}
+	layers[2] = stage(t, u, 3)[2]
+	if added, err := u.Add(t.Context(), layers); added != 3 || err != nil {
+		t.Errorf("%d, %v", added, err)
+	}
+	if all := recorded(t, store); len(all) != 2 {
+		t.Errorf("records %v", all)
+	}
+	if _, err := os.Stat(filepath.Join(readOnly, "overlay", layers[0].ID, "diff", "d", "file0")); err != nil {
+		t.Errorf("the other store: %v", err)
+	}
+}
+
+// What a process that was killed while it added a layer has left is deleted, and is no part of the layer that is
+// added then.
+func TestAddAfterKilled(t *testing.T) {
+	t.Parallel()
+	store := newStore(t, t.TempDir(), "")
+	u := NewUnpacker(store, t.TempDir(), 0)
+	layer := stage(t, u, 1)[0]
+	left := filepath.Join(store.GraphRoot(), "overlay", layer.ID, "diff", "half")
+	records, err := openRecords(store)
+	if err == nil {
+		err = records.write([]*cstorage.Layer{{ID: layer.ID, Flags: map[string]any{incomplete: true}}})
+		records.unlock()
+	}
+	if err := errors.Join(err, os.MkdirAll(left, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if records, err = lockRecords(store, ""); err != nil {
+		t.Fatal(err)
+	}
+	if records.has(layer.ID) {
+		t.Error("the layer is still recorded")
+	}
+	records.unlock()
+	if added, err := u.Add(t.Context(), []Addition{layer}); added != 1 || err != nil {
+		t.Errorf("%d, %v", added, err)
+	}
+	if _, err := os.Stat(left); err == nil {
+		t.Error("files of the killed process are in the layer")
+	}
+	if all := recorded(t, store); len(all) != 1 || all[0]["flags"] != nil {
+		t.Errorf("records %v", all)
+	}
+}
