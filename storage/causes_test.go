@@ -198,6 +198,7 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 			return certified(func(c *x509.Certificate) { c.DNSNames, c.IPAddresses = []string{"other.test"}, nil })
 		},
 		"check the node's clock":               func() error { return certified(func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Hour) }) },
+		"cannot have an underscore":            func() error { return pull("my_registry.example/app:1", nil) },
 		"an IPv6 address cannot be a registry": func() error { return pull("[::1]:5000/app:1", nil) },
 	}
 	for _, row := range rows {

@@ -87,6 +87,10 @@ func TestDigestsOfOtherAlgorithms_moby_48241(t *testing.T) {
 			n.remove(img.ID)
 		}
 	}
+	r.Push("app", "1", edited(t, index(t, plain), func(d *imagespec.Descriptor) {
+		d.Digest, d.Platform = digest.SHA512.FromBytes(plain.Manifest), &imagespec.Platform{OS: "linux", Architecture: runtime.GOARCH}
+	}))
+	n.fails("manifest", r.Addr()+"/app:1", nil, fault.Invalid, "image index: the digest of a manifest can only be by sha256, not by sha512; rebuild the image", "")
 	n.empty()
 }
 

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"strings"
@@ -126,6 +127,12 @@ func suffix(name string) string {
 
 func normalize(name string) (reference.Named, error) {
 	named, err := reference.ParseNormalizedNamed(name)
+	if host, _, _ := strings.Cut(name, "/"); !isShort(name) && strings.Contains(host, "_") { // which may look like a path
+		err = errors.New("the name of a registry cannot have an underscore: use another name for it")
+	}
+	if exact, ok := named.(reference.Canonical); ok && exact.Digest().Algorithm() != digest.Canonical {
+		err = fmt.Errorf("the digest of a manifest can only be by %s, not by %s", digest.Canonical, exact.Digest().Algorithm())
+	}
 	if err != nil {
 		return nil, fmt.Errorf("image reference %q: %w: %w", name, err, fault.Invalid)
 	}

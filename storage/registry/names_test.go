@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/types"
 
@@ -25,6 +26,8 @@ func TestParseReference(t *testing.T) {
 		"quay.io/a/b@" + someDigest:           "quay.io/a/b@" + someDigest,
 		"127.0.0.1:5000/a:tag@" + someDigest:  "127.0.0.1:5000/a:tag@" + someDigest,
 		"docker.io/library/docker-archive:24": "docker.io/library/docker-archive:24",
+		"my_user/my__app":                     "my_user/my__app",
+		"Registry.EXAMPLE:5000/a__b/c_d:1":    "Registry.EXAMPLE:5000/a__b/c_d:1",
 	} {
 		if got, err := ParseReference(ref); err != nil || got != want {
 			t.Errorf("%q: %q, %v; want %q", ref, got, err, want)
@@ -40,6 +43,26 @@ func TestParseReference(t *testing.T) {
 	} {
 		if got, err := ParseReference(ref); !errors.Is(err, fault.Invalid) {
 			t.Errorf("%q: %q, %v; want fault.Invalid", ref, got, err)
+		}
+	}
+}
+
+// No registry has an underscore in its name, and a name that begins with such a one is not taken for a path.
+func TestRegistriesWithUnderscores_moby_34975_moby_26810(t *testing.T) {
+	t.Parallel()
+	for _, ref := range []string{"my_registry:5000/app:1", "my_registry.example/app", "a.my__registry.example/app@" + someDigest} {
+		if got, err := ParseReference(ref); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "cannot have an underscore") {
+			t.Errorf("%q: %q, %v", ref, got, err)
+		}
+	}
+}
+
+// A manifest is compared with digests of one kind alone.
+func TestNamesWithOtherDigests_go_containerregistry_2427(t *testing.T) {
+	t.Parallel()
+	for _, d := range []digest.Digest{digest.SHA512.FromString("x"), digest.SHA384.FromString("x")} {
+		if got, err := ParseReference("quay.io/a@" + d.String()); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "can only be by sha256, not by "+d.Algorithm().String()) {
+			t.Errorf("%s: %q, %v", d, got, err)
 		}
 	}
 }
@@ -146,7 +169,7 @@ func TestAnIDIsNotPulled(t *testing.T) {
 // names that containers/image takes as they are.
 func FuzzReference(f *testing.F) {
 	for _, seed := range []string{
-		"busybox", "a/b:1", "quay.io/a@" + someDigest, "docker://x", "FOO/bar", "a@b@c", "a:1:2", "localhost", "[::1]:5000/a", "a..b/c",
+		"busybox", "a/b:1", "quay.io/a@" + someDigest, "docker://x", "FOO/bar", "a@b@c", "a:1:2", "localhost", "[::1]:5000/a", "a..b/c", "a_b.c/d",
 	} {
 		f.Add(seed)
 	}
@@ -170,6 +193,9 @@ func FuzzReference(f *testing.F) {
 			t.Fatalf("%q stands for nothing", ref)
 		}
 		for _, full := range names {
+			if reference.Domain(full) == "" {
+				t.Errorf("%q: %s has no registry", ref, full)
+			}
 			if reference.IsNameOnly(full) {
 				t.Errorf("%q: %s has neither tag nor digest", ref, full)
 			}

@@ -91,6 +91,9 @@ func (f *search) in(ctx context.Context, index Document) (digest.Digest, Documen
 		if err := chosen.Validate(); err != nil {
 			return "", none, fmt.Errorf("digest %q: %w: %w", chosen, err, fault.Invalid)
 		}
+		if chosen.Algorithm() != digest.Canonical { // the library would take the manifest for another one
+			return "", none, fmt.Errorf("the digest of a manifest can only be by %s, not by %s; rebuild the image: %w", digest.Canonical, chosen.Algorithm(), fault.Invalid)
+		}
 		if f.documents++; f.documents > maxIndexDocuments {
 			return "", none, fmt.Errorf("more than %d of its documents would have to be fetched to find one for this platform: %w", maxIndexDocuments, fault.Invalid)
 		}
