@@ -85,6 +85,11 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 		"correct the pull secret": func() error {
 			return pull(private.Addr()+"/app:1", &cri.AuthConfig{Username: "user", Password: "another"})
 		},
+		"it is compressed twice": func() error {
+			inner := layer(t, image.Text("file", "x"))
+			l := image.RawLayer(inner.Blob)
+			return pull(serve(t, "app", "1", build(t, image.Image{Layers: []image.Layer{l}})).Addr()+"/app:1", nil)
+		},
 		"the registry limits pulls":       func() error { return faulty("/manifests/", registry.TooManyRequests(0)) },
 		"the registry itself failed":      func() error { return faulty("/blobs/", registry.Status(http.StatusInternalServerError)) },
 		"push the image again":            func() error { return faulty(layerDigest(a, 1), registry.Page(http.StatusNotFound)) },

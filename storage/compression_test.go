@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/program"
 )
 
 // zstdOf compresses as real builders do.
@@ -66,6 +68,42 @@ func TestGreedyLayersAreRefused(t *testing.T) {
 		}
 	}
 	n.empty()
+}
+
+// A layer that is compressed twice is refused as such.
+func TestLayersCompressedTwice(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	zipped := layer(t, image.Text("file", "content"))
+	archived, err := archive.DecompressStream(bytes.NewReader(zipped.Blob))
+	ok(t, err)
+	content, err := io.ReadAll(archived)
+	ok(t, err)
+	gzipOf := func(content []byte) []byte { return image.RawLayer(content).Blob }
+	for what, blobs := range map[string][2][]byte{
+		"gzip":  {zipped.Blob, gzipOf(zipped.Blob)},
+		"zstd":  {zstdOf(t, content), gzipOf(zstdOf(t, content))},
+		"gzip ": {zipped.Blob, zstdOf(t, zipped.Blob)},
+		"xz":    {xzHeader, gzipOf(xzHeader)},
+	} {
+		for _, says := range []digest.Digest{digest.FromBytes(blobs[0]), zipped.DiffID} {
+			twice := image.Layer{Blob: blobs[1], Digest: digest.FromBytes(blobs[1]), DiffID: says}
+			r := serve(t, "app", "1", build(t, image.Image{Layers: []image.Layer{twice}}))
+			want := "it is compressed twice: what it decompresses to is " + strings.TrimSpace(what) + "; rebuild the image"
+			if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"}); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s, diff_id %s: %v", what, says, err)
+			}
+		}
+	}
+	n.empty()
+}
+
+// gzip needs no program: pigz with some versions of zlib-ng takes whole layers for damaged.
+func TestPigzIsNotAsked_podman_23822_containerd_14084(t *testing.T) {
+	n := newNode(t)
+	ok(t, program.Write(filepath.Join(n.dir, "pigz"), []byte("#!/bin/sh\necho 'pigz: skipping: <stdin>: corrupted -- crc32 mismatch' >&2\nexit 1\n")))
+	t.Setenv("PATH", n.dir+":"+os.Getenv("PATH")) // workers get it
+	n.pull(serve(t, "app", "1", motd(t, "no pigz")).Addr() + "/app:1")
 }
 
 // repeated is a zstd frame of so many blocks that repeat one byte, 128 KiB each.

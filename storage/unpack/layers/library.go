@@ -4,16 +4,11 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 
 	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
-	"go.podman.io/storage/pkg/archive"
-
-	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/storage/frames"
 )
 
 // Library returns a store for containers/image, whose PutLayer unpacks the layers of one image, one
@@ -58,9 +53,9 @@ func (l *library) put(id, parent string, options *cstorage.LayerOptions, diff io
 	}
 	defer unpacked.Close()
 	plain := bufio.NewReaderSize(unpacked, 32<<10)
-	first, _ := plain.Peek(10) // an error comes back with the next read
-	if archive.DetectCompression(first) != archive.Uncompressed || frames.Begin(first) {
-		return Record{}, fmt.Errorf("it is compressed twice; rebuild the image: %w", fault.Invalid)
+	first, _ := plain.Peek(maxMagic) // an error comes back with the next read
+	if err := errTwice(first); err != nil {
+		return Record{}, err
 	}
 	content := newDigested(plain, options.UncompressedDigest)
 	staged, err := l.into.Stage(l.ctx, content, func() (int64, error) { return l.blobs + max(sizeOf(diff), blob.size), nil })

@@ -144,8 +144,9 @@ func (p *put) stage(s *step) (Staged, error) {
 	}
 	defer c.Close()
 	staged, err := p.Into.Stage(p.ctx, c, p.blobs)
-	if errors.Is(err, extract.ErrNoArchive) || err != nil && c.failed != nil {
-		return nil, p.blame(s, err)
+	twice := errTwice(c.head)
+	if errors.Is(err, extract.ErrNoArchive) || err != nil && (c.failed != nil || twice != nil) {
+		return nil, p.blame(s, cmp.Or(twice, err))
 	}
 	if err == nil && !c.checked {
 		return nil, errors.Join(errors.New("it was not unpacked to its end"), staged.Drop())

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"sync"
 
 	"github.com/klauspost/pgzip"
@@ -165,8 +164,9 @@ type content struct {
 	ctx           context.Context //nolint:containedctx // of the reads
 	layer         *step
 	digester      digest.Digester
-	checked       bool  // it was read to its end, and has its digest
-	failed        error // of the decompression
+	head          []byte // its first bytes, up to maxMagic
+	checked       bool   // it was read to its end, and has its digest
+	failed        error  // of the decompression
 }
 
 // open begins to decompress the layer. A decoder that needs much memory takes a place in large.
@@ -185,21 +185,38 @@ func (s *step) open(ctx context.Context, large chan struct{}) (*content, error) 
 	return &content{ReadCloser: decompressed, ctx: ctx, layer: s, digester: s.DiffID.Algorithm().Digester()}, nil
 }
 
-// decompress decompresses a blob like archive.DecompressStream, but gzip with smaller buffers,
-// which otherwise cost more than a small layer, and zstd whose first frame is one to skip. It calls
-// large before it decodes a frame that needs much memory, and calls done when the result is closed.
+// decompress decompresses a blob like archive.DecompressStream, but gzip without the program pigz, with smaller
+// buffers, which otherwise cost more than a small layer, and zstd whose first frame is one to skip. It calls large
+// before it decodes a frame that needs much memory, and calls done when the result is closed.
+//
+// pigz is slower, and built with some versions of zlib-ng it takes whole layers for damaged.
 func decompress(blob io.Reader, large func() (done func(), err error)) (io.ReadCloser, error) {
 	const buffer, buffers = 128 << 10, 4
 	reader := bufio.NewReaderSize(blob, 32<<10)
 	first, _ := reader.Peek(frames.MagicSize) // an error comes back with the next read
 	switch {
-	case archive.DetectCompression(first) == archive.Gzip && !hasPigz():
+	case archive.DetectCompression(first) == archive.Gzip:
 		unpacked, err := pgzip.NewReaderN(reader, buffer, buffers)
 		return gunzip{unpacked, reader}, err
 	case frames.Begin(first):
 		return unzstd(reader, large)
 	}
 	return archive.DecompressStream(reader)
+}
+
+// maxMagic is how many bytes say how something is compressed.
+const maxMagic = 10
+
+// errTwice returns the error of a layer whose decompressed content begins with head, if that is compressed as well.
+func errTwice(head []byte) error {
+	inner := map[archive.Compression]string{archive.Gzip: "gzip", archive.Bzip2: "bzip2", archive.Xz: "xz"}[archive.DetectCompression(head)]
+	if frames.Begin(head) {
+		inner = "zstd"
+	}
+	if inner == "" {
+		return nil
+	}
+	return fmt.Errorf("it is compressed twice: what it decompresses to is %s; rebuild the image: %w", inner, fault.Invalid)
 }
 
 // unzstd decompresses zstd.
@@ -311,18 +328,13 @@ func (g gunzip) Close() error {
 	return nil
 }
 
-// hasPigz reports whether pigz is installed, which the library prefers.
-var hasPigz = sync.OnceValue(func() bool {
-	_, err := exec.LookPath("pigz")
-	return err == nil
-})
-
 // Read implements io.Reader.
 func (c *content) Read(p []byte) (int, error) {
 	if c.ctx.Err() != nil {
 		return 0, context.Cause(c.ctx)
 	}
 	n, err := c.ReadCloser.Read(p)
+	c.head = append(c.head, p[:min(n, maxMagic-len(c.head))]...)
 	_, _ = c.digester.Hash().Write(p[:n]) // never fails
 	switch {
 	case errors.Is(err, io.EOF):
