@@ -16,6 +16,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
+	"github.com/crius-run/crius/test/kit/registry/registrytest"
 )
 
 // pullAs pulls with credentials or ends the test.
@@ -202,6 +203,83 @@ func TestContentEncoding_moby_17595_docker_registry_369(t *testing.T) {
 		}
 		n.fails(c.path, r.Addr()+"/app:1", nil, fault.Unavailable, c.says, "node reaches")
 	}
+	n.empty()
+}
+
+// A registry that refuses a pull with a code of its own, or with none, has not failed, and what it does not have is
+// not found.
+func TestRefusalsWithCodesOfTheirOwn_harbor_13825_git_secret_801(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := motd(t, "refused")
+	r := serve(t, "app", "1", a)
+	ownReason := r.Addr() + " refused it without a code that says why"
+	for _, c := range []struct {
+		status int
+		body   string
+		kind   error
+		says   string
+	}{
+		{http.StatusPreconditionFailed, `{"code":"PROJECTPOLICYVIOLATION","message":"image with 86 vulnerabilities cannot be pulled"}`, fault.Denied, ownReason},
+		{http.StatusForbidden, `{"status":403,"message":"download blocking policy configured in Xray"}`, fault.Denied, ownReason},
+		{http.StatusForbidden, `{"status":403}`, fault.Denied, ownReason},
+		{http.StatusUnauthorized, `{"status":401,"message":"Bad credentials"}`, fault.Denied, ownReason},
+		{http.StatusNotFound, `{"code":"NOT_FOUND","message":"artifact app:1 not found"}`, fault.NotFound, "check the name and the tag"},
+		{http.StatusNotFound, `{"status":404,"message":"File not found."}`, fault.NotFound, "check the name and the tag"},
+	} {
+		r.Heal()
+		r.Inject(registry.Fault{Path: "/manifests/", Do: answer(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(c.status)
+			_, _ = fmt.Fprintf(w, `{"errors":[%s]}`, c.body)
+		})})
+		n.fails(c.body, r.Addr()+"/app:1", passwordOf("user", "hunter22"), c.kind, c.says, "itself failed")
+	}
+	n.empty()
+}
+
+// An expired token is one that the registry has refused, whatever status it has for that.
+func TestExpiredTokens_gradle_oci_144_ecr_credential_helper_7(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := serve(t, "app", "1", motd(t, "expired"))
+	auth := passwordOf("AWS", "hunter22")
+	for _, c := range []struct {
+		status int
+		body   string
+		says   string
+	}{
+		{http.StatusForbidden, `{"errors":[{"code":"DENIED","message":"Your authorization token has expired. Reauthenticate and try again."}]}`, "Your authorization token has expired. Reauthenticate"},
+		{http.StatusBadRequest, `{"errors":[{"code":"DENIED","message":"Your Authorization Token is invalid."}]}`, "Your Authorization Token is invalid."},
+		{http.StatusForbidden, "Your Authorization Token has expired. Please run 'aws ecr get-login' to fetch a new one.", "Your Authorization Token has expired."},
+	} {
+		r.Heal()
+		r.Inject(registry.Fault{Path: "/manifests/", Do: answer(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(c.status)
+			_, _ = io.WriteString(w, c.body)
+		})})
+		n.fails(c.body, r.Addr()+"/app:1", auth, fault.Denied, c.says, "node reaches")
+		n.fails(c.body, r.Addr()+"/app:1", auth, fault.Denied, `refused user "AWS" of the pull request: correct the pull secret`, "")
+	}
+	n.empty()
+}
+
+// A registry that sends crius to another host for the manifest has not refused the credentials for itself, which that
+// host does not get.
+func TestManifestOfAnotherHost_podman_15187(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := motd(t, "elsewhere")
+	r, other := serve(t, "app", "1", a), registrytest.StartAt(t, "127.0.0.2:0")
+	other.Push("app", "1", a)
+	auth := registry.Auth{Username: "user", Password: "hunter22"}
+	r.Require(auth)
+	r.Inject(registry.Fault{Path: "/manifests/", Do: registry.Redirect("http://" + other.Addr())})
+	n.pullAs(r.Addr()+"/app:1", passwordOf("user", "hunter22"))
+	n.remove(a.ID())
+	other.Require(auth)
+	n.fails("refused", r.Addr()+"/app:1", passwordOf("user", "hunter22"), fault.Unauthenticated,
+		fmt.Sprintf("%s, to which %s sends crius for the manifest, refused: it is not sent the credentials for %[2]s", other.Addr(), r.Addr()), "pull secret")
 	n.empty()
 }
 

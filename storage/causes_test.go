@@ -85,6 +85,12 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 		"correct the pull secret": func() error {
 			return pull(private.Addr()+"/app:1", &cri.AuthConfig{Username: "user", Password: "another"})
 		},
+		"refused it without a code that says why": func() error {
+			return faulty("/manifests/", registry.Status(http.StatusPreconditionFailed))
+		},
+		"sends crius for the manifest, refused": func() error {
+			return faulty("/manifests/", registry.Redirect("http://"+private.Addr()))
+		},
 		"it is compressed twice": func() error {
 			inner := layer(t, image.Text("file", "x"))
 			l := image.RawLayer(inner.Blob)

@@ -29,6 +29,7 @@ func advice(registry string, err error, kinds []error, login string) string {
 	is := func(kind error) bool { return slices.Contains(kinds, kind) }
 	var plain PlainHTTP
 	var explained explainedError
+	var coded errcode.ErrorCoder
 	switch by := pointOf(err).advise(err, is); {
 	case errors.Is(err, ErrWorkerDied), errors.As(err, &explained):
 		return ""
@@ -44,6 +45,8 @@ func advice(registry string, err error, kinds []error, login string) string {
 		return orPage(login, err)
 	case is(fault.NotFound):
 		return orPage("check the name and the tag", err)
+	case errors.As(err, &coded) && uncoded(coded), StatusOf(err) >= http.StatusBadRequest && StatusOf(err) < http.StatusInternalServerError:
+		return orPage(fmt.Sprintf("%s refused it without a code that says why: check the name and the credentials, and its log for a policy, such as one about vulnerable images", placeOf(err, registry)), err)
 	case unfollowed(err):
 		return fmt.Sprintf("%s sends crius to an address that it cannot ask, or from one to the next without end: see its log, and that of a proxy before it", cmp.Or(pointOf(err).From, registry))
 	case errors.Is(err, gzip.ErrHeader):

@@ -78,6 +78,8 @@ func (p Point) advise(err error, kinds func(error) bool) string {
 		return fmt.Sprintf("%s wants tokens and does not say where it gives them (WWW-Authenticate): correct its configuration", p.From)
 	case p.Step == Token && !LoginRefused(err) && (status != 0 || !unreachable(err)):
 		return fmt.Sprintf("%s gave no token for %s: see the log of either", p.host(), p.From)
+	case p.Step == Manifest && p.Host != "" && LoginRefused(err):
+		return fmt.Sprintf("%s, to which %s sends crius for the manifest, refused: it is not sent the credentials for %[2]s; use its own name in that of the image, or have %[2]s answer itself", p.Host, p.From)
 	case p.Step == Part && p.Host != "" && refused:
 		return fmt.Sprintf("%s, to which %s sends crius for layers, refused: see its log%s", p.Host, p.From, p.sameName())
 	case p.Step == Part && kinds(fault.NotFound):

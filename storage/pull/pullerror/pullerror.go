@@ -105,7 +105,7 @@ func Kinds(err error) []error {
 	case errors.As(err, &unauthorized):
 		return []error{fault.Unauthenticated}
 	case errors.As(err, &coded):
-		return codeKind(coded.ErrorCode())
+		return codeKind(coded)
 	case errors.Is(err, docker.ErrTooManyRequests), errors.Is(err, gzip.ErrHeader): // of an answer: layers are decompressed elsewhere
 		return []error{fault.Unavailable}
 	case fault.DiskFull(err):
@@ -132,18 +132,27 @@ func besides(err error) (kinds []error) {
 
 // codeKind decides by the error codes of the distribution specification, and for other codes by the
 // HTTP status of the code.
-func codeKind(code errcode.ErrorCode) []error {
-	switch code {
-	case registryv2.ErrorCodeManifestUnknown, registryv2.ErrorCodeNameUnknown, registryv2.ErrorCodeBlobUnknown:
+func codeKind(coded errcode.ErrorCoder) []error {
+	switch code := coded.ErrorCode(); {
+	case code == registryv2.ErrorCodeManifestUnknown, code == registryv2.ErrorCodeNameUnknown, code == registryv2.ErrorCodeBlobUnknown:
 		return []error{fault.NotFound}
-	case errcode.ErrorCodeUnauthorized:
+	case code == errcode.ErrorCodeUnauthorized:
 		return []error{fault.Unauthenticated}
-	case errcode.ErrorCodeDenied:
+	case code == errcode.ErrorCodeDenied:
 		return []error{fault.Denied}
-	case errcode.ErrorCodeUnknown: // says nothing
-		return nil
+	case uncoded(coded) && strings.Contains(strings.ToLower(fmt.Sprint(coded)), "not found"): // Harbor and others say so only in words
+		return []error{fault.NotFound}
+	case uncoded(coded):
+		return []error{fault.Denied}
+	default:
+		return statusKind(code.Descriptor().HTTPStatusCode)
 	}
-	return statusKind(code.Descriptor().HTTPStatusCode)
+}
+
+// uncoded reports whether a registry has refused a request with a code that the distribution specification does not
+// have, or with none. The library reads codes only from answers with status 4xx, and does not keep the status.
+func uncoded(coded errcode.ErrorCoder) bool {
+	return coded.ErrorCode().Descriptor().Code == errcode.ErrorCodeUnknown
 }
 
 func statusKind(status int) []error {

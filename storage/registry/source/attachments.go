@@ -8,10 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/BurntSushi/toml"
-	"github.com/docker/distribution/registry/api/errcode"
 	"github.com/opencontainers/go-digest"
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/docker"
@@ -219,13 +217,8 @@ func openSource(ctx context.Context, sys *types.SystemContext, name reference.Na
 	return ref.NewImageSource(ctx, sys)
 }
 
-// isUnknown reports whether a registry says that it does not have a manifest. Some registries, such
-// as Harbor, say so only in words.
+// isUnknown reports whether a registry says that it does not have a manifest.
 func isUnknown(err error) bool {
-	var said errcode.Error
-	if errors.As(err, &said) && said.Code == errcode.ErrorCodeUnknown && strings.Contains(strings.ToLower(said.Message), "not found") {
-		return true
-	}
 	return err != nil && slices.Contains(pullerror.Kinds(err), fault.NotFound)
 }
 
