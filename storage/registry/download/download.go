@@ -241,11 +241,17 @@ func Differs(answer string, head []byte, total int64, text string) error {
 	if what, do := pullerror.Instead(head, total); what != "" {
 		return insteadError{fmt.Sprintf("%s %s; %s", answer, what, do)}
 	}
-	if len(head) >= 512 && string(head[257:262]) == "ustar" { // some take Content-Encoding: gzip for the type of a file
+	if IsArchive(head) { // some take Content-Encoding: gzip for the type of a file
 		text += ", a tar archive without compression"
 	}
 	return fmt.Errorf("%s: %w", text, ErrDiffers)
 }
+
+// ArchiveHead is how many bytes IsArchive needs.
+const ArchiveHead = 512
+
+// IsArchive reports whether something that begins with head is a tar archive, without compression.
+func IsArchive(head []byte) bool { return len(head) >= ArchiveHead && string(head[257:262]) == "ustar" }
 
 // insteadError is an ErrDiffers that says what has come instead.
 type insteadError struct{ text string }

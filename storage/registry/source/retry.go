@@ -1,6 +1,7 @@
 package source
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/storage/pull/pullerror"
+	"github.com/crius-run/crius/storage/registry/download"
 )
 
 // A registry may refuse one request and accept the same one a moment later. The library repeats a
@@ -29,14 +31,48 @@ func (s *Image) blob(ctx context.Context, info types.BlobInfo, cache types.BlobI
 func (s *Image) askForBlob(ctx context.Context, info types.BlobInfo, cache types.BlobInfoCache) (io.ReadCloser, int64, error) {
 	used := s.opened()
 	stream, size, err := used.GetBlob(ctx, info, cache)
-	if err == nil || !s.again(ctx, info, used, err) {
-		return stream, size, err
+	if err != nil && s.again(ctx, info, used, err) {
+		if pullerror.StatusOf(err) == http.StatusPartialContent { // though nobody has asked for a part
+			stream, err = blobPart(ctx, s.opened(), info, 0, 0)
+			return stream, -1, err
+		}
+		stream, size, err = s.opened().GetBlob(ctx, info, cache)
 	}
-	if pullerror.StatusOf(err) == http.StatusPartialContent { // though nobody has asked for a part
-		stream, err = blobPart(ctx, s.opened(), info, 0, 0)
-		return stream, -1, err
+	if err == nil && size < 0 {
+		stream = &decoded{ReadCloser: stream, asSent: func() (io.ReadCloser, error) { return blobPart(ctx, s.opened(), info, 0, 0) }}
 	}
-	return s.opened().GetBlob(ctx, info, cache)
+	return stream, size, err
+}
+
+// decoded is an answer without a length. net/http drops the length of an answer with Content-Encoding: gzip, and
+// decompresses it. Servers of files say so of a layer because its file is gzip, and the archive in it has another
+// digest. Parts come as they are sent.
+type decoded struct {
+	io.ReadCloser
+
+	asSent func() (io.ReadCloser, error) // asks for the whole as a part; nil: it was decided whether to
+}
+
+// Read implements io.Reader. It looks at the first bytes of the answer.
+func (d *decoded) Read(p []byte) (int, error) {
+	if d.asSent == nil {
+		return d.ReadCloser.Read(p)
+	}
+	answer := d.ReadCloser
+	head := bufio.NewReaderSize(answer, download.ArchiveHead)
+	first, _ := head.Peek(download.ArchiveHead) // an error comes back with the next read
+	d.ReadCloser = struct {
+		io.Reader
+		io.Closer
+	}{head, answer}
+	if download.IsArchive(first) {
+		if sent, err := d.asSent(); err == nil {
+			_ = answer.Close()
+			d.ReadCloser = sent
+		}
+	}
+	d.asSent = nil
+	return d.ReadCloser.Read(p)
 }
 
 // part asks the registry for a part of a blob, like blob.
