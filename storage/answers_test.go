@@ -46,6 +46,7 @@ func TestLoginsThatCriusDoesNotKnow_jib_4187_moby_50896(t *testing.T) {
 	for _, auth := range []*cri.AuthConfig{nil, passwordOf("user", "hunter22")} {
 		for says, do := range map[string]registry.Fault{
 			"login by negotiate, and": {Path: "/v2/", Do: wantsLogin("Negotiate")},
+			"of its own":              {Path: "/v2/", Do: wantsLogin(`Negotiate, Basic realm="r"`)}, // only the first of a header counts
 			"by negotiate or ntlm,":   {Path: "/v2/", Do: wantsLogin("Negotiate", "NTLM")},
 			"by digest, and":          {Path: "/v2/", Do: wantsLogin(`Digest realm="r", nonce="n"`)},
 			"at /v2/":                 {Path: "/v2/", Do: wantsLogin()},
@@ -57,7 +58,7 @@ func TestLoginsThatCriusDoesNotKnow_jib_4187_moby_50896(t *testing.T) {
 		}
 	}
 	r.Require(registry.Auth{Username: "user", Password: "hunter22"})
-	for _, wants := range [][]string{{"Negotiate", `Basic realm="r"`}, {`BASIC realm="Sonatype Nexus"`}, {"Basic realm=/"}, {"basic"}} {
+	for _, wants := range [][]string{{"Negotiate", `Basic realm="r"`}, {`Basic realm="r", Bearer realm="http://r.test/token",service="s"`}, {`BASIC realm="Sonatype Nexus"`}, {"Basic realm=/"}, {"basic"}} {
 		r.Heal()
 		r.Inject(registry.Fault{Path: "/v2/", Times: 1, Do: wantsLogin(wants...)})
 		if img := n.pullAs(ref, passwordOf("user", "hunter22")); img.ID != a.ID() {
@@ -275,7 +276,7 @@ func TestRefusalsWithCodesOfTheirOwn_harbor_13825_git_secret_801(t *testing.T) {
 			w.WriteHeader(c.status)
 			_, _ = fmt.Fprintf(w, `{"errors":[%s]}`, c.body)
 		})})
-		n.fails(c.body, r.Addr()+"/app:1", passwordOf("user", "hunter22"), c.kind, c.says, "itself failed")
+		n.fails(c.body, r.Addr()+"/app:1", passwordOf("user", "hunter22"), c.kind, c.says, "node reaches")
 	}
 	n.empty()
 }

@@ -53,6 +53,16 @@ func TestIndexesAsPeopleMakeThem(t *testing.T) {
 		"unknown type": func(a *image.Artifact) *image.Artifact {
 			return edited(t, index(t, foreign, a), func(d *imagespec.Descriptor) { d.MediaType = "application/x-unknown" })
 		},
+		"attestation (containerd#8243)": func(a *image.Artifact) *image.Artifact {
+			statement := image.RawLayer([]byte("{}"))
+			return index(t, build(t, image.Image{Layers: []image.Layer{statement}, Platform: imagespec.Platform{OS: "unknown", Architecture: "unknown"}}), a)
+		},
+		"no platform": func(a *image.Artifact) *image.Artifact { return edited(t, index(t, a), noPlatform) },
+		"annotations": func(a *image.Artifact) *image.Artifact {
+			return edited(t, index(t, a), func(d *imagespec.Descriptor) {
+				d.ArtifactType, d.Data, d.Annotations = "application/x-some", []byte("{}"), map[string]string{"a": strings.Repeat("x", 1<<20)}
+			})
+		},
 		"capitals": func(a *image.Artifact) *image.Artifact { return edited(t, index(t, a), spelled("AMD64", "")) },
 	} {
 		a := motd(t, name)

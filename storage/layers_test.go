@@ -3,6 +3,7 @@ package storage
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -179,6 +180,25 @@ func TestPathTwice_podman_19407(t *testing.T) {
 		}
 		n.removeRootfs(c)
 	}
+}
+
+// Containers run from images with more than 128 layers.
+func TestManyLayers_crio_6261_buildkit_3067(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	var layers []image.Layer
+	for i := range 130 {
+		layers = append(layers, layer(t, image.Text("last", fmt.Sprint(i)), image.Text(fmt.Sprint("of-", i), "x")))
+	}
+	img := n.pull(serve(t, "app", "1", build(t, image.Image{Layers: layers})).Addr() + "/app:1")
+	c := n.rootfs("c", img.ID)
+	n.mount(c)
+	for name, want := range map[string]string{"last": "129", "of-0": "x", "of-129": "x"} {
+		if got := n.read(c, name); got != want {
+			t.Errorf("%s has %q", name, got)
+		}
+	}
+	n.removeRootfs(c)
 }
 
 // layerRecords returns all layer records, without the fields that differ between stores.
