@@ -127,6 +127,38 @@ func TestIndexesAreBounded_GO_2026_6597(t *testing.T) {
 	n.empty()
 }
 
+// The error for an index without an image for this node says for which platforms it has some.
+func TestIndexWithoutThisPlatform_containerd_2410(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	of := func(platforms ...imagespec.Platform) *image.Artifact {
+		var images []*image.Artifact
+		for _, p := range platforms {
+			images = append(images, build(t, image.Image{Platform: p}))
+		}
+		return index(t, images...)
+	}
+	unknown, other := imagespec.Platform{OS: "unknown", Architecture: "unknown"}, imagespec.Platform{OS: "linux", Architecture: "riscv64"}
+	newer := imagespec.Platform{OS: "linux", Architecture: runtime.GOARCH, Variant: "v99"}
+	for says, top := range map[string]*image.Artifact{
+		"it has no image for linux/" + runtime.GOARCH + "; build":                                                    of(unknown),
+		", only for linux/riscv64; build":                                                                            of(unknown, other, other),
+		", only for linux/riscv64, linux/" + runtime.GOARCH + "/v99; build":                                          of(other, unknown, newer),
+		", only for linux/p0, linux/p1, linux/p2, linux/p3, linux/p4, linux/p5, linux/p6, linux/p7; build the image": of(numbered(20)...),
+	} {
+		r := serve(t, "app", "1", top)
+		n.fails(says, r.Addr()+"/app:1", nil, fault.NotFound, says, "unknown")
+	}
+	n.empty()
+}
+
+func numbered(count int) (platforms []imagespec.Platform) {
+	for i := range count {
+		platforms = append(platforms, imagespec.Platform{OS: "linux", Architecture: fmt.Sprint("p", i)})
+	}
+	return platforms
+}
+
 // What a manifest says of its type counts if the registry serves it as any file.
 func TestManifestServedAsAFile(t *testing.T) {
 	t.Parallel()

@@ -56,6 +56,27 @@ type search struct {
 
 	entries, documents int        // seen so far
 	way                []Document // the indexes that lead to the manifest
+	others             []string   // platforms of images that were passed over, up to maxOthers
+}
+
+// maxOthers is how many platforms an error names.
+const maxOthers = 8
+
+// pass notes the platform of an image that this node does not run. Attestations have none.
+func (f *search) pass(p imagespec.Platform) {
+	const most = 32 // bytes
+	name := strings.TrimSuffix(p.OS+"/"+p.Architecture+"/"+p.Variant, "/")
+	if p.OS != "unknown" && len(name) <= most && len(f.others) < maxOthers && !slices.Contains(f.others, name) {
+		f.others = append(f.others, name)
+	}
+}
+
+// instead says for which platforms there are images.
+func (f *search) instead() string {
+	if len(f.others) == 0 {
+		return ""
+	}
+	return ", only for " + strings.Join(f.others, ", ")
 }
 
 // choose finds the manifest of this platform below the index to which the name refers, and notes it.
@@ -111,7 +132,7 @@ func (f *search) in(ctx context.Context, index Document) (digest.Digest, Documen
 		}
 	}
 	f.way = f.way[:len(f.way)-1]
-	err = fmt.Errorf("it has no image for %s/%s: %w", runtime.GOOS, runtime.GOARCH, fault.NotFound)
+	err = fmt.Errorf("it has no image for %s/%s%s: %w", runtime.GOOS, runtime.GOARCH, f.instead(), fault.NotFound)
 	return "", none, pullerror.At(pullerror.Point{Step: pullerror.Choice}, err)
 }
 
@@ -143,6 +164,7 @@ func (f *search) candidates(index Document) (found []digest.Digest, err error) {
 		switch {
 		case slices.Contains(found, d.Digest):
 		case d.Platform != nil && !isThisPlatform(*d.Platform):
+			f.pass(*d.Platform)
 		case manifest.MIMETypeIsMultiImage(d.MediaType):
 			indexes = append(indexes, d.Digest)
 		case d.Platform != nil:
