@@ -209,7 +209,13 @@ func unreachable(err error) bool {
 const maxText = 4096 // bytes; a registry writes part of it
 
 var (
-	anyURL = regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*://[^\s"'<>]+`)
+	// quotedURL ends with its quotes, whatever its query has in it. It may have no scheme.
+	quotedURL = regexp.MustCompile(`(?:^|[^"\\])"(?:[a-zA-Z][a-zA-Z0-9+.-]*:)?//(?:[^"\\]|\\.)*"`)
+	// anyURL may have backslashes before slashes, as in JSON.
+	anyURL  = regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*:\\*/\\*/[^\s"<>]*[^\s"<>\\]`)
+	slashes = regexp.MustCompile(`\\+/`)
+	// queries are those of other addresses, such as Location: /login?next=%2F.
+	queries = regexp.MustCompile(`\?[\w.~%*+-]+=[^\s"<>]*`)
 	// heuristics is what the library adds to a broken connection for its developers.
 	heuristics = regexp.MustCompile(`\(heuristic tuning data: [^()]*\): `)
 	// samples are beginnings of answers that the library quotes: one that it cannot parse may have a token.
@@ -228,7 +234,12 @@ func Redact(text string) string {
 		}
 		return r
 	}, text)
+	text = quotedURL.ReplaceAllStringFunc(text, func(found string) string {
+		before, quoted, _ := strings.Cut(found, `"`)
+		return before + `"` + redactURL(strings.TrimSuffix(quoted, `"`)) + `"`
+	})
 	text = anyURL.ReplaceAllStringFunc(text, redactURL)
+	text = queries.ReplaceAllString(text, "?<redacted>")
 	text = heuristics.ReplaceAllString(text, "")
 	text = samples.ReplaceAllString(text, `$1"<redacted>"`)
 	return bearers.ReplaceAllString(text, "$1 <redacted>")
@@ -262,7 +273,7 @@ func Warning(text string, secrets []string) string {
 }
 
 func redactURL(raw string) string {
-	u, err := url.Parse(raw)
+	u, err := url.Parse(slashes.ReplaceAllString(raw, "/"))
 	if err != nil {
 		return "<redacted URL>"
 	}

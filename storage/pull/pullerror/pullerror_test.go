@@ -183,6 +183,28 @@ func TestProxiesThatRefuse(t *testing.T) {
 	}
 }
 
+// Signatures and tokens in addresses are hidden however the address is written, and the rest is not.
+func TestRedactAddresses(t *testing.T) {
+	t.Parallel()
+	const escaped = `\/`
+	for text, want := range map[string]string{
+		`Get "https://u:pw@h/x?sig=secret": EOF`:                                     `Get "https://h/x?<redacted>": EOF`,
+		`Get "https://h/x?name*=UTF-8''a.tar&sig=secret": EOF`:                       `Get "https://h/x?<redacted>": EOF`,
+		`Get "https://h/x?name=\"a b<>\"&sig=secret": EOF`:                           `Get "https://h/x?<redacted>": EOF`,
+		`from https://h/x?name*=UTF-8''a.tar&sig=secret it`:                          `from https://h/x?<redacted> it`,
+		`{"url":"https:` + escaped + escaped + `u:pw@h` + escaped + `x?sig=secret"}`: `{"url":"https://h/x?<redacted>"}`,
+		`begins with "{\"url\":\"https:\\/\\/u:pw@h\\/x?sig=secret\"}"; see`:         `begins with "{\"url\":\"https://h/x?<redacted>\"}"; see`,
+		`begins with "<a href=\"https://h/x\">Log in</a>"; see`:                      `begins with "<a href=\"https://h/x\">Log in</a>"; see`,
+		`Location header "//u:pw@h/x?sig=secret": parse "/%zz?sig=secret": no`:       `Location header "//h/x?<redacted>": parse "/%zz?<redacted>": no`,
+		`<a href=/login?next=a&token=secret>`:                                        `<a href=/login?<redacted>>`,
+		`is it "latest"? No: 1?2`:                                                    `is it "latest"? No: 1?2`,
+	} {
+		if got := Redact(text); got != want || Redact(got) != got {
+			t.Errorf("%s\nis %s\nnot %s", text, got, want)
+		}
+	}
+}
+
 func FuzzRedact(f *testing.F) {
 	f.Add("Get \"https://u:p@h/x?y=z\": Basic dXNlcjpwYXNz", "p4ssw0rd")
 	f.Fuzz(func(t *testing.T, text, password string) {
