@@ -168,10 +168,13 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, man
 // containers/storage before the library reads them. With cfg.ReadOnly it only checks them.
 func (s *Store) prepareRecords(ctx context.Context) error {
 	before := durable.NewLocks(s.roots)
-	if err := errors.Join(before.Await(ctx, durable.ToWrite), before.Close()); err != nil {
+	err := before.Await(ctx, durable.ToWrite)
+	if err == nil && !s.cfg.ReadOnly { // the library deletes layers when it reads the records
+		s.settleShortNames(ctx, before)
+	}
+	if err := errors.Join(err, before.Close()); err != nil {
 		return fmt.Errorf("open image store %s: %w", s.roots.Graph, err)
 	}
-	var err error
 	if s.cfg.ReadOnly {
 		err = s.roots.RecordsIntact()
 	} else {
@@ -181,6 +184,13 @@ func (s *Store) prepareRecords(ctx context.Context) error {
 		return fmt.Errorf("open image store: %w", err)
 	}
 	return nil
+}
+
+func (s *Store) settleShortNames(ctx context.Context, locks *durable.Locks) {
+	err := trace.Do(ctx, "settle short names of layers", func(ctx context.Context) error { return durable.SettleShortNames(ctx, s.roots, locks) })
+	if err != nil {
+		slog.Warn("cannot settle the short names of layers; the next start retries", "err", err)
+	}
 }
 
 // furnish makes the parts of the store, and checks images and holds against what a crash or a power

@@ -197,8 +197,8 @@ func (j *Job) End(ctx context.Context, succeeded bool) {
 	var err error
 	ctx = context.WithoutCancel(ctx)
 	d.left, err = d.sweep(ctx, d.left)
-	if j.removal && RootsOf(d.store).Images != "" { // in which the library never deletes a short name
-		err = errors.Join(err, d.sweepShortNames(ctx))
+	if j.removal || !succeeded {
+		err = errors.Join(err, d.settleShortNames(ctx))
 	}
 	if err != nil {
 		slog.WarnContext(ctx, "cannot remove leftovers of unfinished pulls; the next pull or start retries", "err", err)
@@ -242,8 +242,7 @@ func (d *Leftovers) Recover(ctx context.Context) error {
 	defer d.mu.Unlock()
 	unwritten := errors.Join(
 		trace.Do(ctx, "delete partial record files", d.sweepWrites),
-		trace.Do(ctx, "delete descriptions of archives without layers", d.sweepDescriptions),
-		trace.Do(ctx, "delete short names without layers", d.sweepShortNames))
+		trace.Do(ctx, "delete descriptions of archives without layers", d.sweepDescriptions))
 	entries, err := os.ReadDir(d.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return unwritten
@@ -271,7 +270,16 @@ func (d *Leftovers) Recover(ctx context.Context) error {
 	}
 	left, sweepErr := d.sweep(ctx, dead)
 	d.left = left // until the end of the next pull
-	return errors.Join(err, sweepErr)
+	return errors.Join(err, sweepErr, d.settleShortNames(ctx))
+}
+
+// settleShortNames deletes those of layers that the library has deleted: in an imagestore it leaves them.
+func (d *Leftovers) settleShortNames(ctx context.Context) error {
+	roots := RootsOf(d.store)
+	if roots.Images == "" {
+		return nil
+	}
+	return SettleShortNames(ctx, roots, d.locks)
 }
 
 // dyingTime is how long a killed process may take to release its locks, and its children to release

@@ -5,22 +5,28 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 
 	"go.podman.io/storage/pkg/lockfile"
 )
 
-// sweepShortNames deletes short names that are no layer's: links in overlay/l, by which the library names
-// layers to the kernel. It makes the link before it writes the name down in the directory of the layer,
-// and deletes the one that it finds there with the layer: if it dies in between, or a power cut empties
-// that file, the link stays for ever. The library holds its lock on the layers meanwhile.
-func (d *Leftovers) sweepShortNames(ctx context.Context) error {
-	roots := RootsOf(d.store)
-	if found, err := roots.shortNamesOfNone(); err != nil || len(found) == 0 {
+// SettleShortNames makes the short names of layers agree with the layers. A short name is a link in overlay/l, by which
+// older versions of the library find the layers below another, and layers that those have made are found to this day.
+//
+// The library makes the link before it writes the name down in the directory of the layer, and deletes the one that it
+// finds there with the layer: all of overlay/l if it finds an empty file, as a process that dies in between or a power
+// cut leaves it. In an imagestore it deletes none. So names without a layer are deleted, and what a layer lacks is made
+// again from what it has: the link or the file.
+func SettleShortNames(ctx context.Context, roots Roots, locks *Locks) error {
+	if changes, err := roots.shortNameChanges(); err != nil || len(changes) == 0 {
 		return err
 	}
-	if err := d.locks.Await(ctx, ToWrite); err != nil {
+	if err := locks.Await(ctx, ToWrite); err != nil {
 		return err
 	}
 	for _, root := range roots.All() {
@@ -28,38 +34,120 @@ func (d *Leftovers) sweepShortNames(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		lock.Lock()
+		lock.Lock() // the library makes and deletes layers under it
 		defer lock.Unlock()
 	}
-	found, err := roots.shortNamesOfNone()
-	for _, link := range found {
-		err = errors.Join(err, os.Remove(link))
+	changes, err := roots.shortNameChanges()
+	for _, change := range changes {
+		err = errors.Join(err, change())
 	}
-	return err
+	if err != nil {
+		return fmt.Errorf("short names of layers: %w", err)
+	}
+	return nil
 }
 
-// shortNamesOfNone returns the links whose names the directories to which they lead do not have.
-func (r Roots) shortNamesOfNone() (found []string, err error) {
+// shortNameChanges returns what is to be done for SettleShortNames.
+func (r Roots) shortNameChanges() (changes []func() error, err error) {
 	for _, root := range r.All() {
-		dir := filepath.Join(root, "overlay", "l")
-		entries, err := os.ReadDir(dir)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		more, err := r.shortNameChangesIn(filepath.Join(root, "overlay"))
+		if err != nil {
 			return nil, err
 		}
-		for _, entry := range entries {
-			link := filepath.Join(dir, entry.Name())
-			to, err := os.Readlink(link)
-			if err != nil || filepath.Base(to) != "diff" {
-				continue // it is none of the library's
-			}
-			name, err := os.ReadFile(filepath.Join(dir, filepath.Dir(to), "link"))
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return nil, fmt.Errorf("short name of a layer: %w", err)
-			}
-			if string(name) != entry.Name() {
-				found = append(found, link)
+		changes = append(changes, more...)
+	}
+	return changes, nil
+}
+
+// shortName matches what the library writes down.
+var shortName = regexp.MustCompile(`^\w+$`)
+
+// shortNameChangesIn returns what is to be done for SettleShortNames in a directory with layers.
+func (r Roots) shortNameChangesIn(overlay string) (changes []func() error, err error) {
+	names, err := shortNames(overlay)
+	if err != nil {
+		return nil, err
+	}
+	layers, err := os.ReadDir(overlay)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	remove := func(path string) { changes = append(changes, func() error { return os.Remove(path) }) }
+	for _, layer := range layers {
+		id := layer.Name()
+		file := filepath.Join(overlay, id, "link")
+		text, err := os.ReadFile(file)
+		missing := errors.Is(err, fs.ErrNotExist)
+		links, name := names[id], string(text)
+		switch {
+		case !layer.IsDir(), missing && len(links) == 0:
+			continue
+		case err != nil && !missing:
+			return nil, err
+		case shortName.MatchString(name) && !slices.Contains(links, name):
+			changes = append(changes, func() error { return makeShortName(overlay, id, name) })
+		case shortName.MatchString(name):
+		case len(links) > 0:
+			name = r.shortNameBelow(links)
+			changes = append(changes, func() error { return os.WriteFile(file, []byte(name), 0o644) })
+		default:
+			remove(file)
+		}
+		names[id] = slices.DeleteFunc(links, func(link string) bool { return link == name })
+	}
+	for _, id := range slices.Sorted(maps.Keys(names)) {
+		for _, link := range names[id] {
+			remove(filepath.Join(overlay, "l", link))
+		}
+	}
+	return changes, nil
+}
+
+// shortNames returns the links that lead to layers, or to where one was, by layer.
+func shortNames(overlay string) (map[string][]string, error) {
+	dir := filepath.Join(overlay, "l")
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	names := map[string][]string{}
+	for _, entry := range entries {
+		to, err := os.Readlink(filepath.Join(dir, entry.Name()))
+		up, in, _ := strings.Cut(to, "/")
+		id, diff, _ := strings.Cut(in, "/")
+		if err == nil && up == ".." && diff == "diff" { // else it is none of the library's
+			names[id] = append(names[id], entry.Name())
+		}
+	}
+	return names, nil
+}
+
+// shortNameBelow returns the one of links by which another layer finds the layer to which all of them lead. If there is
+// none, any will do.
+func (r Roots) shortNameBelow(links []string) string {
+	for _, root := range r.All() {
+		files, _ := filepath.Glob(filepath.Join(root, "overlay", "*", "lower")) // the pattern is valid
+		for _, file := range files {
+			lower, _ := os.ReadFile(file) // an unreadable one is of no use to the library either
+			for name := range strings.SplitSeq(string(lower), ":") {
+				if name = filepath.Base(name); slices.Contains(links, name) {
+					return name
+				}
 			}
 		}
 	}
-	return found, nil
+	return links[0]
+}
+
+// makeShortName makes a link to a layer, unless something else has the name.
+func makeShortName(overlay, id, name string) error {
+	dir := filepath.Join(overlay, "l")
+	err := os.MkdirAll(dir, 0o755)
+	if err == nil {
+		err = os.Symlink(filepath.Join("..", id, "diff"), filepath.Join(dir, name))
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	return err
 }
