@@ -323,9 +323,9 @@ func execDirsNow() string { return fmt.Sprintf("%s%d-", execDirs, booted().UnixM
 // bootedBefore returns when this machine was booted according to its clock as it
 // was set when an exec's directory was made. Earlier releases did not note that.
 func bootedBefore(dir string) time.Time {
-	noted, _, ok := strings.Cut(execIDOf(dir), "-")
-	ms, err := strconv.ParseInt(noted, 10, 64)
-	if !ok || err != nil {
+	id := execIDOf(dir)
+	ms, err := strconv.ParseInt(id[:max(strings.LastIndexByte(id, '-'), 0)], 10, 64) // negative if the clock was before 1970
+	if err != nil {
 		return booted()
 	}
 	return time.UnixMilli(ms)

@@ -19,7 +19,8 @@ func TestAbandonedCommandIsKnownThoughTheClockWasSet(t *testing.T) {
 	t.Cleanup(func() { _, _ = process.Process.Kill(), process.Wait() })
 	began := time.Now()
 	ref := Ref{Dir: t.TempDir(), Holder: "pod", Cgroup: "/crius-none"}
-	for _, set := range []time.Duration{0, -24 * time.Hour, 24 * time.Hour} {
+	since1970 := time.Since(time.Unix(0, 0)) // from where the clock of a machine without battery begins, or from before that
+	for _, set := range []time.Duration{0, -24 * time.Hour, 24 * time.Hour, since1970 + 24*time.Hour} {
 		for name, one := range map[string]struct {
 			written time.Duration // after the process began
 			want    bool
