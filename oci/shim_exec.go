@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -265,32 +266,29 @@ func (x *shimExec) whileRunning(ctx context.Context) (context.Context, context.C
 
 // hangUp tells a command that its client has left, as a terminal that is closed does elsewhere: the shim keeps it open.
 // A command without a terminal is told when it writes something, for which it would get SIGPIPE elsewhere: here it
-// would wait for a reader until its container ends, and many programs take SIGPIPE only from a write.
+// would wait for a reader until its container ends, and many programs take SIGPIPE only from a write. hangUp then reads
+// what it writes until its end: it may ignore the signal, or say something about it.
 func (x *shimExec) hangUp(ctx context.Context, terminal bool) {
-	ctx = context.WithoutCancel(ctx)
-	if !terminal && !x.awaitOutput(ctx) {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, lastTime)
+	ctx, cancel := x.whileRunning(context.WithoutCancel(ctx))
 	defer cancel()
-	if err := x.client.Kill(ctx, x.process, unix.SIGHUP, false); err != nil && !errors.Is(err, fault.NotFound) {
-		slog.DebugContext(ctx, "cannot tell an exec process that its client has left", "container", x.task.ref.ID, "err", err)
+	tell := sync.OnceFunc(func() { x.tellLeft(ctx) })
+	if terminal {
+		tell()
 	}
+	var outputs sync.WaitGroup
+	for _, fifo := range []string{"out", "err"} {
+		outputs.Go(func() { shim.Discard(ctx, filepath.Join(x.dir, fifo), tell) })
+	}
+	outputs.Wait()
 }
 
-// awaitOutput reports whether there is output that nobody reads before the command ends.
-func (x *shimExec) awaitOutput(ctx context.Context) bool {
-	ctx, cancel := x.whileRunning(ctx)
+// tellLeft sends the signal by which programs know that their client has left.
+func (x *shimExec) tellLeft(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, lastTime)
 	defer cancel()
-	written := make(chan bool)
-	for _, fifo := range []string{"out", "err"} {
-		go func() { written <- shim.AwaitOutput(ctx, filepath.Join(x.dir, fifo)) == nil }()
+	if err := x.client.Kill(ctx, x.process, unix.SIGHUP, false); err != nil && ctx.Err() == nil && !errors.Is(err, fault.NotFound) {
+		slog.DebugContext(ctx, "cannot tell an exec process that its client has left", "container", x.task.ref.ID, "err", err)
 	}
-	first := <-written
-	if first {
-		cancel()
-	}
-	return <-written || first
 }
 
 // closeStdin reports the end of the input to the shim when that loses nothing.

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/backoff"
+	"github.com/crius-run/crius/internal/poll"
 )
 
 // Fifo is a named pipe. Its maker keeps both ends open, so that a reader does not see
@@ -71,16 +72,25 @@ func (f *Fifo) AwaitReader(ctx context.Context) error {
 	return fmt.Errorf("the shim has not opened %s for reading: %w", f.Path, context.Cause(ctx))
 }
 
-// AwaitOutput waits until there is something in a pipe that nobody else reads, and reads a part of it.
-func AwaitOutput(ctx context.Context, path string) error {
+// Discard reads what nobody else reads from a pipe, until its end or that of ctx, and calls came for each part. It
+// reads slowly: a writer that nobody listens to shall not keep a CPU busy.
+func Discard(ctx context.Context, path string, came func()) {
+	const pace = 20 * time.Millisecond
 	f, err := openFifo(path, unix.O_RDONLY)
 	if err != nil {
-		return err
+		return // it has gone with its writer
 	}
 	defer f.Close()
 	defer context.AfterFunc(ctx, func() { _ = f.SetReadDeadline(time.Now()) })()
-	_, err = f.Read(make([]byte, 1))
-	return err
+	for part := make([]byte, 16<<10); ; {
+		if _, err := f.Read(part); err != nil {
+			return
+		}
+		came()
+		if !poll.Pause(ctx, pace) {
+			return
+		}
+	}
 }
 
 // Close closes what is still open.

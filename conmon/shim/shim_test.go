@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -480,6 +481,39 @@ func TestFifo(t *testing.T) {
 	if _, err := NewFifo(f.Path); err == nil {
 		t.Error("a FIFO that is there already")
 	}
+}
+
+// What nobody reads is read until its end, or until nobody wants that any more.
+func TestDiscard(t *testing.T) {
+	t.Parallel()
+	for what, end := range map[string]func(f *Fifo, stop func()){
+		"end of the output":  func(f *Fifo, _ func()) { _ = f.Write.Close() },
+		"end of the command": func(_ *Fifo, stop func()) { stop() },
+	} {
+		f, err := NewFifo(filepath.Join(t.TempDir(), "out"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop() // the shim, like f, has both ends open
+		var came atomic.Int32
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			Discard(ctx, f.Path, func() { came.Add(1) })
+		}()
+		if _, err := f.Write.Write(make([]byte, 200<<10)); err != nil { // more than a pipe holds
+			t.Errorf("%s: %v", what, err)
+		}
+		wait.For(t, "the output to be read", func() bool { return Unread(f.Path) == 0 })
+		if came.Load() < 2 {
+			t.Errorf("%s: it was reported %d times that something came", what, came.Load())
+		}
+		end(f, stop)
+		<-done
+	}
+	Discard(t.Context(), filepath.Join(t.TempDir(), "none"), func() { t.Error("something came from nowhere") })
 }
 
 // A stream that ends before its reader has come leaves the reader waiting for a writer, so the

@@ -141,11 +141,7 @@ func TestExec(t *testing.T) {
 func TestCommandsWhoseClientsLeave(t *testing.T) {
 	eachPrivate(t, func(t *testing.T, w *scene.World, handler string) {
 		c := w.Pod(t, handler).Start(t, "sleep")
-		for _, leave := range []func(*kubelet.Session){(*kubelet.Session).Leave, func(*kubelet.Session) {
-			if err := w.Crash(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-		}} {
+		for _, leave := range []func(*kubelet.Session){(*kubelet.Session).Leave, crash(t, w)} {
 			s := session(t, w, &cri.ExecRequest{ContainerId: c.ID, Cmd: []string{"/probe", "echo", "ready", ";", "await", "/late", ";", "flood"}, Stdout: true, Stderr: true})
 			shows(t, s, "ready")
 			leave(s)
@@ -158,6 +154,33 @@ func TestCommandsWhoseClientsLeave(t *testing.T) {
 			c.Exec(t, "remove /late")
 		}
 	})
+}
+
+// Over a shim, one that does not end on SIGHUP goes on, and its output goes nowhere.
+func TestCommandsThatOutliveTheirClients(t *testing.T) {
+	eachPrivateOf(t, shims(), func(t *testing.T, w *scene.World, handler string) {
+		c := w.Pod(t, handler).Start(t, "sleep")
+		for _, terminal := range []bool{false, true} {
+			for _, leave := range []func(*kubelet.Session){(*kubelet.Session).Leave, crash(t, w)} {
+				s := session(t, w, &cri.ExecRequest{ContainerId: c.ID, Cmd: []string{"/probe", "ignore", "SIGHUP", ";", "echo", "ready", ";", "await", "/late", ";", "noise", "300000", ";", "write", "/done", "x"},
+					Stdout: true, Stderr: !terminal, Tty: terminal})
+				shows(t, s, "ready")
+				leave(s)
+				c.Exec(t, "write /late x")
+				alone(t, c)
+				c.Exec(t, "remove /late ; remove /done")
+			}
+		}
+	})
+}
+
+// crash kills the server of a session, and starts the next one.
+func crash(t *testing.T, w *scene.World) func(*kubelet.Session) {
+	return func(*kubelet.Session) {
+		if err := w.Crash(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // What a command answers to its input is shown, although the input has ended before
