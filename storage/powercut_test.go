@@ -200,9 +200,12 @@ func TestShortNamesOfNone(t *testing.T) {
 		} {
 			ok(t, os.Symlink(to, filepath.Join(links, name)))
 		}
+		ok(t, errors.Join(os.Mkdir(filepath.Join(links, "dir"), 0o700), os.WriteFile(filepath.Join(links, "link"), []byte("foreign2"), 0o600)))
+		odd := filepath.Join(root, "overlay/odd") // of which nobody can say what it is
+		ok(t, errors.Join(os.MkdirAll(filepath.Join(odd, "link"), 0o700), os.Symlink("../odd/diff", filepath.Join(links, "odd"))))
 		n.restart()
 		ok(t, n.Remove(t.Context(), n.pull(r.Addr()+"/other:1").ID))
-		want := append(names, filepath.Join(links, "foreign"))
+		want := append(names, filepath.Join(links, "dir"), filepath.Join(links, "foreign"), filepath.Join(links, "link"), filepath.Join(links, "odd"))
 		if left, err := filepath.Glob(filepath.Join(links, "*")); err != nil || !slices.Equal(left, want) {
 			t.Errorf("left are %q, %v; want %q", left, err, want)
 		}

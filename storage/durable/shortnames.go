@@ -59,6 +59,9 @@ func (r Roots) shortNameChanges() (changes []func() error, err error) {
 	return changes, nil
 }
 
+// linkDir is the directory of the links.
+const linkDir = "l"
+
 // shortName matches what the library writes down.
 var shortName = regexp.MustCompile(`^\w+$`)
 
@@ -80,10 +83,11 @@ func (r Roots) shortNameChangesIn(overlay string) (changes []func() error, err e
 		missing := errors.Is(err, fs.ErrNotExist)
 		links, name := names[id], string(text)
 		switch {
-		case !layer.IsDir(), missing && len(links) == 0:
+		case !layer.IsDir(), id == linkDir, missing && len(links) == 0:
 			continue
-		case err != nil && !missing:
-			return nil, err
+		case err != nil && !missing: // whoever needs the layer says what is wrong with it
+			delete(names, id)
+			continue
 		case shortName.MatchString(name) && !slices.Contains(links, name):
 			changes = append(changes, func() error { return makeShortName(overlay, id, name) })
 		case shortName.MatchString(name):
@@ -97,7 +101,7 @@ func (r Roots) shortNameChangesIn(overlay string) (changes []func() error, err e
 	}
 	for _, id := range slices.Sorted(maps.Keys(names)) {
 		for _, link := range names[id] {
-			remove(filepath.Join(overlay, "l", link))
+			remove(filepath.Join(overlay, linkDir, link))
 		}
 	}
 	return changes, nil
@@ -105,7 +109,7 @@ func (r Roots) shortNameChangesIn(overlay string) (changes []func() error, err e
 
 // shortNames returns the links that lead to layers, or to where one was, by layer.
 func shortNames(overlay string) (map[string][]string, error) {
-	dir := filepath.Join(overlay, "l")
+	dir := filepath.Join(overlay, linkDir)
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -141,7 +145,7 @@ func (r Roots) shortNameBelow(links []string) string {
 
 // makeShortName makes a link to a layer, unless something else has the name.
 func makeShortName(overlay, id, name string) error {
-	dir := filepath.Join(overlay, "l")
+	dir := filepath.Join(overlay, linkDir)
 	err := os.MkdirAll(dir, 0o755)
 	if err == nil {
 		err = os.Symlink(filepath.Join("..", id, "diff"), filepath.Join(dir, name))
