@@ -63,7 +63,7 @@ func (s *server) restarts(ctx context.Context, pods int) (r restarted, err error
 	if err := pause(ctx, silentTime-idleTime); err != nil {
 		return r, err
 	}
-	if r.before, err = weigh(ctx, s); err != nil {
+	if r.before, err = weigh(ctx, s, idleTime); err != nil {
 		return r, err
 	}
 	for range restartRounds {
@@ -83,7 +83,7 @@ func (s *server) restarts(ctx context.Context, pods int) (r restarted, err error
 			return r, fmt.Errorf("%d of %d containers run after a restart", running, want)
 		}
 	}
-	if r.after, err = weigh(ctx, s); err != nil {
+	if r.after, err = weigh(ctx, s, idleTime); err != nil {
 		return r, err
 	}
 	return r, s.removeAll(ctx)

@@ -119,7 +119,7 @@ func (s *server) strained(ctx context.Context, pods int) (st strain, err error) 
 	if err := s.busy(ctx, pods, &st); err != nil {
 		return st, err
 	}
-	if st.weight, err = weigh(ctx, s); err != nil {
+	if st.weight, err = weigh(ctx, s, idleTime); err != nil {
 		return st, err
 	}
 	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.program.PID()))
