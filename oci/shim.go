@@ -33,13 +33,25 @@ import (
 // (crius-conmon-shim); this package calls the shim for everything else.
 type shimmed struct {
 	*entry
-	client string // crius-conmon-shim
 	server string // of this server, for shims to call
 }
 
+// client returns the path of crius-conmon-shim, also beside an error. It is looked for at each
+// use: only what needs the program fails while it is missing, and works once it is back.
+func (r *shimmed) client() (string, error) {
+	const name = "crius-conmon-shim"
+	dir := filepath.Dir(r.monitor)
+	path, err := programs.Find(name, dir)
+	if err != nil {
+		return filepath.Join(dir, name), fmt.Errorf("%s not found in the directory of %s or in PATH, or not executable: it is part of crius, reinstall it: %w",
+			name, r.monitor, fault.Unavailable)
+	}
+	return path, nil
+}
+
 func (r *shimmed) Probe(ctx context.Context) (*Abilities, error) {
-	if r.refused == nil && !programs.Executable(r.client) {
-		return nil, fmt.Errorf("handler %s: %s, a part of crius, is missing or not executable: reinstall crius: %w", r.name, r.client, fault.Unavailable)
+	if _, err := r.client(); err != nil && r.refused == nil {
+		return nil, fmt.Errorf("handler %s: %w", r.name, err)
 	}
 	return r.probe(ctx, r.ask)
 }
@@ -160,14 +172,18 @@ func (r *shimmed) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) 
 	if shim.OfRunsc(a.Version) && ref.Holder == "" {
 		keepInCgroup(spec)
 	}
+	program, err := r.client()
+	if err != nil {
+		return nil, err
+	}
 	uid, gid := ref.owner(spec.Process)
 	options := r.options(a, uid, gid)
 	client, err := r.create(ctx, "the shim of "+r.name, a, ref, spec, conmon.Spec{
 		LogFile:       io.LogFile,
 		LogDir:        io.LogDir,
 		JournalFields: io.JournalFields,
-		Runtime:       r.argv(a, ref, "create", io, options),
-		Wait:          r.argv(a, ref, "wait", io, options),
+		Runtime:       r.argv(a, ref, program, "create", io, options),
+		Wait:          r.argv(a, ref, program, "wait", io, options),
 		Fifos:         true,
 		Guest:         a.Sandboxed,
 		Stdin:         io.Stdin,
@@ -191,10 +207,10 @@ func keepInCgroup(spec *specs.Spec) {
 	}
 }
 
-// argv returns the command line of crius-conmon-shim without the container's
+// argv returns the command line of program, which is crius-conmon-shim, without the container's
 // id.
-func (r *shimmed) argv(a *Abilities, ref Ref, verb string, io IO, options []string) []string {
-	argv := []string{r.client, verb, "--shim=" + a.Path, "--dir=" + ref.Dir, "--address=" + r.server}
+func (r *shimmed) argv(a *Abilities, ref Ref, program, verb string, io IO, options []string) []string {
+	argv := []string{program, verb, "--shim=" + a.Path, "--dir=" + ref.Dir, "--address=" + r.server}
 	if a.Sandboxed {
 		argv = append(argv, "--guest")
 	} else {
@@ -335,7 +351,8 @@ func (r *shimmed) program(ctx context.Context, record shim.Record) string {
 func (r *shimmed) deleteByProgram(ctx context.Context, program string, ref Ref) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, verbTimeout, fmt.Errorf("the shim's delete did not end within %s: %w", verbTimeout, fault.Timeout))
 	defer cancel()
-	_, err := shim.Program{Path: program, ID: ref.ID, Dir: ref.Dir, Server: r.server, Publisher: r.client}.Delete(ctx)
+	publisher, _ := r.client() // no shim is known to run it when it deletes
+	_, err := shim.Program{Path: program, ID: ref.ID, Dir: ref.Dir, Server: r.server, Publisher: publisher}.Delete(ctx)
 	return err
 }
 

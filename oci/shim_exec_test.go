@@ -26,6 +26,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci/proc"
 	"github.com/crius-run/crius/oci/stdio"
+	testprogram "github.com/crius-run/crius/test/kit/program"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
@@ -176,7 +177,11 @@ func TestShimIsDead(t *testing.T) {
 	t.Parallel()
 	task := taskOf(t, new(answering), true)
 	task.record.Address += ".none"
-	task.runtime.client = script(t, `echo '{"error":"reach shim at x: it is gone","unavailable":true}'`)
+	task.runtime.monitor = filepath.Join(task.ref.Dir, "crius-conmon")
+	says := "#!/bin/sh\necho '{\"error\":\"reach shim at x: it is gone\",\"unavailable\":true}'\n"
+	if err := testprogram.Write(task.runtime.monitor+"-shim", []byte(says)); err != nil {
+		t.Fatal(err)
+	}
 	_, execErr := task.Open(t.Context(), Command{Args: []string{"true"}})
 	for verb, err := range map[string]error{"start": task.Start(t.Context()), "exec": execErr} {
 		if !errors.Is(err, fault.Unavailable) || errors.Is(err, fault.NotFound) {

@@ -63,6 +63,10 @@ func (t *shimTask) Start(ctx context.Context) error {
 }
 
 func (t *shimTask) start(ctx context.Context) error {
+	program, err := t.runtime.client()
+	if err != nil {
+		return err
+	}
 	lock, err := lockStart(ctx, t.ref, verbTimeout)
 	if err != nil {
 		return err
@@ -71,14 +75,14 @@ func (t *shimTask) start(ctx context.Context) error {
 	ctx, cancel := t.withVerbTime(ctx)
 	defer cancel()
 	defer trace.For(ctx, "shim")()
-	argv := []string{t.runtime.client, "start", "--dir=" + t.ref.Dir, t.ref.ID}
+	argv := []string{program, "start", "--dir=" + t.ref.Dir, t.ref.ID}
 	said, err := command{argv: argv, files: []*os.File{lock}}.run(ctx)
 	if err != nil {
-		return fmt.Errorf("%s start: %w", t.runtime.client, err)
+		return fmt.Errorf("%s start: %w", program, err)
 	}
 	var outcome shim.StartOutcome
 	if err := json.Unmarshal(said, &outcome); err != nil {
-		return fmt.Errorf("%s start: %w", t.runtime.client, err)
+		return fmt.Errorf("%s start: %w", program, err)
 	}
 	return outcome.Err()
 }

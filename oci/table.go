@@ -20,7 +20,6 @@ import (
 	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
-	"github.com/crius-run/crius/internal/programs"
 	"github.com/crius-run/crius/oci/criu"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/oci/version"
@@ -165,7 +164,7 @@ func checkFiles(name string, handler Handler) (err error) {
 	return err
 }
 
-// driver makes a handler, also beside an error. known is the content of its features file, nil for
+// driver makes a handler. known is the content of its features file, nil for
 // none.
 func (t *Table) driver(of *handlers, name string, handler Handler, known *features.Features) (driver, error) {
 	cfg, monitorCgroup := of.cfg, handler.MonitorCgroup
@@ -182,12 +181,7 @@ func (t *Table) driver(of *handlers, name string, handler Handler, known *featur
 	if handler.Type == "oci" {
 		return &cli{h}, nil
 	}
-	const ofShims = "crius-conmon-shim"
-	client, err := programs.Find(ofShims, filepath.Dir(t.monitor))
-	if err != nil {
-		err = fmt.Errorf("runtime.handlers.%s.type is \"shim\": %s not found in the directory of %s or in PATH: install it: %w", name, ofShims, t.monitor, fault.Unavailable)
-	}
-	return &shimmed{entry: h, client: client, server: filepath.Join(t.runDir, "crius")}, err
+	return &shimmed{entry: h, server: filepath.Join(t.runDir, "crius")}, nil
 }
 
 func (h *handlers) names() []string { return slices.Sorted(maps.Keys(h.byName)) }

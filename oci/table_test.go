@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,10 +10,11 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/crius-run/crius/internal/fault"
 	testprogram "github.com/crius-run/crius/test/kit/program"
 )
 
-// A file or program that a handler names and that is missing keeps neither the server from starting nor
+// A file that a handler names and that is missing keeps neither the server from starting nor
 // other handlers from being used, unless it is that of the default one.
 func TestHandlerWithMissingFileIsRefusedAlone(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "none")
@@ -21,7 +23,6 @@ func TestHandlerWithMissingFileIsRefusedAlone(t *testing.T) {
 		"runtime.handlers.b.features: " + none:                        {Type: "oci", Path: runc, Features: none},
 		"runtime.handlers.b.seccomp_profile: seccomp profile " + none: {Type: "oci", Path: runc, SeccompProfile: none},
 		"runtime.handlers.b.base_runtime_spec: " + none:               {Type: "oci", Path: runc, BaseRuntimeSpec: none},
-		"crius-conmon-shim not found":                                 {Type: "shim", Path: script(t, "echo containerd-shim-kata-v2:")},
 	} {
 		well := Handler{Type: "oci", Path: runc}
 		cfg := Config{DefaultHandler: "a", Monitor: "/bin/true", MonitorCgroup: "/m", Handlers: map[string]Handler{"a": well, "b": broken}}
@@ -47,6 +48,41 @@ func TestHandlerWithMissingFileIsRefusedAlone(t *testing.T) {
 		if _, err := NewTable(cfg, t.TempDir()); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: as the default: %v", says, err)
 		}
+	}
+}
+
+// Without the program that calls shims there is a table, and the runtime of pods that exist. Handlers of
+// shims cannot be used until it is there, which needs no reload.
+func TestProgramOfShimsIsLookedForAtEachUse(t *testing.T) {
+	dir := t.TempDir()
+	kata := Handler{Type: "shim", Path: script(t, "echo containerd-shim-kata-v2:")}
+	cfg := Config{DefaultHandler: "a", Monitor: filepath.Join(dir, "crius-conmon"), MonitorCgroup: "/m", Handlers: map[string]Handler{"a": kata}}
+	if err := testprogram.Write(cfg.Monitor, []byte("#!/bin/sh\n")); err != nil {
+		t.Fatal(err)
+	}
+	table := must(NewTable(cfg, t.TempDir()))
+	of := must(table.Bind("a", Origin{Handler: kata}))
+	for _, r := range []Runtime{must(table.Get("a")), of} {
+		if _, err := r.Probe(t.Context()); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "crius-conmon-shim not found in the directory of "+cfg.Monitor) {
+			t.Error(err)
+		}
+	}
+	if err := table.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "crius-conmon-shim not found") {
+		t.Error(err)
+	}
+	if err := table.Reload(cfg); err != nil {
+		t.Error(err)
+	}
+	if err := testprogram.Write(filepath.Join(dir, "crius-conmon-shim"), []byte("#!/bin/sh\n")); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range []Runtime{must(table.Get("a")), of} {
+		if _, err := r.Probe(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := table.Ready(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -120,9 +120,8 @@ func (r *recovery) loadSandboxes(ctx context.Context, pods map[string]*records.P
 		r.engine.labels.Levels.Note(id, rec.SELinuxLevel)
 		s, err := r.engine.newSandbox(id, *rec)
 		if err != nil {
-			// Its runtime is not on record and no longer configured, or a program of crius that it
-			// needs is missing. The pod cannot be managed until that is back, and stays as it is,
-			// with its records.
+			// Its runtime is not on record and no longer configured. The pod cannot be managed until
+			// that is back, and stays as it is, with its records.
 			slog.ErrorContext(ctx, "pod is not managed, its runtime handler cannot be used: correct that and restart crius", "pod", id, "handler", rec.Handler, "err", err)
 			continue
 		}

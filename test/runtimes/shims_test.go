@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/kit/tools"
@@ -111,7 +112,40 @@ func TestFirstContainerRemoved(t *testing.T) {
 	})
 }
 
-// A server that cannot manage a pod, because the program is missing that calls shims, leaves the pod's shim
+// A server that starts without the program that calls shims manages their pods: only what needs it fails,
+// and works again, without a restart, once it is back.
+func TestProgramOfShimsIsMissingAtTheStart(t *testing.T) {
+	eachPrivateOf(t, shims(), func(t *testing.T, w *scene.World, handler string) {
+		dir := w.Dir(t)
+		p, leaving := w.Pod(t, handler), w.Pod(t, handler, func(c *cri.PodSandboxConfig) { c.Metadata.Uid = "leaving" })
+		c, created := p.Start(t, "sleep"), p.Create(t, "exit 3")
+		ends := leaving.Start(t, "sleep")
+		lends := func(program string) {
+			t.Helper()
+			if err := os.Symlink(w.Program(program), filepath.Join(dir, program)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		lends("crius-conmon")
+		if err := errors.Join(w.Configure("20-monitor", "[runtime]\nmonitor = \""+dir+"/crius-conmon\"\n"), w.Crash(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		scene.Equal(t, "command", c.Exec(t, "echo here"), "here\n")
+		ends.Stop(t, 0)
+		ends.Remove(t)
+		leaving.Stop(t)
+		leaving.Remove(t)
+		const missing = "crius-conmon-shim not found in the directory of "
+		_, err := p.Try(t.Context(), "sleep")
+		scene.WantCode(t, err, codes.Unavailable, missing)
+		scene.WantCode(t, created.TryStart(t.Context()), codes.Unavailable, missing)
+		scene.Equal(t, "code of the container that did not start", created.Wait(t).ExitCode, int32(128))
+		lends("crius-conmon-shim")
+		scene.Equal(t, "output", p.Finish(t, "echo here"), "here\n")
+	})
+}
+
+// A server that cannot manage a pod, because its handler is gone and not on record, leaves the pod's shim
 // alone, which has the id of a container that was removed.
 func TestShimOfAPodThatIsNotManaged(t *testing.T) {
 	eachPrivateOf(t, grouping(), func(t *testing.T, w *scene.World, handler string) {
@@ -121,19 +155,59 @@ func TestShimOfAPodThatIsNotManaged(t *testing.T) {
 		first, second := p.Start(t, "sleep", mine), p.Start(t, "sleep", mine)
 		first.Stop(t, 0)
 		first.Remove(t)
-		monitor := filepath.Join(t.TempDir(), "crius-conmon")
-		if err := os.Symlink(w.Program("crius-conmon"), monitor); err != nil {
+		if err := w.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(w.Configure("20-monitor", "[runtime]\nmonitor = \""+monitor+"\"\n"), w.Crash(t.Context())); err != nil {
+		giveBack := []func(){
+			loseHandler(t, filepath.Join(w.StateRoot(), "pods", p.ID, "pod.json")),
+			loseHandler(t, filepath.Join(w.StateRoot(), "containers", second.ID, "container.json")),
+		}
+		if err := w.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		logs(t, w, "pod is not managed, its runtime handler cannot be used", p.ID, "crius-conmon-shim not found")
-		if err := errors.Join(w.Configure("20-monitor", ""), w.Crash(t.Context())); err != nil {
+		logs(t, w, "pod is not managed, its runtime handler cannot be used", p.ID, "no runtime handler")
+		if err := w.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		for _, restore := range giveBack {
+			restore()
+		}
+		if err := w.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		scene.Equal(t, "command", second.Exec(t, "echo here"), "here\n")
 	})
+}
+
+// loseHandler makes a record one of an early release, which has only the name of the handler, and that handler
+// one that is not configured.
+func loseHandler(t *testing.T, file string) (restore func()) {
+	t.Helper()
+	whole, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var record struct {
+		Version int            `json:"version"`
+		Body    map[string]any `json:"body"`
+	}
+	if err := json.Unmarshal(whole, &record); err != nil {
+		t.Fatal(err)
+	}
+	record.Body["Handler"] = "gone"
+	delete(record.Body, "Origin")
+	early, err := json.Marshal(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(content []byte) {
+		t.Helper()
+		if err := os.WriteFile(file, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(early)
+	return func() { put(whole) }
 }
 
 // The shim's containers end with it: they report that, nothing of them lives
