@@ -32,6 +32,9 @@ func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error
 	if err != nil {
 		return nil, err
 	}
+	if err := t.paused(ctx); err != nil {
+		return nil, err
+	}
 	process, err := commandProcess(t.ref, c, ownCPUs)
 	if err != nil {
 		return nil, err

@@ -123,7 +123,7 @@ func (h *entry) create(ctx context.Context, who string, a *Abilities, ref Ref, s
 	defer cancel()
 	client, err := conmon.Launch(ctx, s)
 	if err != nil {
-		return nil, createFailed(ctx, h.name, spec.Process, err)
+		return nil, createFailed(ctx, h.name, spec.Process, ref.Cgroup, err)
 	}
 	if !a.Sandboxed {
 		if err := checkCreated(client.PID(), spec); err != nil {

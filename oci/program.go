@@ -15,6 +15,7 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci/proc"
 )
@@ -36,8 +37,8 @@ func (e *ProgramError) notFound() bool {
 
 // createFailed returns the error for a failed create by the runtime of that
 // name, reduced to the error in its output: a ProgramError if that blames the
-// program of p.
-func createFailed(ctx context.Context, name string, p *specs.Process, err error) error {
+// program of p. The container was to have that cgroup.
+func createFailed(ctx context.Context, name string, p *specs.Process, cgroupPath string, err error) error {
 	failed, ok := errors.AsType[*conmon.CreateError](err)
 	if !ok || failed.ExitCode == 0 {
 		return fmt.Errorf("%s create (to run %.200q): %w", name, p.Args[0], err)
@@ -46,7 +47,7 @@ func createFailed(ctx context.Context, name string, p *specs.Process, err error)
 	if blamesProgram(failed.Message, p) {
 		return &ProgramError{text}
 	}
-	return errors.New(text)
+	return crowded(cgroupPath, errors.New(text))
 }
 
 // startFailed does the same for a start.
@@ -150,10 +151,26 @@ const (
 	codeNotFound      = 127
 )
 
+// tasksOfRuntime is more than a runtime needs in the container's cgroup, in processes and
+// threads, before it becomes the program.
+const tasksOfRuntime = 16
+
+// crowded returns the error of a runtime with the likely cause, and as fault.Exhausted, if
+// the container or its pod has nearly all the processes that it may have. What a runtime
+// says of that is "connection reset by peer", or EOF.
+func crowded(cgroupPath string, err error) error {
+	at, tasks, most := cgroup.Crowded(cgroupPath, tasksOfRuntime)
+	if at == "" {
+		return err
+	}
+	return fmt.Errorf("%s: the cgroup %s has %d of at most %d processes and threads (pids.max), and a runtime needs several: %w",
+		fault.Text(err), at, tasks, most, fault.Exhausted)
+}
+
 // execFailed classifies the failure of a runtime to start process p: a
 // ProgramError if the runtime blames its program, fault.Precondition if the
-// container is ending. said is the runtime's output, err the error that
-// contains it.
+// container is ending, fault.Exhausted if it has no room for more processes. said
+// is the runtime's output, err the error that contains it.
 func (t *watched) execFailed(ctx context.Context, p *specs.Process, said string, err error) error {
 	switch {
 	case ctx.Err() != nil:
@@ -163,7 +180,24 @@ func (t *watched) execFailed(ctx context.Context, p *specs.Process, said string,
 	case t.ending(ctx):
 		return fmt.Errorf("the container ended before the command ran (%s): %w", fault.Text(err), fault.Precondition)
 	}
-	return err
+	return crowded(t.ref.Cgroup, err)
+}
+
+// paused returns why no command can be started in a container whose cgroup somebody has
+// frozen: a runtime refuses with advice that no caller of CRI can follow or, if it is the
+// pod's cgroup, waits without a word. crius itself freezes for a moment what it kills.
+func (t *watched) paused(ctx context.Context) error {
+	if file, _ := cgroup.Paused(t.ref.Cgroup); file == "" {
+		return nil
+	}
+	if t.ending(ctx) {
+		return fmt.Errorf("the container is ending: %w", fault.Precondition)
+	}
+	file, thawed := cgroup.Paused(t.ref.Cgroup)
+	if file == "" {
+		return nil
+	}
+	return fmt.Errorf("the container is paused: its cgroup is frozen, not by crius: thaw it (echo %s > %s): %w", thawed, file, fault.Unavailable)
 }
 
 // result returns the result of an ExecSync whose program cannot be run: the

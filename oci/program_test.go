@@ -89,7 +89,7 @@ func TestCreateFailed(t *testing.T) {
 		{"/nope", "/", "", false},
 	} {
 		p := &specs.Process{Args: []string{test.program}, Cwd: test.cwd, Env: []string{"HOME=/", "PATH=/usr/bin:/bin"}}
-		err := createFailed(t.Context(), "some", p, &conmon.CreateError{ExitCode: 1, Message: test.says})
+		err := createFailed(t.Context(), "some", p, "", &conmon.CreateError{ExitCode: 1, Message: test.says})
 		var program *ProgramError
 		if errors.As(err, &program) != test.own || test.own && !errors.Is(err, fault.Precondition) {
 			t.Errorf("%q in %q: %q is taken for %T", test.program, test.cwd, test.says, err)
@@ -104,7 +104,7 @@ func TestCreateFailed(t *testing.T) {
 		errors.New("open executable: Permission denied"),
 		conmon.ErrLost,
 	} {
-		err := createFailed(t.Context(), "some", p, cause)
+		err := createFailed(t.Context(), "some", p, "", cause)
 		if _, ok := errors.AsType[*ProgramError](err); ok || !errors.Is(err, cause) {
 			t.Errorf("%v has become %T", cause, err)
 		}

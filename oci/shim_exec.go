@@ -55,6 +55,9 @@ func (t *shimTask) exec(ctx context.Context, c Command) (*execution, error) {
 
 // begin has the shim run a command, with FIFOs of the server as its stdio.
 func (t *shimTask) begin(ctx context.Context, c Command) (_ *execution, err error) {
+	if err := t.paused(ctx); err != nil {
+		return nil, err
+	}
 	process, err := commandProcess(t.ref, c, func() tuning.Set { return nil }) // the shim runs the runtime, on CPUs unknown to the server
 	if err != nil {
 		return nil, err

@@ -42,6 +42,15 @@ func Uninterruptible(cgroup string) []string {
 // a process in uninterruptible sleep prevents that, the sleep is why SIGKILL has
 // no effect, and Kill itself may be freezing the rest.
 func Frozen(cgroup string) (file, thawed string) {
+	return frozenBy(cgroup, func(h hierarchy) bool { return !h.v2() })
+}
+
+// Paused is Frozen for both versions: nothing in the cgroup runs.
+func Paused(cgroup string) (file, thawed string) {
+	return frozenBy(cgroup, func(hierarchy) bool { return true })
+}
+
+func frozenBy(cgroup string, counts func(hierarchy) bool) (file, thawed string) {
 	cgroup, err := clean(cgroup)
 	if err != nil {
 		return "", ""
@@ -51,13 +60,32 @@ func Frozen(cgroup string) (file, thawed string) {
 		return "", ""
 	}
 	for _, h := range all {
-		if state, err := os.ReadFile(h.dir(cgroup) + "/freezer.state"); err != nil || string(state) != "FROZEN\n" {
-			continue
-		}
-		for at := cgroup; h.has("freezer") && at != "/"; at = path.Dir(at) {
-			if self, err := os.ReadFile(h.dir(at) + "/freezer.self_freezing"); err == nil && string(self) == "1\n" {
-				return h.dir(at) + "/freezer.state", "THAWED"
+		if counts(h) {
+			if file, thawed = h.frozen(cgroup); file != "" {
+				return file, thawed
 			}
+		}
+	}
+	return "", ""
+}
+
+func (h hierarchy) frozen(cgroup string) (file, thawed string) {
+	is := func(at, file, line string) bool {
+		text, err := os.ReadFile(h.dir(at) + file)
+		return err == nil && strings.Contains("\n"+string(text), "\n"+line+"\n")
+	}
+	var by, self string
+	switch {
+	case h.v2() && is(cgroup, "/cgroup.events", "frozen 1"):
+		by, self, thawed = "/cgroup.freeze", "/cgroup.freeze", "0"
+	case h.has("freezer") && is(cgroup, "/freezer.state", "FROZEN"):
+		by, self, thawed = "/freezer.state", "/freezer.self_freezing", "THAWED"
+	default:
+		return "", ""
+	}
+	for at := cgroup; at != "/"; at = path.Dir(at) {
+		if is(at, self, "1") {
+			return h.dir(at) + by, thawed
 		}
 	}
 	return "", ""

@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"errors"
+	"path"
 	"strconv"
 	"strings"
 
@@ -65,6 +66,34 @@ func file(cgroup, name string) (string, error) {
 		}
 	}
 	return "", problem{fault.NotFound, "no hierarchy has the controller " + controller}
+}
+
+// Crowded returns the cgroup, this one or one above it, whose limit of processes and threads leaves
+// no room for that many more, how many it has, and the limit. The path is empty if there is none, or
+// if that is unknown.
+func Crowded(cgroup string, more uint64) (at string, tasks, most uint64) {
+	for at = path.Clean(cgroup); at != "/" && at != "."; at = path.Dir(at) {
+		if tasks, most, limited := tasksIn(at); limited && tasks+more > most {
+			return at, tasks, most
+		}
+	}
+	return "", 0, 0
+}
+
+func tasksIn(cgroup string) (tasks, most uint64, limited bool) {
+	limit, err := ReadFile(cgroup, "pids.max")
+	if err != nil {
+		return 0, 0, false
+	}
+	current, err := ReadFile(cgroup, "pids.current")
+	if err != nil {
+		return 0, 0, false
+	}
+	if most, err = strconv.ParseUint(limit, 10, 64); err != nil { // "max"
+		return 0, 0, false
+	}
+	tasks, err = strconv.ParseUint(current, 10, 64)
+	return tasks, most, err == nil
 }
 
 // OOMKills returns how many processes in the cgroup of a container the OOM killer has killed; 0 if
