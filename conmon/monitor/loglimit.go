@@ -2,6 +2,7 @@ package monitor
 
 import (
 	"strconv"
+	"syscall"
 
 	"github.com/crius-run/crius/conmon/wire"
 )
@@ -20,6 +21,7 @@ type logLimit struct {
 	left        int64 // in the bucket, in thousandths of a byte; a notice may make it less than nothing
 	at          int64 // uptime at which it had that
 	most, size  int64 // bytes that a file may have, 0: any; and that it has
+	counted     int64 // uptime at which the file was last asked for its size
 
 	dropping bool
 	filled   bool // the last gap began since the file was full, not the bucket empty
@@ -39,9 +41,10 @@ func newLogLimit(opt wire.Options) logLimit {
 
 func (l *logLimit) on() bool { return l.rate > 0 || l.most > 0 }
 
-// nextFile is called when a file is opened that gets what is not written yet.
-func (l *logLimit) nextFile(pending int) {
-	l.size, l.said = int64(pending), false
+// nextFile is called when a file is opened that gets what is not written yet, or when the file
+// turns out to have only so much.
+func (l *logLimit) nextFile(size int) {
+	l.size, l.said = int64(size), false
 }
 
 // perByte is by what left is divided: the clock has milliseconds.
@@ -50,9 +53,27 @@ const perByte = 1000
 // maxNotice is more than the record takes that tells of a gap.
 const maxNotice = 256
 
+// room is for the longest record behind a notice.
+const room = int64(maxRecord + maxNotice)
+
+// recount asks a file that is full how much it has, once a second: somebody may have emptied it,
+// and whoever rotates logs by their size would never give it a successor.
+func (l *logFile) recount(now int64) {
+	if !l.limit.fills(room) || now-l.limit.counted < silence {
+		return
+	}
+	l.limit.counted = now
+	var st syscall.Stat_t
+	if err := syscall.Fstat(l.fd, &st); err != nil {
+		return
+	}
+	if size := st.Size + int64(len(l.records)-l.done); size < l.limit.size {
+		l.limit.nextFile(int(size))
+	}
+}
+
 // refill adds what has come since the last time, and ends a gap if that is enough.
 func (l *logLimit) refill(now int64) {
-	const room = int64(maxRecord + maxNotice) // for the longest record behind a notice
 	if l.rate > 0 {
 		full, passed := l.burst*perByte, now-l.at
 		l.at = now
@@ -141,7 +162,9 @@ func (l *logFile) addLimited(stream string, in []byte, eof bool) (used int, full
 			return end + used, full
 		}
 	}
-	l.limit.refill(uptime())
+	now := uptime()
+	l.recount(now)
+	l.limit.refill(now)
 	if l.limit.untold > 0 && !l.limit.dropping && !line.lost {
 		if cap(l.records)-len(l.records) < maxNotice {
 			return 0, true

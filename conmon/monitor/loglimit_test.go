@@ -92,6 +92,42 @@ func TestLogLimit(t *testing.T) {
 	}
 }
 
+// A log that is full takes records again once somebody has emptied it, which is noticed within a second, and
+// says how much is missing, and once more when it is full again.
+func TestFullLogIsEmptied(t *testing.T) {
+	t.Parallel()
+	const most = 100_000
+	l := limitedBy(t, wire.Options{LogMost: most})
+	fill := func() {
+		t.Helper()
+		put(l, "stdout", strings.Repeat(strings.Repeat("x", 900)+"\n", 2*most/900))
+		l.conclude()
+		if text := content(t, l); strings.Count(text, "xxx\n") > most/900 || len(gap.FindAllString(text, -1)) == 0 {
+			t.Fatalf("a full log has %d bytes and ends with %q", len(text), text[max(0, len(text)-200):])
+		}
+	}
+	fill()
+	empty := func() {
+		t.Helper()
+		if err := os.Truncate(l.path, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	empty()
+	l.limit.counted = uptime() + 1_000_000 // it has just been asked
+	put(l, "stdout", "too early\n")
+	if text := content(t, l); text != "" {
+		t.Errorf("before the next look: %q", text)
+	}
+	l.limit.counted = 0
+	put(l, "stdout", "afterwards\n")
+	if text := content(t, l); !gap.MatchString(text) || !strings.HasSuffix(text, "\nstdout F afterwards\n") {
+		t.Errorf("an emptied log has %q", text)
+	}
+	empty()
+	fill()
+}
+
 // The bucket fills by its rate, and not beyond its size however long nothing was written;
 // a notice is taken from it as records are.
 func TestLogBucket(t *testing.T) {

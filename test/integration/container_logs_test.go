@@ -210,3 +210,18 @@ func TestRotationFollowsNoLink_CVE_2025_0750(t *testing.T) {
 		})
 	}
 }
+
+// A log that somebody empties has no hole at its beginning, by which readers would not know its format.
+func TestEmptiedLogHasNoHole_moby_40584(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	dir := w.dir(t)
+	c := w.run(t, "crun").start(t, "lines 1000 ; await /vol/go ; echo after ; sleep", func(c *cri.ContainerConfig) {
+		c.Mounts = []*cri.Mount{{ContainerPath: "/vol", HostPath: dir}}
+	})
+	c.says(t, "line 1000\n")
+	must(t, os.Truncate(c.logFile(), 0))
+	must(t, os.WriteFile(filepath.Join(dir, "go"), nil, 0o600))
+	c.says(t, "after\n")
+	equal(t, "all of the log", c.output(t), "after\n")
+}
