@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -301,6 +302,48 @@ func TestExitsAndOutputDuringDowntime(t *testing.T) {
 			t.Fatalf("line %d of the log is %q", i+1, line)
 		}
 	}
+}
+
+// A server that is killed in the middle of a stop knows afterwards how the container has ended, or stops it when it
+// is asked again, and the container can be removed.
+func TestServerIsKilledInTheMiddleOfAStop_containerd_12600_containerd_7680(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		dir := w.dir(t)
+		shared := withMounts(&cri.Mount{ContainerPath: "/shared", HostPath: dir})
+		ends := p.start(t, "trap TERM ; await /shared/go ; exit 9", shared)
+		stays := p.start(t, "ignore TERM ; echo ready ; sleep")
+		var stops []chan error
+		for _, c := range []*container{ends, stays} {
+			c.says(t, "ready")
+			stopped := make(chan error, 1)
+			stops = append(stops, stopped)
+			go func() {
+				_, err := w.Runtime().StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: c.id, Timeout: scene.LimitSeconds})
+				stopped <- err
+			}()
+			c.says(t, "SIGTERM")
+		}
+		must(t, w.Kill())
+		for _, stopped := range stops {
+			wantCode(t, scene.Receive(t, "the stop to return", stopped), codes.Unavailable)
+		}
+		put(t, filepath.Join(dir, "go"), "")
+		wait.For(t, "the monitor to note how the container has ended", func() bool {
+			_, err := os.Stat(filepath.Join(w.StateRoot(), "containers", ends.id, "exit.json"))
+			return err == nil
+		})
+		must(t, w.Start(t.Context()))
+		equal(t, "state of the one that ended meanwhile", ends.status(t).State, cri.ContainerState_CONTAINER_EXITED)
+		equal(t, "its exit code", ends.status(t).ExitCode, 9)
+		ends.remove(t)
+		equal(t, "state of the other one", stays.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+		stays.stop(t, 0)
+		equal(t, "its exit code", stays.status(t).ExitCode, 137)
+		stays.remove(t)
+	})
 }
 
 func TestSIGTERMWaitsForWorkUnderWay(t *testing.T) {
