@@ -185,7 +185,7 @@ func (r *report) explain(w io.Writer) {
 		"  the runtime specification that a current one writes.\n"+
 		"- Nodes are tmpfs, except in [row disk](performance/run.md#disk), where pods and pulls cost\n"+
 		"  their syncs as well. An image of 10 GB has [a run of its own](performance/big.md)\n"+
-		"  (`make bench ROW=big`).\n"+
+		"  (`make bench ROW=big`), and so has [a node with 500 pods](performance/scale.md).\n"+
 		"- With creates under way on two processors, the slowest calls wait: [the tables](performance/run.md#lists)\n"+
 		"  have beside them how long the threads of server and client ran and waited for a processor.\n"+
 		"- PodSandboxStatus of crius has the states of the pod's containers, which a kubelet wants\n"+
