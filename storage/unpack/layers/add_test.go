@@ -213,3 +213,44 @@ func TestAddAfterKilled(t *testing.T) {
 		t.Errorf("records %v", all)
 	}
 }
+
+// A store with an image store notices layers that were added to it, even if the clock of the file system was too coarse
+// to give the records another time. If it did not, its next layer would overwrite their records.
+func TestAddToImageStore(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	images := filepath.Join(dir, "images")
+	store, err := cstorage.GetStore(cstorage.StoreOptions{RunRoot: filepath.Join(dir, "run"), GraphRoot: filepath.Join(dir, "root"), ImageStore: images, GraphDriverName: "overlay"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, mounted := range []string{filepath.Join(dir, "root", "overlay"), filepath.Join(images, "overlay")} {
+			_ = unix.Unmount(mounted, unix.MNT_DETACH)
+		}
+	})
+	if _, err := store.CreateLayer("before", "", nil, "", false, nil); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(images, "overlay-layers", "layers.json")
+	before, err := os.Stat(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u := NewUnpacker(store, t.TempDir(), 0)
+	layers := stage(t, u, 2)
+	if added, err := u.Add(t.Context(), layers); added != 2 || err != nil {
+		t.Fatalf("%d, %v", added, err)
+	}
+	if err := os.Chtimes(file, before.ModTime(), before.ModTime()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.CreateLayer("after", "", nil, "", false, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"before", layers[0].ID, layers[1].ID, "after"} {
+		if _, err := store.Layer(id); err != nil {
+			t.Errorf("%s: %v", id, err)
+		}
+	}
+}

@@ -23,7 +23,7 @@ const incomplete = "incomplete"
 
 // records are those of a store's layers, locked.
 type records struct {
-	lock       *lockfile.LockFile
+	locks      []*lockfile.LockFile // in the library's order
 	file       string
 	text       []byte                        // of the file, without the last bracket
 	maps       map[string][2][]idtools.IDMap // of users and groups, by layer
@@ -63,16 +63,24 @@ func lockRecords(store cstorage.Store, parent string) (*records, error) {
 	}
 }
 
-// openRecords locks the records and reads them. With an image store, layers are in two places, whose
-// locks a writer of the library takes both: one of them keeps it away.
+// openRecords locks the records and reads them. With an image store, layers are in two places, each with a lock. The
+// library takes both, and by the first one alone it notices that others have written records.
 func openRecords(store cstorage.Store) (r *records, err error) {
-	dir := filepath.Join(root(store), recordsDir)
-	lock, err := lockfile.GetLockFile(filepath.Join(dir, "layers.lock"))
-	if err != nil {
-		return nil, err
+	roots := []string{store.GraphRoot()}
+	if store.ImageStore() != "" {
+		roots = append(roots, store.ImageStore())
 	}
-	r = &records{lock: lock, file: filepath.Join(dir, "layers.json"), maps: map[string][2][]idtools.IDMap{}}
-	lock.Lock()
+	r = &records{file: filepath.Join(root(store), recordsDir, "layers.json"), maps: map[string][2][]idtools.IDMap{}}
+	for _, dir := range roots {
+		lock, err := lockfile.GetLockFile(filepath.Join(dir, recordsDir, "layers.lock"))
+		if err != nil {
+			return nil, err
+		}
+		r.locks = append(r.locks, lock)
+	}
+	for _, lock := range r.locks {
+		lock.Lock()
+	}
 	if store.ImageStore() != "" {
 		_, err = r.read(filepath.Join(store.GraphRoot(), recordsDir, "layers.json"))
 	}
@@ -131,8 +139,10 @@ func (r *records) write(more []*cstorage.Layer) error {
 	} else {
 		added = added[1:]
 	}
-	if _, err := r.lock.RecordWrite(); err != nil { // first: all that have read the records must read them again
-		return err
+	for _, lock := range r.locks { // first: all that have read the records must read them again
+		if _, err := lock.RecordWrite(); err != nil {
+			return err
+		}
 	}
 	if err := replace(r.file, bytes.Join([][]byte{r.text, added}, nil)); err != nil {
 		return fmt.Errorf("records of layers: %w", err)
@@ -140,7 +150,11 @@ func (r *records) write(more []*cstorage.Layer) error {
 	return nil
 }
 
-func (r *records) unlock() { r.lock.Unlock() }
+func (r *records) unlock() {
+	for _, lock := range r.locks {
+		lock.Unlock()
+	}
+}
 
 // replace gives a file another content. At every moment the file has the old content, or the new
 // content, which has been synced.
