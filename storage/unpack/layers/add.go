@@ -60,10 +60,7 @@ func (u *Unpacker) record(layers []Addition) (added int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	missing := slices.DeleteFunc(indices(layers), func(i int) bool {
-		_, err := u.store.Layer(layers[i].ID) // of any store that this one reads: the driver would remove its files
-		return !isStaged(layers[i]) || err == nil
-	})
+	elsewhere := u.elsewhere(layers)
 	records, err := lockRecords(u.store, layers[0].Parent)
 	if err != nil {
 		return 0, err
@@ -75,9 +72,10 @@ func (u *Unpacker) record(layers []Addition) (added int, err error) {
 			u.finish(layers[i])
 		}
 	}()
-	missing = slices.DeleteFunc(missing, func(i int) bool { return records.has(layers[i].ID) }) // by now
+	records.know(elsewhere)
+	missing, end, gone := records.missing(layers)
 	if len(missing) == 0 {
-		return len(layers), nil
+		return end, gone
 	}
 	entries := make([]*cstorage.Layer, len(missing))
 	for k, i := range missing {
@@ -107,14 +105,17 @@ func (u *Unpacker) record(layers []Addition) (added int, err error) {
 	if err != nil {
 		return missing[done], err
 	}
-	return len(layers), nil
+	return end, gone
 }
 
-func indices(layers []Addition) (all []int) {
-	for i := range layers {
-		all = append(all, i)
+// elsewhere returns those of the layers that are in other stores, which this one only reads.
+func (u *Unpacker) elsewhere(layers []Addition) (found []*cstorage.Layer) {
+	for _, l := range layers {
+		if layer, err := u.store.Layer(l.ID); err == nil && layer.ReadOnly {
+			found = append(found, layer)
+		}
 	}
-	return all
+	return found
 }
 
 // entry is the record of a layer that is incomplete, as the library would write it.

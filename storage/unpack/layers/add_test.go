@@ -214,6 +214,37 @@ func TestAddAfterKilled(t *testing.T) {
 	}
 }
 
+// A layer that was in the store when it would have been unpacked can be removed before the layers above it are added.
+// They are not added then, even if its directory was left behind: their records would name a parent that the store has not got.
+func TestAddAboveRemoved(t *testing.T) {
+	t.Parallel()
+	store := newStore(t, t.TempDir(), "")
+	driver, err := store.GraphDriver()
+	if err != nil {
+		t.Fatal(err)
+	}
+	u := NewUnpacker(store, t.TempDir(), 0)
+	layers := stage(t, u, 4)
+	for _, l := range layers[1:] {
+		l.Staged.(*staged).result.Implied = nil // else the parent's directories are looked at before
+	}
+	layers[1].Staged = nil
+	if err := driver.Create(layers[1].ID, "", nil); err != nil {
+		t.Fatal(err)
+	}
+	added, err := u.Add(t.Context(), layers)
+	if added != 1 || !errors.Is(err, cstorage.ErrLayerUnknown) {
+		t.Errorf("%d, %v", added, err)
+	}
+	if all := recorded(t, store); len(all) != 1 || all[0]["id"] != layers[0].ID || all[0]["flags"] != nil {
+		t.Errorf("records %v", all)
+	}
+	layers[1].Staged = stage(t, u, 2)[1].Staged
+	if added, err := u.Add(t.Context(), layers[1:]); added != 3 || err != nil {
+		t.Errorf("once more: %d, %v", added, err)
+	}
+}
+
 // A store with an image store notices layers that were added to it, even if the clock of the file system was too coarse
 // to give the records another time. If it did not, its next layer would overwrite their records.
 func TestAddToImageStore(t *testing.T) {

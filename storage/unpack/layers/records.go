@@ -123,6 +123,30 @@ func (r *records) read(file string) (text []byte, err error) {
 	return text, nil
 }
 
+// know notes layers of other stores. They are not added again: the driver would remove their files.
+func (r *records) know(elsewhere []*cstorage.Layer) {
+	for _, l := range elsewhere {
+		if !r.has(l.ID) {
+			r.maps[l.ID] = [2][]idtools.IDMap{l.UIDMap, l.GIDMap}
+		}
+	}
+}
+
+// missing returns the indices of the layers to add, all below end. The error is why the layer at end cannot be
+// added: it was in the store when it would have been unpacked, but another program has removed it since.
+func (r *records) missing(layers []Addition) (missing []int, end int, err error) {
+	for i, l := range layers {
+		switch {
+		case r.has(l.ID):
+		case isStaged(l):
+			missing = append(missing, i)
+		default:
+			return missing, i, fmt.Errorf("layer %s was removed during the pull: %w", l.ID, cstorage.ErrLayerUnknown)
+		}
+	}
+	return missing, len(layers), nil
+}
+
 func (r *records) has(id string) bool {
 	_, has := r.maps[id]
 	return has
