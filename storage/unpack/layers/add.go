@@ -39,7 +39,8 @@ func isStaged(l Addition) bool { return l.Staged != nil }
 // inherit gives the directories that no entry describes the attributes that they have in the layers below. It returns how
 // many layers are ready to be added, and the error of the next one.
 func (u *Unpacker) inherit(ctx context.Context, layers []Addition) (ready int, err error) {
-	below := stack{u.below.store, u.below.top, slices.Clone(u.below.dirs)} // with directories that will move
+	below := u.below
+	below.dirs = slices.Clone(below.dirs) // to which those are added that will move
 	for i, l := range layers {
 		s, is := l.Staged.(*staged)
 		if !is {

@@ -285,3 +285,36 @@ func TestAddToImageStore(t *testing.T) {
 		}
 	}
 }
+
+// Layers that describe all of their directories are added together with one above them that does not, above a layer that the
+// store has had: its directories come from that one, and from those that are being added.
+func TestAddInheritsThroughAddedLayers(t *testing.T) {
+	t.Parallel()
+	store := newStore(t, t.TempDir(), "")
+	first := NewUnpacker(store, t.TempDir(), 0)
+	layers := stage(t, first, 4)
+	if added, err := first.Add(t.Context(), layers[:1]); added != 1 || err != nil {
+		t.Fatalf("%d, %v", added, err)
+	}
+	base := filepath.Join(store.GraphRoot(), "overlay", layers[0].ID, "diff", "d")
+	if err := os.Chmod(base, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	u := NewUnpacker(store, t.TempDir(), 0) // of an image that shares the first layer
+	layers = stage(t, u, 4)
+	layers[0].Staged = nil
+	for _, l := range layers[1:3] {
+		s := l.Staged.(*staged)
+		s.result.Implied = nil
+		if err := os.RemoveAll(filepath.Join(s.out.Target, "d")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if added, err := u.Add(t.Context(), layers); added != 4 || err != nil {
+		t.Fatalf("%d, %v", added, err)
+	}
+	st, err := os.Stat(filepath.Join(store.GraphRoot(), "overlay", layers[3].ID, "diff", "d"))
+	if err != nil || st.Mode().Perm() != 0o750 {
+		t.Errorf("%v, %v", st, err)
+	}
+}

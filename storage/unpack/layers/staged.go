@@ -48,44 +48,47 @@ func (s *staged) inherit(ctx context.Context, parent string, below *stack) error
 	return err
 }
 
-// stack is a layer in the store with the directories of it and of all layers below it, from the top. The
-// library looks at each of them to say where they are.
+// stack is a layer with the directories of it and of all layers below it, from the top. The library looks at each of
+// them to say where they are, so it is asked once.
 type stack struct {
 	store cstorage.Store
 	top   string
-	dirs  []string // empty: not known
+	dirs  []string
+	rest  string // the highest layer whose directories dirs lacks; empty: there is none
 }
 
 // of returns the directories of a layer and of those below it.
 func (s *stack) of(layer string) ([]string, error) {
-	if s.top == layer && len(s.dirs) > 0 {
+	if s.top != layer {
+		s.top, s.dirs, s.rest = layer, nil, layer
+	}
+	if s.rest == "" {
 		return s.dirs, nil
 	}
 	driver, err := s.store.GraphDriver()
 	if err != nil {
 		return nil, err
 	}
-	metadata, err := driver.Metadata(layer)
+	metadata, err := driver.Metadata(s.rest)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("layer %s: %w", layer, cstorage.ErrParentUnknown)
+		return nil, fmt.Errorf("layer %s: %w", s.rest, cstorage.ErrParentUnknown)
 	}
 	if err != nil {
 		return nil, err
 	}
-	s.top, s.dirs = layer, []string{metadata["UpperDir"]}
+	s.dirs = append(s.dirs, metadata["UpperDir"])
 	if lower := metadata["LowerDir"]; lower != "" {
 		s.dirs = append(s.dirs, strings.Split(lower, ":")...) // overlay takes no colon in a directory either
 	}
+	s.rest = ""
 	return s.dirs, nil
 }
 
-// grow notes a layer that was added above another, which may be none.
+// grow notes a layer that was added above another, which may be none. It does not look at that one: perhaps nobody
+// will ask.
 func (s *stack) grow(parent, layer, dir string) {
-	if parent != "" && (s.top != parent || len(s.dirs) == 0) {
-		return
-	}
-	if parent == "" {
-		s.dirs = nil
+	if parent == "" || s.top != parent {
+		s.dirs, s.rest = nil, parent
 	}
 	s.top, s.dirs = layer, slices.Insert(s.dirs, 0, dir)
 }
