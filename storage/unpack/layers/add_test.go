@@ -318,3 +318,47 @@ func TestAddInheritsThroughAddedLayers(t *testing.T) {
 		t.Errorf("%v, %v", st, err)
 	}
 }
+
+// An incomplete layer that the library could not delete, since no file could be made, is deleted once that is possible. The
+// library that has tried takes the layer for complete until somebody writes the records.
+func TestAddAfterFailedCleanup(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=8m,nr_inodes=200"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	store := newStore(t, dir, "")
+	u := NewUnpacker(store, t.TempDir(), 0)
+	layer := stage(t, u, 1)[0]
+	records, err := openRecords(store)
+	if err == nil {
+		err = records.write([]*cstorage.Layer{{ID: layer.ID, Flags: map[string]any{incomplete: true}}})
+		records.unlock()
+	}
+	filler := filepath.Join(dir, "filler")
+	if err := errors.Join(err, os.Mkdir(filler, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; err == nil; i++ {
+		err = os.WriteFile(filepath.Join(filler, fmt.Sprint(i)), nil, 0o600)
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	if _, err := store.Layers(); err == nil {
+		t.Error("the library could delete the layer")
+	}
+	if added, err := u.Add(t.Context(), []Addition{layer}); added != 0 || err == nil {
+		t.Errorf("%d, %v", added, err)
+	}
+	if err := os.RemoveAll(filler); err != nil {
+		t.Fatal(err)
+	}
+	if added, err := u.Add(t.Context(), []Addition{layer}); added != 1 || err != nil {
+		t.Errorf("%d, %v", added, err)
+	}
+	if all := recorded(t, store); len(all) != 1 || all[0]["flags"] != nil {
+		t.Errorf("records %v", all)
+	}
+}

@@ -48,7 +48,13 @@ func lockRecords(store cstorage.Store, parent string) (*records, error) {
 		if !r.incomplete && (parent == "" || r.has(parent)) {
 			return r, nil
 		}
+		if r.incomplete { // perhaps the library could not delete it, and would look only if somebody wrote
+			err = r.outdate()
+		}
 		r.unlock()
+		if err != nil {
+			return nil, err
+		}
 		layer, err := store.Layer(parent) // the library deletes incomplete layers when it looks
 		switch {
 		case r.incomplete && attempt == 3:
@@ -163,13 +169,21 @@ func (r *records) write(more []*cstorage.Layer) error {
 	} else {
 		added = added[1:]
 	}
-	for _, lock := range r.locks { // first: all that have read the records must read them again
-		if _, err := lock.RecordWrite(); err != nil {
-			return err
-		}
+	if err := r.outdate(); err != nil { // first
+		return err
 	}
 	if err := replace(r.file, bytes.Join([][]byte{r.text, added}, nil)); err != nil {
 		return fmt.Errorf("records of layers: %w", err)
+	}
+	return nil
+}
+
+// outdate has all that have read the records read them again.
+func (r *records) outdate() error {
+	for _, lock := range r.locks {
+		if _, err := lock.RecordWrite(); err != nil {
+			return fmt.Errorf("records of layers: %w", err)
+		}
 	}
 	return nil
 }
