@@ -21,8 +21,8 @@ const (
 	nodeRounds = 3
 	// idleTime is how long a node is left idle for measuring its usage.
 	idleTime = 10 * time.Second
-	// restTime is how long its CPU is measured: Go collects garbage every two minutes in any case, which takes longer
-	// than all else that an idle server does in ten seconds.
+	// restTime is how long its CPU is measured: what an idle server takes in ten seconds differs by a factor of three,
+	// and Go collects garbage every two minutes in any case.
 	restTime = 2 * time.Minute
 	// silentTime is how long the containers have been silent then: crius's
 	// monitors rest after ten seconds.
