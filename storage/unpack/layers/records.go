@@ -58,7 +58,7 @@ func lockRecords(store cstorage.Store, parent string) (*records, error) {
 		layer, err := store.Layer(parent) // the library deletes incomplete layers when it looks
 		switch {
 		case r.incomplete && attempt == 3:
-			return nil, fmt.Errorf("%s names a layer that is incomplete and cannot be deleted", r.file)
+			return nil, fmt.Errorf("%s names a layer that is incomplete and could not be deleted: make room on its file system, or see the log for what keeps it", r.file)
 		case parent != "" && err != nil:
 			return nil, fmt.Errorf("layer %s: %w: %w", parent, err, cstorage.ErrParentUnknown)
 		case parent != "" && layer.ReadOnly:
