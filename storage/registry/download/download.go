@@ -204,6 +204,9 @@ func (p *Pull) End(err error) {
 // chunk is how much is read before it is written and shown.
 const chunk = 256 << 10 // bytes
 
+// chunks are buffers of that size. Otherwise they would be nearly all that the pull of an image with many layers allocates.
+var chunks = sync.Pool{New: func() any { return new([chunk]byte) }}
+
 // maxResumes bounds how often a pull connects again after a broken connection, if each connection
 // brings some bytes. Each time the whole file is read again.
 const maxResumes = 8
@@ -377,7 +380,9 @@ func (f *fetch) otherSize() error {
 // file. came reports whether the registry sent anything.
 func (f *fetch) receive(ctx context.Context, stream io.Reader) (came bool, err error) {
 	digester := f.info.Digest.Algorithm().Digester()
-	buffer := make([]byte, chunk)
+	array := chunks.Get().(*[chunk]byte)
+	defer chunks.Put(array)
+	buffer := array[:]
 	var at int64
 	var head []byte
 	for err == nil {
