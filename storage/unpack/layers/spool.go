@@ -191,13 +191,11 @@ func (s *step) open(ctx context.Context, large chan struct{}) (*content, error) 
 //
 // pigz is slower, and built with some versions of zlib-ng it takes whole layers for damaged.
 func decompress(blob io.Reader, large func() (done func(), err error)) (io.ReadCloser, error) {
-	const buffer, buffers = 128 << 10, 4
 	reader := bufio.NewReaderSize(blob, 32<<10)
 	first, _ := reader.Peek(frames.MagicSize) // an error comes back with the next read
 	switch {
 	case archive.DetectCompression(first) == archive.Gzip:
-		unpacked, err := pgzip.NewReaderN(reader, buffer, buffers)
-		return gunzip{unpacked, reader}, err
+		return ungzip(reader)
 	case frames.Begin(first):
 		return unzstd(reader, large)
 	}
@@ -307,14 +305,37 @@ func (u *unzstded) Close() error {
 // gunzip is decompressed gzip. What follows its last member and is none, such as padding, is read and ignored, as by
 // gzip and pigz: by its digest the content is whole or not.
 type gunzip struct {
-	*pgzip.Reader
-	blob io.Reader
+	unpacked *pgzip.Reader
+	blob     io.Reader
+	whole    bool // it was read to its end
+}
+
+// inflaters are readers of gzip that were read to their end. Their buffers cost more than a small layer.
+var inflaters sync.Pool
+
+// ungzip decompresses gzip.
+func ungzip(blob io.Reader) (io.ReadCloser, error) {
+	const buffer, buffers = 128 << 10, 4
+	var err error
+	unpacked, again := inflaters.Get().(*pgzip.Reader)
+	if again {
+		err = unpacked.Reset(blob)
+	} else {
+		unpacked, err = pgzip.NewReaderN(blob, buffer, buffers)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &gunzip{unpacked: unpacked, blob: blob}, nil
 }
 
 // Read implements io.Reader.
-func (g gunzip) Read(p []byte) (int, error) {
-	n, err := g.Reader.Read(p)
-	if errors.Is(err, pgzip.ErrHeader) { // not of the first member
+func (g *gunzip) Read(p []byte) (int, error) {
+	n, err := g.unpacked.Read(p)
+	switch {
+	case errors.Is(err, io.EOF):
+		g.whole = true
+	case errors.Is(err, pgzip.ErrHeader): // not of the first member
 		if _, err = io.Copy(io.Discard, g.blob); err == nil {
 			err = io.EOF
 		}
@@ -322,9 +343,13 @@ func (g gunzip) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close implements io.Closer. Read has returned any error of the blob.
-func (g gunzip) Close() error {
-	_ = g.Reader.Close()
+// Close implements io.Closer. Read has returned any error of the blob. A reader that was stopped midway
+// cannot be used again.
+func (g *gunzip) Close() error {
+	_ = g.unpacked.Close()
+	if g.whole {
+		inflaters.Put(g.unpacked)
+	}
 	return nil
 }
 

@@ -5,11 +5,15 @@ import (
 	"compress/gzip"
 	"errors"
 	"io"
+	"math"
+	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
 
+	"github.com/klauspost/pgzip"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -145,6 +149,62 @@ func TestDecompressionOfMembers_umoci_358(t *testing.T) {
 		got, err := io.ReadAll(reader)
 		if err := errors.Join(err, reader.Close()); string(got) != "one member and another" || err != nil || blob.Len() > 0 {
 			t.Errorf("%d bytes behind: %q, %v, %d bytes left", len(behind), got, err, blob.Len())
+		}
+	}
+}
+
+// Decoders of gzip are used again, whatever has ended what they decoded before.
+func TestDecompressionAfterAnother(t *testing.T) {
+	t.Parallel()
+	noise := make([]byte, 3<<20)
+	_, _ = rand.NewChaCha8([32]byte{1}).Read(noise) // never fails
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed)
+	if _, err := w.Write(noise); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	large, small := packed.Bytes(), twoMembers(t)
+	flipped := slices.Clone(large)
+	flipped[len(flipped)-5] ^= 1 // the checksum
+	ways := map[string]struct {
+		blob  []byte
+		read  int64 // bytes
+		wrong error
+	}{
+		"to the end":      {large, math.MaxInt64, nil},
+		"small":           {small, math.MaxInt64, nil},
+		"not at all":      {large, 0, nil},
+		"a little":        {large, 1000, nil},
+		"half":            {large, 1 << 20, nil},
+		"cut":             {large[:len(large)/2], math.MaxInt64, io.ErrUnexpectedEOF},
+		"another content": {flipped, math.MaxInt64, pgzip.ErrChecksum},
+		"padding":         {slices.Concat(small, make([]byte, 1000)), math.MaxInt64, nil},
+	}
+	for range 3 {
+		for name, way := range ways {
+			reader, err := decompress(bytes.NewReader(way.blob), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.Copy(io.Discard, io.LimitReader(reader, way.read)); !errors.Is(err, way.wrong) {
+				t.Errorf("%s: %v", name, err)
+			}
+			if err := reader.Close(); err != nil {
+				t.Error(err)
+			}
+			for blob, want := range map[string]string{string(large): string(noise), string(small): "one member and another"} {
+				reader, err := decompress(strings.NewReader(blob), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got, err := io.ReadAll(reader)
+				if err := errors.Join(err, reader.Close()); string(got) != want || err != nil {
+					t.Fatalf("after %s: %d bytes, %v", name, len(got), err)
+				}
+			}
 		}
 	}
 }
