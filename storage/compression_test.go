@@ -20,6 +20,16 @@ import (
 )
 
 // zstdOf compresses as real builders do.
+// contentOf returns the archive of a layer.
+func contentOf(t testing.TB, zipped image.Layer) []byte {
+	t.Helper()
+	archived, err := archive.DecompressStream(bytes.NewReader(zipped.Blob))
+	ok(t, err)
+	content, err := io.ReadAll(archived)
+	ok(t, err)
+	return content
+}
+
 func zstdOf(t testing.TB, content []byte) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -75,10 +85,7 @@ func TestLayersCompressedTwice(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	zipped := layer(t, image.Text("file", "content"))
-	archived, err := archive.DecompressStream(bytes.NewReader(zipped.Blob))
-	ok(t, err)
-	content, err := io.ReadAll(archived)
-	ok(t, err)
+	content := contentOf(t, zipped)
 	gzipOf := func(content []byte) []byte { return image.RawLayer(content).Blob }
 	for what, blobs := range map[string][2][]byte{
 		"gzip":  {zipped.Blob, gzipOf(zipped.Blob)},
@@ -98,12 +105,18 @@ func TestLayersCompressedTwice(t *testing.T) {
 	n.empty()
 }
 
-// gzip needs no program: pigz with some versions of zlib-ng takes whole layers for damaged.
-func TestPigzIsNotAsked_podman_23822_containerd_14084(t *testing.T) {
+// Layers are decompressed without the programs of the node: pigz with some versions of zlib-ng takes whole layers for damaged.
+func TestNoProgramDecompresses_podman_23822_containerd_14084(t *testing.T) {
 	n := newNode(t)
-	ok(t, program.Write(filepath.Join(n.dir, "pigz"), []byte("#!/bin/sh\necho 'pigz: skipping: <stdin>: corrupted -- crc32 mismatch' >&2\nexit 1\n")))
+	for _, name := range []string{"pigz", "gzip", "zstd"} {
+		ok(t, program.Write(filepath.Join(n.dir, name), []byte("#!/bin/sh\necho 'skipping: <stdin>: corrupted -- crc32 mismatch' >&2\nexit 1\n")))
+	}
+	zipped := layer(t, image.Text("gzip", "no program"))
+	packed := layer(t, image.Text("zstd", "no program either"))
+	packed.Blob = zstdOf(t, contentOf(t, packed))
+	packed.Digest = digest.FromBytes(packed.Blob)
 	t.Setenv("PATH", n.dir+":"+os.Getenv("PATH")) // workers get it
-	n.pull(serve(t, "app", "1", motd(t, "no pigz")).Addr() + "/app:1")
+	n.pull(serve(t, "app", "1", build(t, image.Image{Layers: []image.Layer{zipped, packed}})).Addr() + "/app:1")
 }
 
 // repeated is a zstd frame of so many blocks that repeat one byte, 128 KiB each.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/test/kit/image"
@@ -36,11 +37,18 @@ func BenchmarkPull(b *testing.B) {
 		}
 		wide = append(wide, layer(b, files...))
 	}
+	var packed []image.Layer
+	for _, l := range deep {
+		l.Blob = zstdOf(b, contentOf(b, l))
+		l.Digest = digest.FromBytes(l.Blob)
+		packed = append(packed, l)
+	}
 	for name, a := range map[string]*image.Artifact{
 		"small": motd(b, "x"),
 		"large": build(b, image.Image{Layers: []image.Layer{layer(b, files...), layer(b, image.Regular("noise", 0o644, random(20<<20)))}}),
 		"deep":  build(b, image.Image{Layers: deep}),
 		"wide":  build(b, image.Image{Layers: wide}),
+		"zstd":  build(b, image.Image{Layers: packed}),
 	} {
 		b.Run(name, func(b *testing.B) {
 			n := newNode(b)

@@ -119,7 +119,7 @@ func TestPullWorkerIsConfined(t *testing.T) {
 		names = append(names, name)
 	}
 	names = slices.DeleteFunc(names, func(name string) bool { return race.Enabled && name == "GORACE" })
-	if want := []string{"PATH", "_CONTAINERS_OVERLAY_DISABLE_IDMAP", "GOMEMLIMIT", "GOGC"}; !slices.Equal(names, want) {
+	if want := []string{"_CONTAINERS_OVERLAY_DISABLE_IDMAP", "GOMEMLIMIT", "GOGC"}; !slices.Equal(names, want) {
 		t.Errorf("the worker's environment has %q, want %q", names, want)
 	}
 	if got := procFile(t, pid, "cmdline"); got != wire.Name+"\x00" {

@@ -3,12 +3,10 @@
 package frames
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 )
 
 // MaxBlock is the largest size to which a zstd block decompresses, in bytes (RFC 8878, 3.1.1.2.4).
@@ -41,22 +39,6 @@ func MayBegin(head []byte) bool {
 
 func skipped(head []byte) bool {
 	return len(head) >= MagicSize && head[0]&0xf0 == 0x50 && bytes.HasPrefix(head[1:], skipMagic)
-}
-
-// Skip reads the frames at the beginning of a stream that have no content.
-func Skip(stream *bufio.Reader) error {
-	for {
-		head, _ := stream.Peek(skipHeader) // an error comes back with the next read
-		if len(head) < skipHeader || !skipped(head) {
-			return nil
-		}
-		size := int64(binary.LittleEndian.Uint32(head[MagicSize:]))
-		if _, err := io.CopyN(io.Discard, stream, skipHeader+size); errors.Is(err, io.EOF) {
-			return io.ErrUnexpectedEOF
-		} else if err != nil {
-			return err
-		}
-	}
 }
 
 // Parser parses a stream.

@@ -151,7 +151,7 @@ func (w *process) start() error {
 	w.stderr.Max = 4 << 10
 	w.cmd.Dir = "/"
 	w.cmd.Env = append(race.Environ(),
-		"PATH="+os.Getenv("PATH"),
+		// No PATH: containers/image, too, would have programs decompress that are found there.
 		"_CONTAINERS_OVERLAY_DISABLE_IDMAP=yes", // see storage.openLibrary
 		fmt.Sprintf("GOMEMLIMIT=%d", memory/4*3),
 		"GOGC=400", // it is short-lived

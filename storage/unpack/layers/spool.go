@@ -9,6 +9,7 @@ import (
 	"os"
 	"sync"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/klauspost/pgzip"
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/storage/pkg/archive"
@@ -185,11 +186,12 @@ func (s *step) open(ctx context.Context, large chan struct{}) (*content, error) 
 	return &content{ReadCloser: decompressed, ctx: ctx, layer: s, digester: s.DiffID.Algorithm().Digester()}, nil
 }
 
-// decompress decompresses a blob like archive.DecompressStream, but gzip without the program pigz, with smaller
-// buffers, which otherwise cost more than a small layer, and zstd whose first frame is one to skip. It calls large
+// decompress decompresses a blob like archive.DecompressStream, but without the programs pigz and zstd, with
+// buffers that serve one layer after the other, and zstd whose first frame is one to skip. It calls large
 // before it decodes a frame that needs much memory, and calls done when the result is closed.
 //
-// pigz is slower, and built with some versions of zlib-ng it takes whole layers for damaged.
+// The programs take more CPU, also for a large layer, and memory of their own, and are not the same on all nodes: pigz, built
+// with some versions of zlib-ng, takes whole layers for damaged.
 func decompress(blob io.Reader, large func() (done func(), err error)) (io.ReadCloser, error) {
 	reader := bufio.NewReaderSize(blob, 32<<10)
 	first, _ := reader.Peek(frames.MagicSize) // an error comes back with the next read
@@ -217,19 +219,24 @@ func errTwice(head []byte) error {
 	return fmt.Errorf("it is compressed twice: what it decompresses to is %s; rebuild the image: %w", inner, fault.Invalid)
 }
 
+// decoders of zstd have read a stream with small windows to its end.
+var decoders sync.Pool
+
 // unzstd decompresses zstd.
-func unzstd(blob *bufio.Reader, large func() (done func(), err error)) (io.ReadCloser, error) {
-	if err := frames.Skip(blob); err != nil {
-		return nil, err
-	}
+func unzstd(blob io.Reader, large func() (done func(), err error)) (io.ReadCloser, error) {
 	windows := &windowed{blob: blob, admit: large}
 	windows.parser.Window = windows.window
-	unpacked, err := archive.DecompressStream(windows)
+	var err error
+	decoder, again := decoders.Get().(*zstd.Decoder)
+	if again {
+		err = decoder.Reset(windows)
+	} else {
+		decoder, err = zstd.NewReader(windows)
+	}
 	if err != nil {
-		windows.close()
 		return nil, err
 	}
-	return &unzstded{unpacked, windows}, nil
+	return &unzstded{decoder: decoder, blob: windows}, nil
 }
 
 // smallWindow is the size of a window of zstd that each layer may have, in bytes. Nearly all have
@@ -292,14 +299,27 @@ func (w *windowed) close() {
 
 // unzstded is decompressed zstd.
 type unzstded struct {
-	io.ReadCloser
-	blob *windowed
+	decoder *zstd.Decoder
+	blob    *windowed
+	whole   bool // it was read to its end
 }
 
-// Close implements io.Closer.
+// Read implements io.Reader.
+func (u *unzstded) Read(p []byte) (int, error) {
+	n, err := u.decoder.Read(p)
+	u.whole = errors.Is(err, io.EOF)
+	return n, err
+}
+
+// Close implements io.Closer. A decoder that was stopped midway may still be reading.
 func (u *unzstded) Close() error {
 	defer u.blob.close()
-	return u.ReadCloser.Close()
+	if u.whole && !u.blob.large && u.decoder.Reset(nil) == nil {
+		decoders.Put(u.decoder)
+	} else {
+		u.decoder.Close()
+	}
+	return nil
 }
 
 // gunzip is decompressed gzip. What follows its last member and is none, such as padding, is read and ignored, as by

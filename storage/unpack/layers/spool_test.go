@@ -8,12 +8,11 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
 
-	"github.com/klauspost/pgzip"
+	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -153,60 +152,64 @@ func TestDecompressionOfMembers_umoci_358(t *testing.T) {
 	}
 }
 
-// Decoders of gzip are used again, whatever has ended what they decoded before.
+// Decoders are used again, whatever has ended what they decoded before.
 func TestDecompressionAfterAnother(t *testing.T) {
 	t.Parallel()
 	noise := make([]byte, 3<<20)
 	_, _ = rand.NewChaCha8([32]byte{1}).Read(noise) // never fails
-	var packed bytes.Buffer
-	w := gzip.NewWriter(&packed)
+	var zipped bytes.Buffer
+	w := gzip.NewWriter(&zipped)
 	if _, err := w.Write(noise); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	large, small := packed.Bytes(), twoMembers(t)
-	flipped := slices.Clone(large)
-	flipped[len(flipped)-5] ^= 1 // the checksum
-	ways := map[string]struct {
-		blob  []byte
-		read  int64 // bytes
-		wrong error
-	}{
-		"to the end":      {large, math.MaxInt64, nil},
-		"small":           {small, math.MaxInt64, nil},
-		"not at all":      {large, 0, nil},
-		"a little":        {large, 1000, nil},
-		"half":            {large, 1 << 20, nil},
-		"cut":             {large[:len(large)/2], math.MaxInt64, io.ErrUnexpectedEOF},
-		"another content": {flipped, math.MaxInt64, pgzip.ErrChecksum},
-		"padding":         {slices.Concat(small, make([]byte, 1000)), math.MaxInt64, nil},
+	packer, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
 	}
-	for range 3 {
-		for name, way := range ways {
-			reader, err := decompress(bytes.NewReader(way.blob), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := io.Copy(io.Discard, io.LimitReader(reader, way.read)); !errors.Is(err, way.wrong) {
-				t.Errorf("%s: %v", name, err)
-			}
-			if err := reader.Close(); err != nil {
-				t.Error(err)
-			}
-			for blob, want := range map[string]string{string(large): string(noise), string(small): "one member and another"} {
-				reader, err := decompress(strings.NewReader(blob), nil)
-				if err != nil {
-					t.Fatal(err)
+	small := string(twoMembers(t))
+	for kind, large := range map[string]string{"gzip": zipped.String(), "zstd": string(packer.EncodeAll(noise, nil))} {
+		ways := map[string]struct {
+			blob  string
+			read  int64 // bytes
+			wrong bool
+		}{
+			"to the end":      {large, math.MaxInt64, false},
+			"small":           {small, math.MaxInt64, false},
+			"not at all":      {large, 0, false},
+			"a little":        {large, 1000, false},
+			"half":            {large, 1 << 20, false},
+			"cut":             {large[:len(large)/2], math.MaxInt64, true},
+			"other checksum":  {large[:len(large)-5] + strings.Repeat("?", 5), math.MaxInt64, true},
+			"padding":         {small + strings.Repeat("\x00", 1000), math.MaxInt64, false},
+			"larger window":   {zstdFrame(window8M, "text") + zstdFrame(window16M, "text"), math.MaxInt64, false},
+			"something after": {zstdFrame(window8M, "text") + "else", math.MaxInt64, true},
+		}
+		for range 3 {
+			for name, way := range ways {
+				if _, err := decompressed(way.blob, way.read); (err != nil) != way.wrong {
+					t.Errorf("%s, %s: %v", kind, name, err)
 				}
-				got, err := io.ReadAll(reader)
-				if err := errors.Join(err, reader.Close()); string(got) != want || err != nil {
-					t.Fatalf("after %s: %d bytes, %v", name, len(got), err)
+				for blob, want := range map[string]string{large: string(noise), small: "one member and another", zstdFrame(window8M, "text"): "text"} {
+					if got, err := decompressed(blob, math.MaxInt64); got != want || err != nil {
+						t.Fatalf("%s, after %s: %d bytes, %v", kind, name, len(got), err)
+					}
 				}
 			}
 		}
 	}
+}
+
+// decompressed returns what a blob decompresses to, or its first bytes.
+func decompressed(blob string, bytes int64) (string, error) {
+	reader, err := decompress(strings.NewReader(blob), func() (func(), error) { return func() {}, nil })
+	if err != nil {
+		return "", err
+	}
+	content, err := io.ReadAll(io.LimitReader(reader, bytes))
+	return string(content), errors.Join(err, reader.Close())
 }
 
 func twoMembers(t *testing.T) []byte {

@@ -42,6 +42,7 @@ func TestZstdFrames(t *testing.T) {
 		"large after a skipped one": {blob: skippedFrame(0, "x") + zstdFrame(window16M, "text"), want: "text", large: 1},
 		"large later, twice":        {blob: zstdFrame(window8M, "a") + zstdFrame(window16M, "b") + zstdFrame(window16M, "c"), want: "abc", large: 1},
 		"no room":                   {blob: zstdFrame(window8M, "a") + zstdFrame(window16M, "b"), large: 1, full: true, err: errFull.Error()},
+		"only skipped ones":         {blob: skippedFrame(0, "x") + skippedFrame(1, "")},
 		"cut while it is skipped":   {blob: skippedFrame(0, "long")[:10], err: io.ErrUnexpectedEOF.Error()},
 		"something else after it":   {blob: zstdFrame(window8M, "a") + "a tar archive", err: "invalid data after a zstd frame"},
 		"gzip after a skipped one":  {blob: skippedFrame(0, "x") + "\x1f\x8b\x08\x00", err: "invalid data after a zstd frame"},
