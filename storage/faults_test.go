@@ -62,7 +62,7 @@ func TestPullSurvivesALostStagingDirectory(t *testing.T) {
 		ended <- err
 	}()
 	wait.For(t, "files to be unpacked", func() bool {
-		begun, _ := filepath.Glob(filepath.Join(n.dir, "root/overlay/staging/*/dir/file1"))
+		begun, _ := filepath.Glob(filepath.Join(n.dir, "root/overlay/tempdirs/crius-unpack-*/dir/file1"))
 		for _, file := range begun {
 			_ = os.RemoveAll(filepath.Dir(filepath.Dir(file)))
 		}

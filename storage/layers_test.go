@@ -89,7 +89,7 @@ func TestLayersAreUnpackedSideBySide(t *testing.T) {
 		ended <- err
 	}()
 	wait.For(t, "the upper layers to be unpacked", func() bool {
-		found, _ := filepath.Glob(filepath.Join(n.cfg.Root, "overlay/staging/*/dir/noise"))
+		found, _ := filepath.Glob(filepath.Join(n.cfg.Root, "overlay/tempdirs/crius-unpack-*/dir/noise"))
 		whole := 0
 		for _, file := range found {
 			if st, err := os.Stat(file); err == nil && (st.Size() == 1000 || st.Size() == 2000) {

@@ -51,17 +51,19 @@ func TestNamesAreBytes_storage_1878(t *testing.T) {
 func TestStagedLayersAreSwept(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	staged := filepath.Join(n.cfg.Root, "overlay/staging/123/dir")
-	ok(t, os.MkdirAll(staged, 0o700))
-	ok(t, os.WriteFile(filepath.Join(staged, "../staging.lock"), nil, 0o600))
-	for _, unlocked := range []string{"1/dir", "2/dir/file", "3"} { // the lock is made later and deleted earlier
-		ok(t, os.MkdirAll(filepath.Join(n.cfg.Root, "overlay/staging", unlocked), 0o700))
+	for _, place := range []string{"overlay/tempdirs/crius-unpack-", "overlay/staging/"} { // of this version, and of earlier ones
+		place = filepath.Join(n.cfg.Root, place)
+		ok(t, os.MkdirAll(place+"123/dir", 0o700))
+		ok(t, os.WriteFile(place+"123/staging.lock", nil, 0o600))
+		for _, unlocked := range []string{"1/dir", "2/dir/file", "3"} { // the lock is made later
+			ok(t, os.MkdirAll(place+unlocked, 0o700))
+		}
 	}
 	bad := build(t, image.Image{Layers: []image.Layer{image.RawLayer(make([]byte, 700))}})
 	if _, err := n.Pull(testContext(t), PullRequest{Image: serve(t, "app", "1", bad).Addr() + "/app:1"}); err == nil {
 		t.Fatal("half a tar was pulled")
 	}
 	wait.For(t, "the directories to be deleted", func() bool {
-		return len(n.entries("root/overlay/staging")) == 0
+		return len(n.entries("root/overlay/staging"))+len(n.entries("root/overlay/tempdirs")) == 0
 	})
 }

@@ -250,7 +250,7 @@ func TestBusyPullWorkerEndsWithItsPull(t *testing.T) {
 		ended <- err
 	}()
 	wait.For(t, "the worker to unpack the layer, of which all has come", func() bool {
-		begun, _ := filepath.Glob(filepath.Join(n.cfg.Root, "overlay/staging/*/dir/begun"))
+		begun, _ := filepath.Glob(filepath.Join(n.cfg.Root, "overlay/tempdirs/crius-unpack-*/dir/begun"))
 		came, _ := filepath.Glob(filepath.Join(n.cfg.Root, "crius-downloads/*"))
 		whole := slices.ContainsFunc(came, func(path string) bool {
 			st, err := os.Stat(path)
@@ -267,7 +267,7 @@ func TestBusyPullWorkerEndsWithItsPull(t *testing.T) {
 	}
 	n.empty()
 	n.noDebris()
-	if left, _ := filepath.Glob(filepath.Join(n.cfg.Root, "overlay/staging/*")); len(left) > 0 {
+	if left, _ := filepath.Glob(filepath.Join(n.cfg.Root, "overlay/tempdirs/*")); len(left) > 0 {
 		t.Errorf("left: %q", left)
 	}
 }

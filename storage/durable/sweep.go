@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
 // sweep deletes the layers and incomplete images that jobs have left, and then the jobs. It returns
@@ -138,12 +139,14 @@ func (d *Leftovers) sweepStaging() error {
 	return err
 }
 
-// sweepStaged deletes the directories in which dead workers made the library stage layers
-// (layers.Unpacker). The library itself deletes them only when a process closes the store. A
-// directory in use is locked.
+// sweepStaged deletes the directories into which dead workers unpacked layers, and those of the library, where earlier
+// versions did so. A directory in use is locked.
 func (d *Leftovers) sweepStaged() error {
-	found, err := filepath.Glob(filepath.Join(RootsOf(d.store).ForImages(), d.store.GraphDriverName(), "staging", "*"))
-	for _, dir := range found {
+	place := filepath.Join(RootsOf(d.store).ForImages(), d.store.GraphDriverName())
+	found, err := filepath.Glob(filepath.Join(place, layers.StagingPlace, layers.StagingPrefix+"*"))
+	earlier, earlierErr := filepath.Glob(filepath.Join(place, "staging", "*"))
+	err = errors.Join(err, earlierErr)
+	for _, dir := range slices.Concat(found, earlier) {
 		if used, lookErr := inUse(dir); lookErr != nil {
 			err = errors.Join(err, lookErr)
 		} else if !used {
@@ -156,7 +159,7 @@ func (d *Leftovers) sweepStaged() error {
 // inUse reports whether a worker may need a staging directory. It deletes one in which nothing has
 // been unpacked and which is not locked: a worker that has just made it makes another.
 func inUse(dir string) (bool, error) {
-	lock, files := filepath.Join(dir, "staging.lock"), filepath.Join(dir, "dir")
+	lock, files := filepath.Join(dir, layers.StagingLock), filepath.Join(dir, "dir")
 	used, err := locked(lock)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return used, err

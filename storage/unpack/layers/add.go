@@ -152,7 +152,7 @@ func (u *Unpacker) move(l Addition, entry *cstorage.Layer, driver drivers.Driver
 	if err := s.moveSplit(u.split(l.ID)); err != nil {
 		return err
 	}
-	return differ.ApplyDiffFromStagingDirectory(l.ID, l.Parent, s.out, &drivers.ApplyDiffWithDifferOpts{})
+	return differ.ApplyDiffFromStagingDirectory(l.ID, l.Parent, &s.out, &drivers.ApplyDiffWithDifferOpts{})
 }
 
 // split is where the library has the tar-split data of a layer.
@@ -181,5 +181,5 @@ func (u *Unpacker) finish(l Addition) {
 	u.below.grow(l.Parent, l.ID, filepath.Join(layer.Dir, "diff"))
 	s.added, s.result.Implied = true, nil
 	u.added(l.Record.Content, s.result.Size+s.counted.mine.holes) // the library does not count holes
-	_ = os.RemoveAll(filepath.Dir(s.out.Target))                  // empty; if it stays, the next start deletes it
+	_ = s.dir.delete()                                            // empty; if it stays, the next start deletes it
 }

@@ -208,11 +208,10 @@ func (in *Intake) fetch(ctx context.Context, s *step) error {
 }
 
 // swept reports whether the directory into which a layer was unpacked may have been deleted
-// meanwhile. Every process that opens the store deletes staging directories whose lock file is not
-// locked. A directory that is just being created looks like that to a second process; after the
-// second has deleted the lock file, the owner's lock does not protect against a third.
+// meanwhile. A server that starts deletes staging directories that are not locked, and one that is just being
+// created looks like that; other programs may delete all that they do not know.
 //
-// If the second process has that lock just then, the owner does not get it.
+// If the server has that lock just then, the owner does not get it.
 func swept(err error) bool {
 	return (errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES)) && !errors.Is(err, ErrNotRebuilt)
 }

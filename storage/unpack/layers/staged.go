@@ -25,10 +25,10 @@ func (s *staged) Drop() error {
 	if s.split != "" {
 		_ = os.Remove(s.split) // if it stays, it goes with its directory
 	}
-	if s.out == nil || s.out.Target == "" {
+	if s.dir == nil {
 		return nil
 	}
-	return s.unpacker.store.CleanupStagedLayer(s.out)
+	return s.dir.delete()
 }
 
 // inherit gives the directories that no entry of the layer describes the attributes that they have in

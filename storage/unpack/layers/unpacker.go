@@ -3,18 +3,14 @@ package layers
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"sync"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
 	drivers "go.podman.io/storage/drivers"
-	"go.podman.io/storage/pkg/archive"
 
 	"github.com/crius-run/crius/storage/diskusage"
 	"github.com/crius-run/crius/storage/unpack/extract"
@@ -27,9 +23,9 @@ type Record struct {
 	Content digest.Digest // uncompressed; digest.Canonical
 }
 
-// Unpacker unpacks the layers of one image for a store, by the library's interface for staged
-// layers: several side by side, each without the layer below it, and adds them in their order.
-// What layers contain stays within bounds.
+// Unpacker unpacks the layers of one image for a store: several side by side, each without the layer
+// below it, and adds them in their order by the library's interface for staged layers. What layers
+// contain stays within bounds.
 type Unpacker struct {
 	store cstorage.Store
 	dir   string // for tar-split data of layers that are not added yet
@@ -50,56 +46,37 @@ func NewUnpacker(store cstorage.Store, dir string, room int64) *Unpacker {
 // Stage implements Target.
 func (u *Unpacker) Stage(ctx context.Context, content io.Reader, blobs func() (int64, error)) (Staged, error) {
 	s := &staged{unpacker: u, counted: newCounted(&u.image, blobs)}
-	s.extract = func(dir string, ignoreChown bool) error { return s.extractFrom(ctx, content, dir, ignoreChown) }
-	out, err := u.store.PrepareStagedLayer(nil, s)
-	s.out = out
-	if err != nil {
+	if err := s.stage(ctx, content); err != nil {
 		return nil, errors.Join(err, s.Drop())
 	}
 	return s, nil
 }
 
-// staged is a layer that has been unpacked beside the store. It implements drivers.Differ, by which
-// the library has it unpacked.
+// staged is a layer that has been unpacked beside the store.
 type staged struct {
 	unpacker *Unpacker
 	counted  *counted
-	extract  func(dir string, ignoreChown bool) error
 	result   extract.Result
 	files    diskusage.Usage
 	split    string // file with the compressed tar-split data; empty: there is none yet
-	out      *drivers.DriverWithDifferOutput
+	dir      *stagingDir
+	out      drivers.DriverWithDifferOutput // for the library, which moves the files
 	added    bool
 }
 
-// Close implements drivers.Differ.
-func (s *staged) Close() error { return nil }
-
-// ApplyDiff implements drivers.Differ.
-func (s *staged) ApplyDiff(dest string, options *archive.TarOptions, staging *drivers.DifferOptions) (drivers.DriverWithDifferOutput, error) {
-	if options.WhiteoutFormat != archive.OverlayWhiteoutFormat || options.ForceMask != nil || staging.Format != drivers.DifferOutputFormatDir {
-		return drivers.DriverWithDifferOutput{}, errors.ErrUnsupported // crius refuses such a configuration
-	}
-	err := s.extract(dest, options.IgnoreChownErrors)
-	err = sweptMeanwhile(staging.StagingDirectory, err)
-	s.extract = nil // and all that it needs
-	if err == nil {
-		s.files, err = diskusage.Of(nil, dest)
-	}
-	mode := os.FileMode(0) // the library must not set it, as Add does
-	out := drivers.DriverWithDifferOutput{Size: s.result.Size, RootDirMode: &mode}
-	out.UIDs, out.GIDs = s.counted.recorded()
-	return out, err
-}
-
-// sweptMeanwhile returns the error of a layer that was unpacked into a directory. If another program
-// has deleted files of it meanwhile, that is the error, whatever else may be wrong: see swept.
-func sweptMeanwhile(dir string, err error) error {
-	_, gone := os.Lstat(filepath.Join(dir, "staging.lock"))
-	if !errors.Is(gone, fs.ErrNotExist) {
+// stage unpacks the content into a staging directory.
+func (s *staged) stage(ctx context.Context, content io.Reader) (err error) {
+	if s.dir, err = newStagingDir(s.unpacker.store); err != nil {
 		return err
 	}
-	return fmt.Errorf("another program that uses the image store has deleted the directory in which a layer was being unpacked (%v); retry the pull: %w", err, gone) //nolint:errorlint // it may only look like one of the image
+	err = s.dir.swept(s.extractFrom(ctx, content, s.dir.files(), ignoresChown(s.unpacker.store)))
+	if err == nil {
+		s.files, err = diskusage.Of(nil, s.dir.files())
+	}
+	mode := os.FileMode(0) // the library must not set it, as Add does
+	s.out = drivers.DriverWithDifferOutput{Target: s.dir.files(), Size: s.result.Size, RootDirMode: &mode}
+	s.out.UIDs, s.out.GIDs = s.counted.recorded()
+	return err
 }
 
 // compressors compress tar-split data, and have large tables.
