@@ -31,7 +31,8 @@ type Mount struct {
 	// mount. It may be nil.
 	Made func() error
 
-	private bool // mount runs on a thread that shares neither mounts nor working directory with others
+	private bool   // mount runs on a thread that shares neither mounts nor working directory with others
+	found   func() // called when the kernel has looked up the directories one by one; nil but in tests
 }
 
 // Source marks crius's mounts in the mount table.
@@ -46,7 +47,18 @@ func (m Mount) Make() error {
 	return mapped(m.UserNS, m.Lower, m.Target, m.make)
 }
 
-func (m Mount) make() error {
+// make mounts m, if need be more than once: podman and buildah unmount the directory of all layers, which the library
+// has mounted upon itself, when they end, and the kernel refuses (EINVAL) layers that it had found there.
+func (m Mount) make() (err error) {
+	for range 3 {
+		if err = m.makeOnce(); !errors.Is(err, unix.EINVAL) {
+			break
+		}
+	}
+	return err
+}
+
+func (m Mount) makeOnce() error {
 	if m.Upper == "" {
 		return m.mount()
 	}
@@ -162,6 +174,9 @@ func (m Mount) mountByContext() error {
 		if err := p.set(fs); err != nil {
 			return err
 		}
+	}
+	if m.found != nil {
+		m.found()
 	}
 	if err := unix.FsconfigCreate(fs); err != nil {
 		return fmt.Errorf("create overlay of %d layers: %w%s", len(m.Lower), err, contextLog(fs))

@@ -101,6 +101,59 @@ func mountLine(t *testing.T, target string) string {
 	return ""
 }
 
+// While layers are being mounted, another program unmounts the directory in which they are.
+func TestMountOfLayersThatAreUnmounted(t *testing.T) {
+	t.Parallel()
+	for name, writable := range map[string]bool{"writable": true, "read-only": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			o := stack(t, filepath.Join(dir, "layers"), 3)
+			o.Target = filepath.Join(dir, "target")
+			if writable {
+				o.Upper, o.Work = filepath.Join(dir, "upper"), filepath.Join(dir, "work")
+			} else {
+				o.Upper, o.Work = "", ""
+			}
+			if err := os.Mkdir(o.Target, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			layers := filepath.Join(dir, "layers")
+			if err := unix.Mount(layers, layers, "", unix.MS_BIND, ""); err != nil {
+				t.Fatal(err)
+			}
+			mounted := true
+			defer func() {
+				if mounted { // an older kernel looks up all directories at once
+					_ = unix.Unmount(layers, unix.MNT_DETACH)
+				}
+			}()
+			o.found = func() {
+				if mounted {
+					if err := unix.Unmount(layers, unix.MNT_DETACH); err != nil {
+						t.Error(err)
+					}
+				}
+				mounted = false
+			}
+			if err := o.Make(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := unix.Unmount(o.Target, unix.MNT_DETACH); err != nil {
+					t.Error(err)
+				}
+			}()
+			if got, err := os.ReadFile(filepath.Join(o.Target, "only2")); string(got) != "2" {
+				t.Errorf("%q, %v", got, err)
+			}
+			if mounted && appends() {
+				t.Error("the directory is still mounted")
+			}
+		})
+	}
+}
+
 func TestMountErrors(t *testing.T) {
 	t.Parallel()
 	for name, mount := range map[string]func(Mount) error{"by context": Mount.mountByContext, "by string": Mount.mountByString, "either": Mount.mount} {
