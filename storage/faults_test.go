@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
@@ -72,6 +73,53 @@ func TestPullSurvivesALostStagingDirectory(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
+	n.noDebris()
+}
+
+// The library mounts the directory of all layers upon itself. podman and buildah do so as well, and unmount it when they end.
+func TestPullWhileOtherProgramsEnd(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	const parts, files, margin = 4, 8000, 600 // a layer is unpacked three times at most; so many files may be in buffers
+	var all []image.File
+	for i := range files {
+		all = append(all, image.Text(fmt.Sprint("file", i), "x"))
+	}
+	l, err := image.NewStoredLayer(all...)
+	ok(t, err)
+	a := build(t, image.Image{Layers: []image.Layer{l}})
+	r := serve(t, "app", "1", a)
+	next := make(chan struct{})
+	r.Inject(registry.Fault{Path: layerDigest(a, 0), Times: 1, Do: func(http.Handler, <-chan struct{}) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			for i := range parts {
+				_, _ = w.Write(l.Blob[len(l.Blob)*i/parts : len(l.Blob)*(i+1)/parts])
+				_ = http.NewResponseController(w).Flush()
+				select {
+				case <-next:
+				case <-req.Context().Done():
+				}
+			}
+		})
+	}})
+	ended := make(chan error, 1)
+	go func() {
+		_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})
+		ended <- err
+	}()
+	overlay := filepath.Join(n.cfg.Root, "overlay")
+	for i := 1; i <= parts; i++ {
+		if i < parts {
+			wait.For(t, "a part to be unpacked", func() bool {
+				begun, _ := filepath.Glob(fmt.Sprintf("%s/tempdirs/*/dir/file%d", overlay, files*i/parts-margin))
+				return len(begun) > 0
+			})
+			ok(t, unix.Unmount(overlay, unix.MNT_DETACH))
+			ok(t, unix.Mount(overlay, overlay, "", unix.MS_BIND, ""))
+		}
+		next <- struct{}{}
+	}
+	ok(t, <-ended)
 	n.noDebris()
 }
 

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
+	"path/filepath"
 
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/copy"
@@ -123,6 +125,23 @@ func indexItems(src *source.Image) (items []cstorage.ImageBigDataOption) {
 	return items
 }
 
+// writable returns the directories of the store. Those of all layers are named, too: the library mounts them upon
+// themselves, and if podman unmounts one when it ends, nothing is above what the worker has open there.
+func (p *Puller) writable() (dirs []string) {
+	for _, root := range durable.RootsOf(p.Library).All() {
+		dirs = append(dirs, root)
+		if layers := filepath.Join(root, p.Library.GraphDriverName()); exists(layers) {
+			dirs = append(dirs, layers)
+		}
+	}
+	return append(dirs, p.Library.RunRoot())
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
 // copyByWorker has a worker unpack the image's layers, unless they are present, and copy the image if
 // necessary.
 func (p *Puller) copyByWorker(ctx context.Context, src incoming, present bool, t unpack.Task) (id string, err error) {
@@ -131,10 +150,7 @@ func (p *Puller) copyByWorker(ctx context.Context, src incoming, present bool, t
 	}
 	t.Source, t.Store, t.Job, t.Temporary, t.Parallel = src.Image, p.Options, src.job.Lock, src.job.Temporary, p.Settings.Load().ParallelLayers
 	t.Unpacking, t.RepeatRoom, t.Cgroups, t.Program = p.Settings.Load().UnpackParallel, p.RepeatRoom, p.Cgroups, p.Program
-	t.Writable = []string{p.Library.GraphRoot(), p.Library.RunRoot(), src.job.Temporary}
-	if p.Options.ImageStore != "" {
-		t.Writable = append(t.Writable, p.Options.ImageStore)
-	}
+	t.Writable = append(p.writable(), src.job.Temporary)
 	t.Downloads = p.Downloads.Begin(reference.Domain(src.Name))
 	defer func() { t.Downloads.End(err) }()
 	if t.Program == nil || len(src.Layers()) == 0 || present {
