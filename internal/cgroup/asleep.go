@@ -70,6 +70,7 @@ func frozenBy(cgroup string, counts func(hierarchy) bool) (file, thawed string) 
 }
 
 func (h hierarchy) frozen(cgroup string) (file, thawed string) {
+	cgroup = ofContainer(h, cgroup)
 	is := func(at, file, line string) bool {
 		text, err := os.ReadFile(h.dir(at) + file)
 		return err == nil && strings.Contains("\n"+string(text), "\n"+line+"\n")

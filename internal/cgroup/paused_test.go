@@ -54,6 +54,38 @@ func TestPaused(t *testing.T) {
 	remove(t, cgroup)
 }
 
+// crun has the processes of a container below their systemd scope, and freezes what is there.
+func TestPausedBelowScope(t *testing.T) {
+	t.Parallel()
+	cgroup := scratch(t)
+	scope := cgroup + "/crio-c.scope"
+	child := start(t, scope+"/container", "exec sleep 1000")
+	wait.For(t, "a program with one thread", func() bool {
+		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", child.Process.Pid))
+		return string(name) == "sleep\n"
+	})
+	h, f := pausable(hierarchies(t))
+	if f == nil {
+		t.Fatal("no hierarchy can freeze")
+	}
+	for _, at := range []string{scope + "/container", scope} {
+		if err := write(h.dir(at)+"/"+f.file, f.freeze); err != nil {
+			t.Fatal(err)
+		}
+		var file, thawed string
+		wait.For(t, "a frozen cgroup", func() bool { file, thawed = Paused(scope); return file != "" })
+		if file != h.dir(at)+"/"+f.file {
+			t.Errorf("%s is said to be frozen", file)
+		}
+		if err := write(file, thawed); err != nil {
+			t.Fatal(err)
+		}
+		wait.For(t, "a thawed cgroup", func() bool { file, _ := Paused(scope); return file == "" })
+	}
+	kill(t, cgroup)
+	remove(t, cgroup)
+}
+
 // The nearest cgroup whose limit leaves no room is told, with its numbers.
 func TestCrowded(t *testing.T) {
 	t.Parallel()
