@@ -209,13 +209,14 @@ func unreachable(err error) bool {
 const maxText = 4096 // bytes; a registry writes part of it
 
 var (
-	// quotedURL ends with its quotes, whatever its query has in it. It may have no scheme.
-	quotedURL = regexp.MustCompile(`(?:^|[^"\\])"(?:[a-zA-Z][a-zA-Z0-9+.-]*:)?//(?:[^"\\]|\\.)*"`)
+	// quotedURL ends with its quotes, whatever its query has in it. It may have no scheme, and without a host it has a
+	// query.
+	quotedURL = regexp.MustCompile(`(?:^|[^"\\])"(?:(?:[a-zA-Z][a-zA-Z0-9+.-]*:)?//|/(?:[^"\\?]|\\.)*\?)(?:[^"\\]|\\.)*"`)
 	// anyURL may have backslashes before slashes, as in JSON.
 	anyURL  = regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*:\\*/\\*/[^\s"<>]*[^\s"<>\\]`)
 	slashes = regexp.MustCompile(`\\+/`)
 	// queries are those of other addresses, such as Location: /login?next=%2F.
-	queries = regexp.MustCompile(`\?[\w.~%*+-]+=[^\s"<>]*`)
+	queries = regexp.MustCompile(`\?[^\s"<>?=]*=[^\s"<>]*`)
 	// heuristics is what the library adds to a broken connection for its developers.
 	heuristics = regexp.MustCompile(`\(heuristic tuning data: [^()]*\): `)
 	// samples are beginnings of answers that the library quotes: one that it cannot parse may have a token.
@@ -273,6 +274,9 @@ func Warning(text string, secrets []string) string {
 }
 
 func redactURL(raw string) string {
+	if path, _, _ := strings.Cut(raw, "?"); strings.HasPrefix(raw, "/") && !strings.HasPrefix(raw, "//") {
+		return path + "?<redacted>"
+	}
 	u, err := url.Parse(slashes.ReplaceAllString(raw, "/"))
 	if err != nil {
 		return "<redacted URL>"

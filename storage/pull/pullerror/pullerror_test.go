@@ -196,6 +196,9 @@ func TestRedactAddresses(t *testing.T) {
 		`begins with "{\"url\":\"https:\\/\\/u:pw@h\\/x?sig=secret\"}"; see`:         `begins with "{\"url\":\"https://h/x?<redacted>\"}"; see`,
 		`begins with "<a href=\"https://h/x\">Log in</a>"; see`:                      `begins with "<a href=\"https://h/x\">Log in</a>"; see`,
 		`Location header "//u:pw@h/x?sig=secret": parse "/%zz?sig=secret": no`:       `Location header "//h/x?<redacted>": parse "/%zz?<redacted>": no`,
+		`Location header "/x?name=\"a b<>\"&sig=secret": no`:                         `Location header "/x?<redacted>": no`,
+		`to /x?download&sig=secret, /x?a[]=b&sig=secret`:                             `to /x?<redacted> /x?<redacted>`,
+		`cannot open "/etc/a b%"`:                                                    `cannot open "/etc/a b%"`,
 		`<a href=/login?next=a&token=secret>`:                                        `<a href=/login?<redacted>>`,
 		`is it "latest"? No: 1?2`:                                                    `is it "latest"? No: 1?2`,
 	} {
