@@ -79,6 +79,7 @@ cd "$1"
 mkdir -p etc/upper etc/work tmp
 mount -t overlay -o lowerdir=/etc,upperdir="$1/etc/upper",workdir="$1/etc/work" overlay /etc
 mount -t tmpfs doc /usr/share/doc
+rm -rf /etc/cni /etc/crio /etc/containerd # of what this machine has installed
 samples=/usr/share/doc/crius/examples
 mkdir -p /etc/crius/crius.toml.d /etc/sysctl.d /etc/modules-load.d /etc/containerd $samples
 cp "$2"/contrib/{crictl.yaml,policy.json,registries.conf} $samples
