@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,6 +16,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
 	"github.com/crius-run/crius/test/kit/registry/registrytest"
@@ -269,14 +272,66 @@ func TestRefusalsWithCodesOfTheirOwn_harbor_13825_git_secret_801(t *testing.T) {
 		{http.StatusUnauthorized, `{"status":401,"message":"Bad credentials"}`, fault.Denied, ownReason},
 		{http.StatusNotFound, `{"code":"NOT_FOUND","message":"artifact app:1 not found"}`, fault.NotFound, "check the name and the tag"},
 		{http.StatusNotFound, `{"status":404,"message":"File not found."}`, fault.NotFound, "check the name and the tag"},
+		{http.StatusBadRequest, `{"code":"NAME_INVALID","message":"no such project"}`, fault.Invalid, r.Addr() + " refuses requests like this one: check the name and the tag"},
+		{http.StatusMethodNotAllowed, `{"code":"UNSUPPORTED"}`, fault.Denied, r.Addr() + " refuses requests like this one: check the name and the tag"},
 	} {
 		r.Heal()
-		r.Inject(registry.Fault{Path: "/manifests/", Do: answer(func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", "application/json")
-			w.WriteHeader(c.status)
-			_, _ = fmt.Fprintf(w, `{"errors":[%s]}`, c.body)
-		})})
+		r.Inject(registry.Fault{Path: "/manifests/", Do: refusal(c.status, c.body)})
 		n.fails(c.body, r.Addr()+"/app:1", passwordOf("user", "hunter22"), c.kind, c.says, "node reaches")
+	}
+	n.empty()
+}
+
+// An answer whose status says neither that a request has succeeded nor that it has failed is told as such, at every
+// step of a pull, and so is a redirect that leads nowhere.
+func TestStatusesThatAreNoAnswers_docker_registry_proxy_164(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := motd(t, "statuses")
+	const nowhere, unused, unasked = "redirects crius without saying where", "that registries do not use for it", "that it cannot ask, or from one to the next without end"
+	redirect := func(to string) registry.Action {
+		return registry.Status(http.StatusTemporaryRedirect, "Location", to)
+	}
+	for _, path := range []string{"/v2/", "/manifests/", layerDigest(a, 1)} {
+		for says, actions := range map[string][]registry.Action{
+			nowhere: {registry.Status(http.StatusFound), redirect("")},
+			unused:  {registry.Status(http.StatusAccepted), registry.Status(http.StatusMultipleChoices), registry.Status(http.StatusNotModified)},
+			unasked: {redirect("ftp://r.test/x"), redirect("http:///x"), redirect("//"), redirect(":"), redirect("/v2/round/and/round")},
+		} {
+			for i, do := range actions {
+				r := serve(t, "app", "1", a)
+				r.Inject(registry.Fault{Path: path, Do: do})
+				r.Inject(registry.Fault{Path: "/v2/round/and/round", Do: redirect("/v2/round/and/round")})
+				n.fails(fmt.Sprintf("%s, %d", path, i), r.Addr()+"/app:1", nil, fault.Unavailable, says, "node reaches")
+			}
+		}
+	}
+	r := serve(t, "app", "1", a)
+	for path, to := range map[string]string{"/v2/": "./", "/manifests/": "../manifests/1", layerDigest(a, 1): "./" + layerDigest(a, 1), "sha256:" + a.ID(): "/v2/app/blobs/sha256:" + a.ID()} {
+		r.Heal()
+		r.Inject(registry.Fault{Path: path, Times: 1, Do: registry.Status(http.StatusFound, "Location", to)})
+		n.remove(n.pull(r.Addr() + "/app:1").ID)
+	}
+	n.empty()
+}
+
+// What is too large in an image is told with the limit and with what to do about it.
+func TestImagesAboveLimits_docker_371(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	l := layer(t, image.Text("file", "x"))
+	long := strings.Repeat("x", source.MaxConfig)
+	inManifest := made{manifest: altered(plainManifest, `{"schemaVersion"`, `{"annotations":{"a":"`+long+`"},"schemaVersion"`)}.artifact(l)
+	inManifest.Platform = imagespec.Platform{OS: "linux", Architecture: runtime.GOARCH}
+	for says, a := range map[string]*image.Artifact{
+		"image manifest: it has more than 4194304 bytes":               inManifest,
+		"with fewer or shorter annotations":                            index(t, inManifest),
+		"more than 4194304; rebuild the image with fewer or shorter":   made{config: altered(plainConfig, `"os"`, `"x":"`+long+`","os"`)}.artifact(l),
+		"more than 100000 JSON tokens; rebuild the image with fewer":   made{config: altered(plainConfig, `"os"`, `"x":[`+strings.Repeat("1,", source.MaxConfigTokens)+`1],"os"`)}.artifact(l),
+		"its user has 1025 bytes, more than 1024; rebuild the image":   made{config: altered(plainConfig, `"os"`, `"config":{"User":"`+long[:source.MaxUser+1]+`"},"os"`)}.artifact(l),
+		"it has 501 layers, more than 500; rebuild the image with few": build(t, image.Image{Layers: slices.Repeat([]image.Layer{l}, source.MaxLayers+1)}),
+	} {
+		n.fails(says, serve(t, "app", "1", a).Addr()+"/app:1", nil, fault.Invalid, says, "node reaches")
 	}
 	n.empty()
 }

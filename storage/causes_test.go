@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
 	"log"
 	"math/big"
@@ -203,6 +204,17 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 			server := overTLS(t, http.NotFoundHandler(), &tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11})
 			return pull(server.Listener.Addr().String()+"/app:1", nil)
 		},
+		"redirects crius without saying where": func() error {
+			return faulty("/blobs/", registry.Status(http.StatusTemporaryRedirect))
+		},
+		"that registries do not use for it": func() error { return faulty("/manifests/", registry.Status(http.StatusAccepted)) },
+		"refuses requests like this one": func() error {
+			return faulty("/manifests/", refusal(http.StatusBadRequest, `{"code":"NAME_INVALID"}`))
+		},
+		"with fewer or shorter": func() error {
+			large := altered(plainManifest, `{"schemaVersion"`, `{"annotations":{"a":"`+strings.Repeat("x", 4<<20)+`"},"schemaVersion"`)
+			return pull(serve(t, "app", "1", made{manifest: large}.artifact(layer(t, image.Text("file", "x")))).Addr()+"/app:1", nil)
+		},
 		"that it cannot ask":          func() error { return faulty("/blobs/", registry.Redirect("ftp://r.test")) },
 		"check the name and the port": func() error { return pull("127.0.0.1:99999/app:1", nil) },
 		"use a name of the registry": func() error {
@@ -269,6 +281,15 @@ func wantsLogin(challenges ...string) registry.Action {
 
 func answer(with http.HandlerFunc) registry.Action {
 	return func(http.Handler, <-chan struct{}) http.Handler { return with }
+}
+
+// refusal answers with an HTTP status and an error in the form of the distribution specification.
+func refusal(status int, body string) registry.Action {
+	return answer(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(status)
+		_, _ = fmt.Fprintf(w, `{"errors":[%s]}`, body)
+	})
 }
 
 // greeting listens on an address as servers of other protocols do: it speaks first.

@@ -47,6 +47,10 @@ func advice(registry string, err error, kinds []error, login string) string {
 		return orPage("check the name and the tag", err)
 	case errors.As(err, &coded) && uncoded(coded), StatusOf(err) >= http.StatusBadRequest && StatusOf(err) < http.StatusInternalServerError:
 		return orPage(fmt.Sprintf("%s refused it without a code that says why: check the name and the credentials, and its log for a policy, such as one about vulnerable images", placeOf(err, registry)), err)
+	case errors.As(err, &coded):
+		return fmt.Sprintf("%s refuses requests like this one: check the name and the tag, and its log", placeOf(err, registry))
+	case StatusOf(err) != 0 && StatusOf(err) < http.StatusBadRequest:
+		return noAnswer(placeOf(err, registry), StatusOf(err))
 	case unfollowed(err):
 		return fmt.Sprintf("%s sends crius to an address that it cannot ask, or from one to the next without end: see its log, and that of a proxy before it", cmp.Or(pointOf(err).From, registry))
 	case errors.Is(err, gzip.ErrHeader):
@@ -59,6 +63,16 @@ func advice(registry string, err error, kinds []error, login string) string {
 		return "check the disk of the image store: the kernel log says what is wrong with it"
 	}
 	return ""
+}
+
+// noAnswer says what to do about a host whose answer has a status below 400 that is none of a registry's.
+func noAnswer(at place, status int) string {
+	const see = "see its log, and that of a proxy before it"
+	switch status {
+	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
+		return fmt.Sprintf("%s redirects crius without saying where (the answer has no Location): %s", at, see)
+	}
+	return fmt.Sprintf("%s answers a pull with a status that registries do not use for it: %s", at, see)
 }
 
 // unavailable says what to do about a host that cannot be used, by the reason that the error has for
@@ -120,7 +134,7 @@ func alertOf(err error) uint64 {
 }
 
 // givenUp is how net/http's errors begin if it does not follow an address. They have no types.
-var givenUp = regexp.MustCompile(`^(stopped after \d+ redirects|unsupported protocol scheme|\d+ response missing Location header|failed to parse Location header)`)
+var givenUp = regexp.MustCompile(`^(stopped after \d+ redirects|unsupported protocol scheme|\d+ response missing Location header|failed to parse Location header|http: no Host in request URL)`)
 
 // unfollowed reports whether net/http has given up a request without having failed to reach a host: it asks no
 // scheme but HTTP, and follows ten redirects at most.

@@ -136,6 +136,8 @@ func codeKind(coded errcode.ErrorCoder) []error {
 	switch code := coded.ErrorCode(); {
 	case code == registryv2.ErrorCodeManifestUnknown, code == registryv2.ErrorCodeNameUnknown, code == registryv2.ErrorCodeBlobUnknown:
 		return []error{fault.NotFound}
+	case code == registryv2.ErrorCodeNameInvalid, code == registryv2.ErrorCodeTagInvalid:
+		return []error{fault.Invalid}
 	case code == errcode.ErrorCodeUnauthorized:
 		return []error{fault.Unauthenticated}
 	case code == errcode.ErrorCodeDenied:
@@ -155,18 +157,21 @@ func uncoded(coded errcode.ErrorCoder) bool {
 	return coded.ErrorCode().Descriptor().Code == errcode.ErrorCodeUnknown
 }
 
+// statusKind decides by an HTTP status that is no answer to the request. Those below 400 come from something that is
+// not a registry, or is broken.
 func statusKind(status int) []error {
-	switch {
-	case status == http.StatusNotFound:
+	switch status {
+	case http.StatusNotFound, http.StatusGone:
 		return []error{fault.NotFound}
-	case status == http.StatusUnauthorized:
+	case http.StatusUnauthorized:
 		return []error{fault.Unauthenticated}
-	case status == http.StatusForbidden:
-		return []error{fault.Denied}
-	case status == http.StatusTooManyRequests, status == http.StatusProxyAuthRequired, status >= 500:
+	case http.StatusProxyAuthRequired, http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests:
 		return []error{fault.Unavailable}
 	}
-	return nil
+	if status < http.StatusBadRequest || status >= http.StatusInternalServerError {
+		return []error{fault.Unavailable}
+	}
+	return []error{fault.Denied}
 }
 
 // StatusOf returns the HTTP status in an error's chain, or 0. One of the two types that have it is

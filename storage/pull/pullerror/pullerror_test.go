@@ -54,7 +54,13 @@ func TestKinds(t *testing.T) {
 		{status(407), []error{fault.Unavailable}},
 		{&url.Error{Op: "Get", URL: "http://a", Err: PlainHTTP{From: "a", Host: "b"}}, []error{fault.Denied}},
 		{status(502), []error{fault.Unavailable}},
-		{status(418), nil},
+		{status(418), []error{fault.Denied}},
+		{status(410), []error{fault.NotFound}},
+		{status(408), []error{fault.Unavailable}},
+		{status(302), []error{fault.Unavailable}},
+		{status(204), []error{fault.Unavailable}},
+		{registryv2.ErrorCodeNameInvalid.WithMessage("no"), []error{fault.Invalid}},
+		{registryv2.ErrorCodeDigestInvalid, []error{fault.Denied}},
 		{&url.Error{Op: "Get", URL: "https://a", Err: x509.UnknownAuthorityError{}}, []error{fault.Unavailable}},
 		{&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", unix.ECONNREFUSED)}, []error{fault.Unavailable}},
 		{&os.PathError{Op: "write", Path: "/x", Err: unix.ENOSPC}, []error{fault.Exhausted}},
@@ -175,6 +181,7 @@ func TestProxiesThatRefuse(t *testing.T) {
 		"Forbidden":                           "refused to connect crius to blobs.example: ",
 		"stopped after 10 redirects":          "that it cannot ask",
 		"unsupported protocol scheme \"ftp\"": "that it cannot ask",
+		"http: no Host in request URL":        "that it cannot ask",
 		"something new":                       "check that the node reaches the registry",
 	} {
 		if got := New(Failed{Name: name}, get(text)); !strings.Contains(got.Error(), want) || !errors.Is(got, fault.Unavailable) {

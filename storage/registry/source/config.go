@@ -23,7 +23,7 @@ const (
 // CheckConfig refuses a config that takes much memory. It does not check that the config is valid.
 func CheckConfig(raw []byte) error {
 	if len(raw) > MaxConfig {
-		return fmt.Errorf("image config: it has more than %d bytes: %w", MaxConfig, fault.Invalid)
+		return fmt.Errorf("image config: it has more than %d bytes; rebuild the image with fewer or shorter labels: %w", MaxConfig, fault.Invalid)
 	}
 	if err := checkTokens(raw); err != nil {
 		return fmt.Errorf("image config: %w", err)
@@ -41,7 +41,7 @@ func checkTokens(raw []byte) error {
 			return nil //nolint:nilerr // others check that it is valid
 		}
 		if count > MaxConfigTokens {
-			return fmt.Errorf("it has more than %d JSON tokens: %w", MaxConfigTokens, fault.Invalid)
+			return fmt.Errorf("it has more than %d JSON tokens; rebuild the image with fewer labels, variables and steps: %w", MaxConfigTokens, fault.Invalid)
 		}
 	}
 }
@@ -49,7 +49,7 @@ func checkTokens(raw []byte) error {
 // CheckUser refuses an image's user that is too long to be listed.
 func CheckUser(user string) error {
 	if len(user) > MaxUser {
-		return fmt.Errorf("image config: its user has %d bytes, more than %d: %w", len(user), MaxUser, fault.Invalid)
+		return fmt.Errorf("image config: its user has %d bytes, more than %d; rebuild the image with a shorter USER: %w", len(user), MaxUser, fault.Invalid)
 	}
 	return nil
 }

@@ -101,7 +101,7 @@ func (s *Image) choose(ctx context.Context, sys *types.SystemContext, index Docu
 func (f *search) in(ctx context.Context, index Document) (digest.Digest, Document, error) {
 	var none Document
 	if len(f.way) == maxIndexLevels {
-		return "", none, fmt.Errorf("it has indexes in indexes on more than %d levels: %w", maxIndexLevels, fault.Invalid)
+		return "", none, fmt.Errorf("it has indexes in indexes on more than %d levels; rebuild it with fewer: %w", maxIndexLevels, fault.Invalid)
 	}
 	f.way = append(f.way, index)
 	candidates, err := f.candidates(index)
@@ -116,7 +116,7 @@ func (f *search) in(ctx context.Context, index Document) (digest.Digest, Documen
 			return "", none, fmt.Errorf("the digest of a manifest can only be by %s, not by %s; rebuild the image: %w", digest.Canonical, chosen.Algorithm(), fault.Invalid)
 		}
 		if f.documents++; f.documents > maxIndexDocuments {
-			return "", none, fmt.Errorf("more than %d of its documents would have to be fetched to find one for this platform: %w", maxIndexDocuments, fault.Invalid)
+			return "", none, fmt.Errorf("more than %d of its documents would have to be fetched to find one for this platform; rebuild it with the platform of each image: %w", maxIndexDocuments, fault.Invalid)
 		}
 		raw, mediaType, err := f.image.fetchManifest(ctx, &chosen)
 		if err != nil {
@@ -147,7 +147,7 @@ func (f *search) candidates(index Document) (found []digest.Digest, err error) {
 		return nil, fmt.Errorf("%w: %w", err, fault.Invalid)
 	}
 	if f.entries += len(list.Manifests); f.entries > MaxInstances {
-		return nil, fmt.Errorf("it lists %d images, more than %d: %w", f.entries, MaxInstances, fault.Invalid)
+		return nil, fmt.Errorf("it lists %d images, more than %d; rebuild it with fewer: %w", f.entries, MaxInstances, fault.Invalid)
 	}
 	usual, err := chooseInstance(f.sys, index.Content, index.MediaType)
 	switch {

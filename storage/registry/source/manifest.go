@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"slices"
 
 	"github.com/opencontainers/go-digest"
@@ -26,7 +27,7 @@ func (s *Image) fetchManifest(ctx context.Context, instance *digest.Digest) (raw
 	defer malformed(&err)
 	raw, mediaType, err = image.UnparsedInstance(s.ImageSource, instance).Manifest(ctx)
 	if err != nil {
-		return nil, "", s.differs(ctx, instance, err)
+		return nil, "", s.differs(ctx, instance, tooLarge(err))
 	}
 	var document struct {
 		MediaType string `json:"mediaType"`
@@ -39,6 +40,18 @@ func (s *Image) fetchManifest(ctx context.Context, instance *digest.Digest) (raw
 		mediaType = is
 	}
 	return raw, mediaType, nil
+}
+
+// largeManifest is how the library's error ends for a manifest above its limit. It has no type for it.
+var largeManifest = regexp.MustCompile(`reading manifest body .*: exceeded maximum allowed size of (\d+) bytes$`)
+
+// tooLarge returns the error of a manifest that the library has not read to its end: err, unless it is too large.
+func tooLarge(err error) error {
+	limit := largeManifest.FindStringSubmatch(err.Error())
+	if limit == nil {
+		return err
+	}
+	return fmt.Errorf("image manifest: it has more than %s bytes, as registries need not accept them; rebuild the image with fewer or shorter annotations, if a manifest is what the registry sends: %w", limit[1], fault.Invalid)
 }
 
 // misread returns the error of a manifest that cannot be parsed as what the registry says that it is.
@@ -120,7 +133,7 @@ func inspectManifest(m manifest.Manifest) error {
 		limit = MaxFiles
 	}
 	if len(layers) > limit {
-		return fmt.Errorf("image manifest: %d layers, more than %d: %w", len(layers), limit, fault.Invalid)
+		return fmt.Errorf("image manifest: it has %d layers, more than %d; rebuild the image with fewer: %w", len(layers), limit, fault.Invalid)
 	}
 	if config := m.ConfigInfo(); !isSchema1(m) {
 		if err := config.Digest.Validate(); err != nil {

@@ -65,7 +65,7 @@ func Open(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, n
 	case err != nil && ctx.Err() != nil:
 		return nil, image.Failed(err) // it has not asked all
 	case err != nil:
-		return nil, image.requests.failed(err)
+		return nil, image.requests.failed(tooLarge(err))
 	}
 	image.requests.reached()
 	if err := image.inspect(ctx, sys, policy); err != nil {
@@ -392,7 +392,7 @@ func (s *Image) End() {
 // readConfig fetches the image's config, unless it is stored, and checks it.
 func (s *Image) readConfig(ctx context.Context, info types.BlobInfo) error {
 	if info.Size > MaxConfig {
-		return fmt.Errorf("image config: it has %d bytes, more than %d: %w", info.Size, MaxConfig, fault.Invalid)
+		return fmt.Errorf("image config: it has %d bytes, more than %d; rebuild the image with fewer or shorter labels: %w", info.Size, MaxConfig, fault.Invalid)
 	}
 	raw := s.stored(info.Digest)
 	if raw == nil {
@@ -469,7 +469,7 @@ func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *t
 		s.Files, err = FilesOf(raw)
 		return err
 	}
-	return fmt.Errorf("image manifest: it has %d layers, but its config names %d; it is broken or no container image: %w", blobs, contents, fault.Invalid)
+	return fmt.Errorf("image manifest: it has %d layers, but its config names %d; it is broken or no container image: rebuild it, or correct the name: %w", blobs, contents, fault.Invalid)
 }
 
 // checkKind refuses what the library would refuse once the layers have been fetched: a config that is no image's,
