@@ -33,6 +33,7 @@ func TestRegistryFailsOnce(t *testing.T) {
 		"503":       registry.Page(http.StatusServiceUnavailable),
 		"404":       registry.Page(http.StatusNotFound),
 		"401":       registry.Status(http.StatusUnauthorized),
+		"403":       registry.Status(http.StatusForbidden),
 		"206":       unasked,
 		"page, 502": registry.Page(http.StatusBadGateway),
 	} {
@@ -82,6 +83,59 @@ func TestTokenExpiresDuringPull(t *testing.T) {
 	}
 	if asked := len(r.Requests()); asked > 50 {
 		t.Errorf("%d requests for tokens that never hold", asked)
+	}
+}
+
+// What a registry or its storage refuses in the middle of a layer, because a token or the signature in an address has
+// expired since the layer began, is asked for with new ones. The bytes that have come are not fetched again.
+func TestPermissionExpiresWithinALayer_containerd_9274_distribution_4175(t *testing.T) {
+	t.Parallel()
+	expired := registry.Replace(func([]byte) []byte { return []byte("<Error><Code>ExpiredToken</Code></Error>") })
+	withStatus := func(status int) registry.Action {
+		return func(answer http.Handler, stop <-chan struct{}) http.Handler {
+			return expired(registry.Status(status)(answer, stop), stop)
+		}
+	}
+	for name, c := range map[string]struct {
+		do     registry.Action // to the library, which connects again, and to crius
+		stored bool            // the registry redirects to a storage, which refuses
+	}{
+		"token, 401":   {do: nil},
+		"token, 403":   {do: registry.Status(http.StatusForbidden)},
+		"storage, 403": {do: withStatus(http.StatusForbidden), stored: true},
+		"storage, 400": {do: withStatus(http.StatusBadRequest), stored: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n, a := newNode(t), noise(t, 3*mega)
+			blob := layerDigest(a, 0)
+			r := serve(t, "app", "1", a)
+			r.Require(registry.Auth{Username: "user", Password: "hunter22", Bearer: true})
+			sends := r
+			if c.stored {
+				sends = serve(t, "app", "1", a)
+				r.Inject(registry.Fault{Path: blob, Do: registry.Redirect("http://" + sends.Addr())})
+			}
+			sends.Inject(registry.Fault{Path: blob, Times: 1, Do: func(answer http.Handler, stop <-chan struct{}) http.Handler {
+				cut := registry.Reset(mega)(answer, stop)
+				return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+					if c.do == nil {
+						defer r.ExpireTokens()
+					}
+					cut.ServeHTTP(w, req)
+				})
+			}})
+			if c.do != nil {
+				sends.Inject(registry.Fault{Path: blob, Times: 2, Do: c.do})
+			}
+			if img := n.pullAs(r.Addr()+"/app:1", passwordOf("user", "hunter22")); img.ID != a.ID() {
+				t.Errorf("pulled %s", img.ID)
+			}
+			wholes, parts := asked(sends, blob)
+			if size := int64(len(a.Blobs[digest.Digest(blob)])); wholes != 1 || parts != 3 || sends.Sent(blob) > size+mega {
+				t.Errorf("%d requests for the whole and %d for parts; %d bytes sent of a layer of %d", wholes, parts, sends.Sent(blob), size)
+			}
+		})
 	}
 }
 

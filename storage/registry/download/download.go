@@ -22,6 +22,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/types"
+	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
@@ -311,6 +312,11 @@ func told(err error) string {
 // wrong reports whether an error means that the bytes of the file are useless.
 func wrong(err error) bool {
 	return errors.Is(err, ErrDiffers) || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, fault.Invalid) || errors.Is(err, fault.Exhausted)
+}
+
+// brokenOff reports whether an error is that of a connection that has broken off.
+func brokenOff(err error) bool {
+	return errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET)
 }
 
 // cut reports whether an error is a broken connection that may be made again.

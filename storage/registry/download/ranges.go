@@ -325,10 +325,15 @@ func (r *rest) connectMain() error {
 		case <-r.ctx.Done():
 		}
 	}
-	r.fetch.connected()
-	r.main, r.madeAt = main, r.at
-	r.made++
+	r.connected(main, r.at)
 	return nil
+}
+
+// connected takes another main connection, which brings the bytes from an offset on.
+func (r *rest) connected(main io.ReadCloser, at int64) {
+	r.fetch.connected()
+	r.main, r.madeAt = main, at
+	r.made++
 }
 
 // readMain reads from the main connection, up to the next range. A main connection that breaks is
@@ -339,7 +344,13 @@ func (r *rest) readMain(p []byte) (int, error) {
 	}
 	n, err := r.main.Read(p)
 	at := r.at + int64(n)
-	if err == nil || r.made == 0 || at >= r.fetch.info.Size || r.ctx.Err() != nil {
+	switch {
+	case err == nil, at >= r.fetch.info.Size, r.ctx.Err() != nil:
+		return n, err
+	case r.made == 0:
+		if brokenOff(err) && at > 0 && r.replaceMain(at) {
+			err = nil
+		}
 		return n, err
 	}
 	if errors.Is(err, io.EOF) {
@@ -350,6 +361,18 @@ func (r *rest) readMain(p []byte) (int, error) {
 	}
 	_ = r.closeMain() // it is broken
 	return n, nil
+}
+
+// replaceMain asks once for the bytes from an offset on, where the first main connection has broken. The library has
+// done so too, but with the token that it had. It reports whether they come.
+func (r *rest) replaceMain(at int64) bool {
+	main, err := r.fetch.src.Part(r.ctx, r.fetch.info, at, 0)
+	if err != nil {
+		return false
+	}
+	_ = r.closeMain()
+	r.connected(main, at)
+	return true
 }
 
 func (r *rest) closeMain() error {

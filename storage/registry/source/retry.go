@@ -95,8 +95,10 @@ func (s *Image) again(ctx context.Context, info types.BlobInfo, used types.Image
 		return false
 	case status == http.StatusPartialContent:
 		return true
-	case pullerror.Unauthenticated(err):
+	case pullerror.LoginRefused(err): // the manifest was not; some say 403 when a token has expired
 		return s.renew(ctx, used)
+	case s.requests.sentOnForParts() != "" && (status == http.StatusBadRequest || refusesRanges(err)):
+		return true // the signature in the address may have expired: the registry gives another one
 	case s.mirrored, status != http.StatusNotFound && status < http.StatusInternalServerError:
 		return false
 	}
@@ -141,7 +143,7 @@ func (s *Image) renew(ctx context.Context, used types.ImageSource) bool {
 	if err != nil {
 		return false
 	}
-	slog.InfoContext(ctx, "registry refused its own token, pulling with a new one", "image", s.Name.String())
+	slog.InfoContext(ctx, "registry refused a layer or config of an image that it allows, pulling with a new token", "image", s.Name.String())
 	if s.renewed != nil {
 		s.former = append(s.former, s.renewed) // layers may still come from it
 	}
