@@ -1,6 +1,7 @@
 package source
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -55,6 +56,7 @@ type search struct {
 	sys   *types.SystemContext
 
 	entries, documents int        // seen so far
+	several            bool       // one of the indexes has several entries
 	way                []Document // the indexes that lead to the manifest
 	others             []string   // platforms of images that were passed over, up to maxOthers
 }
@@ -104,7 +106,7 @@ func (f *search) in(ctx context.Context, index Document) (digest.Digest, Documen
 		return "", none, fmt.Errorf("it has indexes in indexes on more than %d levels; rebuild it with fewer: %w", maxIndexLevels, fault.Invalid)
 	}
 	f.way = append(f.way, index)
-	candidates, err := f.candidates(index)
+	candidates, unnamed, err := f.candidates(index)
 	if err != nil {
 		return "", none, err
 	}
@@ -124,7 +126,13 @@ func (f *search) in(ctx context.Context, index Document) (digest.Digest, Documen
 		}
 		document := Document{raw, mediaType}
 		if !manifest.MIMETypeIsMultiImage(mediaType) {
-			return chosen, document, nil
+			if !slices.Contains(unnamed, chosen) {
+				return chosen, document, nil
+			}
+			if is, err := f.configIsForThis(ctx, document); is || err != nil {
+				return chosen, document, err
+			}
+			continue
 		}
 		found, below, err := f.in(ctx, document)
 		if err == nil || !errors.Is(err, fault.NotFound) {
@@ -137,40 +145,42 @@ func (f *search) in(ctx context.Context, index Document) (digest.Digest, Documen
 }
 
 // candidates returns what an index has for this platform: first what the library chooses, then what has
-// another spelling of the platform, then indexes that may have something. Images that want features of
-// the operating system, such as those that Nydus adds beside ordinary ones, come last.
-func (f *search) candidates(index Document) (found []digest.Digest, err error) {
+// another spelling of the platform, then what has none, and indexes that may have something. Images that want
+// features of the operating system, such as those that Nydus adds beside ordinary ones, come after other images.
+// Of images without a platform, which are unnamed, the config decides if there are others, as with containerd.
+func (f *search) candidates(index Document) (found, unnamed []digest.Digest, err error) {
 	var list struct {
 		Manifests []imagespec.Descriptor `json:"manifests"`
 	}
 	if err := json.Unmarshal(index.Content, &list); err != nil {
-		return nil, fmt.Errorf("%w: %w", err, fault.Invalid)
+		return nil, nil, fmt.Errorf("%w: %w", err, fault.Invalid)
 	}
 	if f.entries += len(list.Manifests); f.entries > MaxInstances {
-		return nil, fmt.Errorf("it lists %d images, more than %d; rebuild it with fewer: %w", f.entries, MaxInstances, fault.Invalid)
+		return nil, nil, fmt.Errorf("it lists %d images, more than %d; rebuild it with fewer: %w", f.entries, MaxInstances, fault.Invalid)
 	}
 	usual, err := chooseInstance(f.sys, index.Content, index.MediaType)
 	switch {
 	case err == nil:
 		found = append(found, usual)
 	case !errors.Is(err, fault.NotFound):
-		return nil, misread(index, err)
+		return nil, nil, misread(index, err)
 	}
 	var indexes []digest.Digest
 	for _, d := range list.Manifests {
-		if d.Platform != nil && d.Platform.OS == "" && d.Platform.Architecture == "" {
-			d.Platform = nil
-		}
+		platform := platformIn(d)
 		switch {
-		case slices.Contains(found, d.Digest):
-		case d.Platform != nil && !isThisPlatform(*d.Platform):
-			f.pass(*d.Platform)
+		case platform != nil && slices.Contains(found, d.Digest):
+		case platform != nil && !isThisPlatform(*platform):
+			f.pass(*platform)
 		case manifest.MIMETypeIsMultiImage(d.MediaType):
 			indexes = append(indexes, d.Digest)
-		case d.Platform != nil:
+		case platform != nil:
 			found = append(found, d.Digest)
+		default:
+			unnamed = append(unnamed, d.Digest)
 		}
 	}
+	found = slices.DeleteFunc(found, func(one digest.Digest) bool { return slices.Contains(unnamed, one) || slices.Contains(indexes, one) })
 	special := func(one digest.Digest) bool {
 		return slices.ContainsFunc(list.Manifests, func(d imagespec.Descriptor) bool {
 			return d.Digest == one && d.Platform != nil && len(d.Platform.OSFeatures) > 0
@@ -185,7 +195,45 @@ func (f *search) candidates(index Document) (found []digest.Digest, err error) {
 		}
 		return -1
 	})
-	return append(found, indexes...), nil
+	found = slices.Concat(found, unnamed, indexes)
+	if f.several = f.several || len(list.Manifests) > 1; !f.several {
+		unnamed = nil
+	}
+	return found, unnamed, nil
+}
+
+// platformIn returns the platform that an index names for one of its entries; nil if it names none, or no
+// architecture. One without an operating system is for Linux.
+func platformIn(d imagespec.Descriptor) *imagespec.Platform {
+	if d.Platform == nil || d.Platform.Architecture == "" && (d.Platform.OS == "" || d.Platform.OS == runtime.GOOS) {
+		return nil
+	}
+	platform := *d.Platform
+	platform.OS = cmp.Or(platform.OS, runtime.GOOS)
+	return &platform
+}
+
+// configIsForThis reports whether the config of an image names this platform, or no architecture.
+func (f *search) configIsForThis(ctx context.Context, document Document) (bool, error) {
+	parsed, err := parse(document.Content, document.MediaType)
+	if err != nil || isSchema1(parsed) || isArtifact(parsed) { // inspect says what is wrong with it
+		return true, nil //nolint:nilerr // see above
+	}
+	if err := inspectManifest(parsed); err != nil {
+		return false, err
+	}
+	if err := f.image.readConfig(ctx, parsed.ConfigInfo()); err != nil {
+		return false, err
+	}
+	var config imagespec.Platform
+	_ = json.Unmarshal(f.image.Config, &config) // one that is broken names none
+	platform := platformIn(imagespec.Descriptor{Platform: &config})
+	if platform == nil || isThisPlatform(*platform) {
+		return true, nil
+	}
+	f.pass(*platform)
+	f.image.Config, f.image.ConfigDigest = nil, ""
+	return false, nil
 }
 
 // architectures are other names of Go's.

@@ -391,6 +391,9 @@ func (s *Image) End() {
 
 // readConfig fetches the image's config, unless it is stored, and checks it.
 func (s *Image) readConfig(ctx context.Context, info types.BlobInfo) error {
+	if s.ConfigDigest == info.Digest { // the config has decided which image of an index is taken
+		return nil
+	}
 	if info.Size > MaxConfig {
 		return fmt.Errorf("image config: it has %d bytes, more than %d; rebuild the image with fewer or shorter labels: %w", info.Size, MaxConfig, fault.Invalid)
 	}
