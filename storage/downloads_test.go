@@ -57,6 +57,21 @@ func noRanges(answer http.Handler, _ <-chan struct{}) http.Handler {
 	})
 }
 
+// untyped answers without a Content-Type.
+func untyped(answer http.Handler, _ <-chan struct{}) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		answer.ServeHTTP(untypedAnswer{w}, req)
+	})
+}
+
+type untypedAnswer struct{ http.ResponseWriter }
+
+// WriteHeader implements http.ResponseWriter. A nil value keeps net/http from guessing the type.
+func (w untypedAnswer) WriteHeader(status int) {
+	w.Header()["Content-Type"] = nil
+	w.ResponseWriter.WriteHeader(status)
+}
+
 // fromStart has it send the beginning of blobs as any part of them.
 func fromStart(answer http.Handler, _ <-chan struct{}) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -96,6 +111,8 @@ func testPullResumes(t *testing.T, make func(*testing.T) *image.Artifact) {
 		"no ranges":      {first: (*node).failPull, next: noRanges, whole: true},
 		"wrong range":    {first: (*node).failPull, next: fromStart, whole: true},
 		"ranges refused": {first: (*node).failPull, next: onlyRanges(registry.Status(400)), whole: true},
+		"ranges unknown": {first: (*node).failPull, next: onlyRanges(registry.Status(501)), whole: true},
+		"untyped range":  {first: (*node).failPull, next: untyped, whole: true},
 		"ranges reset":   {first: (*node).failPull, next: onlyRanges(registry.Reset(0)), fails: true, whole: true},
 		"skipped for long": {first: (*node).failPull, next: onlyRanges(func(answer http.Handler, stop <-chan struct{}) http.Handler {
 			return noRanges(registry.Stall(1000)(answer, stop), stop)

@@ -183,6 +183,38 @@ func TestBrokenConnectionResumes(t *testing.T) {
 	}
 }
 
+// A proxy that ends each connection after some bytes does not keep a layer from coming, in one pull.
+func TestEveryConnectionBreaks_podman_14481_harbor_helm_2366(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := noise(t, 1<<20)
+	blob := layerDigest(a, 0)
+	r := serve(t, "app", "1", a)
+	r.Inject(registry.Fault{Path: blob, Do: registry.Reset(300 << 10)})
+	n.pull(r.Addr() + "/app:1")
+	size := int64(len(a.Blobs[digest.Digest(blob)]))
+	if wholes, parts := asked(r, blob); wholes != 1 || parts < 3 || r.Sent(blob) >= 2*size {
+		t.Errorf("%d requests for the whole and %d for parts; %d bytes sent of %d", wholes, parts, r.Sent(blob), size)
+	}
+}
+
+// A registry that answers with another part than it was asked for, after a connection has broken, does not spoil the
+// bytes that have come: the next pull has the whole.
+func TestBrokenConnectionAndAnotherPart(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := noise(t, 2<<20)
+	blob := layerDigest(a, 0)
+	r := serve(t, "app", "1", a)
+	r.Inject(registry.Fault{Path: blob, Times: 1, Do: registry.Reset(1 << 20)})
+	r.Inject(registry.Fault{Path: blob, Do: fromStart})
+	n.fails("another part", r.Addr()+"/app:1", nil, fault.Unavailable, "unexpected EOF", "has changed it")
+	if sum, _ := kept(t, n.cfg.Root); sum == 0 {
+		t.Error("nothing was kept of the layer")
+	}
+	n.pull(r.Addr() + "/app:1")
+}
+
 func TestTooManyRequestsIsRetried(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

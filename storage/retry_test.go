@@ -139,6 +139,30 @@ func TestPermissionExpiresWithinALayer_containerd_9274_distribution_4175(t *test
 	}
 }
 
+// A password that expires while a layer comes, as those of registries of clouds do, fails the pull for this reason,
+// and the next one, with another password, goes on with the layer.
+func TestPasswordExpiresWithinALayer_ecr_credential_helper_7(t *testing.T) {
+	t.Parallel()
+	n, a := newNode(t), noise(t, 3*mega)
+	blob := layerDigest(a, 0)
+	r := serve(t, "app", "1", a)
+	r.Require(registry.Auth{Username: "AWS", Password: "hunter22"})
+	r.Inject(registry.Fault{Path: blob, Times: 1, Do: func(answer http.Handler, stop <-chan struct{}) http.Handler {
+		cut := registry.Reset(mega)(answer, stop)
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			defer r.Require(registry.Auth{Username: "AWS", Password: "hunter23"})
+			cut.ServeHTTP(w, req)
+		})
+	}})
+	n.fails("expired", r.Addr()+"/app:1", passwordOf("AWS", "hunter22"), fault.Unauthenticated, `refused user "AWS" of the pull request: correct the pull secret`, "node reaches")
+	r.Forget()
+	n.pullAs(r.Addr()+"/app:1", passwordOf("AWS", "hunter23"))
+	size := int64(len(a.Blobs[digest.Digest(blob)]))
+	if wholes, _ := asked(r, blob); wholes != 0 || r.Sent(blob) > size-mega/2 {
+		t.Errorf("%d requests for the whole, %d bytes sent of a layer of %d", wholes, r.Sent(blob), size)
+	}
+}
+
 // The error of a pull that fails because of what an image is blames neither the network nor the disk.
 func TestBrokenImageIsBlamed(t *testing.T) {
 	t.Parallel()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/storage/pull/pullerror"
 )
 
 // rangeSize is the size of one request: so large that the latency of the answer does not matter,
@@ -59,7 +60,7 @@ type rest struct {
 	window int64 // ranges for which there is room
 
 	at     int64         // offset of the next byte to read
-	before []byte        // bytes before that, up to overlap
+	before []byte        // bytes before that, up to overlap, as long as they may be needed
 	main   io.ReadCloser // from at on; nil: there is none
 	made   int           // how often the main connection was made again
 	madeAt int64         // the last time at this offset
@@ -137,7 +138,7 @@ func (r *rest) Read(p []byte) (n int, err error) {
 			n, err = r.readAhead(p[:min(int64(len(p)), come)], b)
 		}
 		r.at += int64(n)
-		if r.size > 0 {
+		if r.size > 0 || r.made == 0 {
 			r.before = lastOf(r.before, p[:n])
 		}
 	}
@@ -348,8 +349,8 @@ func (r *rest) readMain(p []byte) (int, error) {
 	case err == nil, at >= r.fetch.info.Size, r.ctx.Err() != nil:
 		return n, err
 	case r.made == 0:
-		if brokenOff(err) && at > 0 && r.replaceMain(at) {
-			err = nil
+		if brokenOff(err) && at > 0 {
+			err = r.replaceMain(at, lastOf(slices.Clone(r.before), p[:n]), err)
 		}
 		return n, err
 	}
@@ -364,15 +365,24 @@ func (r *rest) readMain(p []byte) (int, error) {
 }
 
 // replaceMain asks once for the bytes from an offset on, where the first main connection has broken. The library has
-// done so too, but with the token that it had. It reports whether they come.
-func (r *rest) replaceMain(at int64) bool {
-	main, err := r.fetch.src.Part(r.ctx, r.fetch.info, at, 0)
-	if err != nil {
-		return false
+// done so too, but with the token that it had. It also asks for the bytes before them and compares these, as for
+// ranges. If the rest does not come it returns broke, or the refusal of the registry.
+func (r *rest) replaceMain(at int64, before []byte, broke error) error {
+	main, err := r.fetch.src.Part(r.ctx, r.fetch.info, at-int64(len(before)), 0)
+	switch {
+	case err != nil && pullerror.LoginRefused(err):
+		return err
+	case err != nil:
+		return broke
+	}
+	come := make([]byte, len(before))
+	if _, err := io.ReadFull(main, come); err != nil || !bytes.Equal(come, before) {
+		_ = main.Close()
+		return broke
 	}
 	_ = r.closeMain()
 	r.connected(main, at)
-	return true
+	return nil
 }
 
 func (r *rest) closeMain() error {

@@ -8,6 +8,7 @@ import (
 	"math"
 	"net/http"
 	"reflect"
+	"strings"
 	"time"
 
 	"go.podman.io/image/v5/pkg/blobinfocache/none"
@@ -51,11 +52,12 @@ func (s *Image) fetch(ctx context.Context, info types.BlobInfo, cache types.Blob
 // errNoRanges says that a blob can only be fetched as a whole.
 var errNoRanges = fmt.Errorf("the registry sends no parts of layers: %w", errors.ErrUnsupported)
 
-// refusesRanges reports whether a registry has refused to send the part that it was asked for. The
-// library does not export its type for a bad request.
+// refusesRanges reports whether a registry has refused to send the part that it was asked for, or has sent it
+// without the Content-Type that the library wants. The library does not export its type for a bad request.
 func refusesRanges(err error) bool {
 	status := pullerror.StatusOf(err)
-	refused := status == http.StatusBadRequest || status == http.StatusRequestedRangeNotSatisfiable
+	refused := status == http.StatusBadRequest || status == http.StatusRequestedRangeNotSatisfiable || status == http.StatusNotImplemented ||
+		err != nil && strings.HasPrefix(err.Error(), "mime: ")
 	for ; err != nil && !refused; err = errors.Unwrap(err) {
 		refused = reflect.TypeOf(err).Name() == "BadPartialRequestError"
 	}
