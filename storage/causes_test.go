@@ -133,6 +133,7 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 		},
 		"name servers": func() error { return failed(&net.DNSError{Err: "no such host", Name: "r.test", IsNotFound: true}) },
 		"check that the node reaches the registry": func() error { return pull("127.0.0.1:1/app:1", nil) },
+		"broke off its answer":                     func() error { return faulty(layerDigest(a, 1), registry.Reset(0)) },
 		"no data received from the registry": func() error {
 			usual := n.puller.Settings.Load().ProgressTimeout
 			n.puller.Settings.Load().ProgressTimeout = time.Second
@@ -203,6 +204,14 @@ func TestErrorsOfPullsAreInTheManual(t *testing.T) {
 			defer n.write("registries.conf", insecure("127.0.0.1"))
 			server := overTLS(t, http.NotFoundHandler(), &tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11})
 			return pull(server.Listener.Addr().String()+"/app:1", nil)
+		},
+		"answers with broken HTTP": func() error {
+			return faulty("/manifests/", verbatim("HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"))
+		},
+		"and cannot be sent": func() error {
+			r := serve(t, "app", "1", a)
+			r.Require(registry.Auth{Username: "user", Password: "hunter22", Bearer: true})
+			return pull(r.Addr()+"/app:1", &cri.AuthConfig{RegistryToken: "line\nbreak"})
 		},
 		"redirects crius without saying where": func() error {
 			return faulty("/blobs/", registry.Status(http.StatusTemporaryRedirect))
@@ -289,6 +298,16 @@ func refusal(status int, body string) registry.Action {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(status)
 		_, _ = fmt.Fprintf(w, `{"errors":[%s]}`, body)
+	})
+}
+
+// verbatim answers with a text, whether it is HTTP or not.
+func verbatim(text string) registry.Action {
+	return answer(func(w http.ResponseWriter, _ *http.Request) {
+		if c, _, err := http.NewResponseController(w).Hijack(); err == nil {
+			_, _ = io.WriteString(c, text)
+			_ = c.Close()
+		}
 	})
 }
 

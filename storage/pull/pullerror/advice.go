@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -55,6 +56,10 @@ func advice(registry string, err error, kinds []error, login string) string {
 		return fmt.Sprintf("%s sends crius to an address that it cannot ask, or from one to the next without end: see its log, and that of a proxy before it", cmp.Or(pointOf(err).From, registry))
 	case errors.Is(err, gzip.ErrHeader):
 		return fmt.Sprintf("%s, or a proxy before it, says that the answer is compressed (Content-Encoding: gzip), and it is not: correct its configuration", placeOf(err, registry).host)
+	case brokenHTTP(err):
+		return fmt.Sprintf("%s, or a proxy before it, answers with broken HTTP: check the name and the port, and the log of both", placeOf(err, registry).host)
+	case unsentToken(err):
+		return fmt.Sprintf("the token for %s has a line break or the like in it, and cannot be sent: correct the pull secret, or see the log of the server of tokens", placeOf(err, registry).host)
 	case is(fault.Unavailable):
 		return unavailable(placeOf(err, registry), err)
 	case is(fault.Exhausted):
@@ -116,6 +121,8 @@ func unavailable(at place, err error) string {
 		return fmt.Sprintf("%s failed: see its log; the kubelet tries again", at)
 	case StatusOf(err) >= http.StatusInternalServerError:
 		return "the registry itself failed: see its log; the kubelet tries again"
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return fmt.Sprintf("%s, or a proxy between it and the node, broke off its answer: see their logs; the kubelet tries again", strings.TrimSuffix(at.String(), ","))
 	case at.from != "":
 		return fmt.Sprintf("check that the node reaches %s: its route, proxy and firewall", strings.TrimSuffix(at.String(), ","))
 	}
@@ -141,6 +148,22 @@ var givenUp = regexp.MustCompile(`^(stopped after \d+ redirects|unsupported prot
 func unfollowed(err error) bool {
 	var request *url.Error
 	return errors.As(err, &request) && request.Err != nil && (request.Op == "parse" || givenUp.MatchString(request.Err.Error()))
+}
+
+// unparsed is how net/http's errors begin if it cannot parse an answer. They have no types.
+var unparsed = regexp.MustCompile(`^(net/http: HTTP/1\.x transport connection broken: )?(malformed |bad Content-Length|unsupported transfer encoding|too many transfer encodings|http: message cannot contain|net/http: server response headers exceeded)`)
+
+// brokenHTTP reports whether an answer has come that net/http cannot parse: its headers, or something that is no
+// HTTP at all.
+func brokenHTTP(err error) bool {
+	var request *url.Error
+	return errors.As(err, &request) && request.Err != nil && unparsed.MatchString(request.Err.Error())
+}
+
+// unsentToken reports whether net/http has refused to send a token.
+func unsentToken(err error) bool {
+	var request *url.Error
+	return errors.As(err, &request) && request.Err != nil && request.Err.Error() == `net/http: invalid header field value for "Authorization"`
 }
 
 // refusedByProxy returns the status with which a proxy has refused to connect to a host; 0: none has. net/http has

@@ -182,7 +182,12 @@ func TestProxiesThatRefuse(t *testing.T) {
 		"stopped after 10 redirects":          "that it cannot ask",
 		"unsupported protocol scheme \"ftp\"": "that it cannot ask",
 		"http: no Host in request URL":        "that it cannot ask",
-		"something new":                       "check that the node reaches the registry",
+		"net/http: HTTP/1.x transport connection broken: malformed MIME header: missing colon: \"X Y\"": "answers with broken HTTP",
+		"net/http: HTTP/1.x transport connection broken: unsupported transfer encoding: \"identity\"":   "answers with broken HTTP",
+		"malformed HTTP response \"\\x00\"":                                  "answers with broken HTTP",
+		"net/http: HTTP/1.x transport connection broken: something":          "check that the node reaches",
+		"net/http: server response headers exceeded 10485760 bytes; aborted": "answers with broken HTTP",
+		"something new": "check that the node reaches the registry",
 	} {
 		if got := New(Failed{Name: name}, get(text)); !strings.Contains(got.Error(), want) || !errors.Is(got, fault.Unavailable) {
 			t.Errorf("%q: %v, want %q", text, got, want)
