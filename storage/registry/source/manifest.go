@@ -51,7 +51,7 @@ func tooLarge(err error) error {
 	if limit == nil {
 		return err
 	}
-	return fmt.Errorf("image manifest: it has more than %s bytes, as registries need not accept them; rebuild the image with fewer or shorter annotations, if a manifest is what the registry sends: %w", limit[1], fault.Invalid)
+	return fmt.Errorf("image manifest: it has more than %s bytes, the most that registries have to accept; rebuild the image with fewer or shorter annotations, if a manifest is what the registry sends: %w", limit[1], fault.Invalid)
 }
 
 // misread returns the error of a manifest that cannot be parsed as what the registry says that it is.

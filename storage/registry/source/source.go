@@ -422,7 +422,8 @@ func (s *Image) readConfig(ctx context.Context, info types.BlobInfo) error {
 }
 
 // inspect checks the manifest, and behind an index the manifest of this platform, before anything
-// that they name is fetched. Then it asks the signature policy and checks the config.
+// that they name is fetched. Then it asks the signature policy and checks the config. Configs are read
+// before that only if they decide which image of an index is for this platform.
 func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *trust.Policy) error {
 	unparsed := image.UnparsedInstance(s.ImageSource, nil)
 	raw, mediaType, err := s.fetchManifest(ctx, nil)
