@@ -58,6 +58,18 @@ func (n *Network) chooseIn(dir string) (*conf, error) {
 	return nil, n.missing(dir, broken)
 }
 
+// inForce returns the networks of Config.ConfDir and dirs. A directory may not
+// have one yet.
+func (n *Network) inForce(dirs []string) []*libcni.NetworkConfigList {
+	var lists []*libcni.NetworkConfigList
+	for _, dir := range slices.Concat([]string{n.config().ConfDir}, dirs) {
+		if chosen, err := n.chooseIn(dir); err == nil {
+			lists = append(lists, chosen.list)
+		}
+	}
+	return lists
+}
+
 func (n *Network) missing(dir string, broken map[string]string) error {
 	text := fmt.Sprintf("no CNI network configuration in %s", dir)
 	if n.config().DefaultNetwork != "" {

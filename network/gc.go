@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
@@ -42,9 +41,9 @@ type Live struct {
 // for Collect, which ends within collectLimit.
 func (n *Network) Collect(ctx context.Context, dirs []string, live Live) error {
 	var lists []*libcni.NetworkConfigList
-	for _, dir := range slices.Concat([]string{n.config().ConfDir}, dirs) {
-		if chosen, err := n.chooseIn(dir); err == nil && collects(chosen.list) { // otherwise there is no network yet
-			lists = append(lists, chosen.list)
+	for _, list := range n.inForce(dirs) {
+		if collects(list) {
+			lists = append(lists, list)
 		}
 	}
 	if len(lists) == 0 {

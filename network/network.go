@@ -5,7 +5,8 @@
 // anything happens: the present configuration, with all its plugins, and every
 // argument. A DEL uses only that record, so it undoes what was done, also after
 // a restart, with the configuration directory changed or empty, or after the
-// pod's network namespace has gone.
+// pod's network namespace has gone. For a pod whose record is lost, Reclaim
+// finds out what can be undone.
 //
 // The configuration directory is read again at each use. It has a handful of
 // small files, whereas plugins run for tens of milliseconds; and without a

@@ -139,13 +139,10 @@ type Lease struct {
 const leasePlugin = "host-local"
 
 // Leases lists the addresses that host-local holds for any container, in the
-// configured network and in those of attachments. opaque are the IPAM plugins
-// of these networks whose leases cannot be listed.
-func (n *Network) Leases(attachments []*Attachment) (leases []Lease, opaque []string, err error) {
-	var lists []*libcni.NetworkConfigList
-	if chosen, err := n.choose(); err == nil {
-		lists = append(lists, chosen.list)
-	}
+// networks in force, by Config.ConfDir and dirs, and in those of attachments.
+// opaque are the IPAM plugins of these networks whose leases cannot be listed.
+func (n *Network) Leases(dirs []string, attachments []*Attachment) (leases []Lease, opaque []string, err error) {
+	lists := n.inForce(dirs)
 	for _, a := range attachments {
 		known := slices.ContainsFunc(lists, func(l *libcni.NetworkConfigList) bool { return string(l.Bytes) == string(a.Conf) })
 		if list, err := a.list(); err == nil && !known {
@@ -233,27 +230,6 @@ func readLease(file string) (owner, link string, err error) {
 	text = bytes.Trim(text, "\x00\r\n ") // a power cut leaves zeros
 	owner, link, _ = strings.Cut(string(text), "\n")
 	return strings.TrimSpace(owner), strings.TrimSpace(link), nil
-}
-
-// Release releases the address, and what else the plugins of its network hold
-// for the container, with the CNI verb DEL. p is what is left of the pod: its
-// id, a cache directory, perhaps a network namespace.
-func (n *Network) Release(ctx context.Context, p Pod, l Lease) error {
-	args, err := p.arguments()
-	if err != nil {
-		return err
-	}
-	a := &Attachment{Network: l.Network, Interface: l.Interface, Conf: l.conf, Args: args}
-	if a.Interface == "" {
-		a.Interface = ifName
-	}
-	if err := n.Detach(ctx, p, a); err != nil {
-		return err
-	}
-	if owner, _, err := readLease(l.File); err == nil && owner == l.Owner {
-		return fmt.Errorf("the plugins of network %q did not remove %s", l.Network, l.File)
-	}
-	return nil
 }
 
 // ErrHidden means that Idle cannot tell: a pod's runtime has taken its

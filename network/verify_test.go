@@ -69,7 +69,7 @@ func TestVerify(t *testing.T) {
 }
 
 // The plugins release a lease with an unknown container, and no other.
-func TestRelease(t *testing.T) {
+func TestReclaimLease(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-pods.conflist": bridgeConf(range4)})
 	p := n.pod()
@@ -80,7 +80,7 @@ func TestRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.conf("10-pods.conflist", strings.ReplaceAll(bridgeConf(range4), "host-local", "foreign-ipam")) // the record takes precedence
-	leases, opaque, err := n.Leases([]*Attachment{a, a})
+	leases, opaque, err := n.Leases(nil, []*Attachment{a, a})
 	if err != nil || len(leases) != 2 || !slices.Equal(opaque, []string{"foreign-ipam"}) {
 		t.Fatalf("%+v, %q, %v", leases, opaque, err)
 	}
@@ -97,7 +97,7 @@ func TestRelease(t *testing.T) {
 			continue
 		}
 		stray.NetNS = ""
-		if err := n.do(func() error { return n.Release(context.Background(), stray, l) }); err != nil {
+		if err := n.do(func() error { return n.Reclaim(context.Background(), stray, []Lease{l}, nil) }); err != nil {
 			t.Error(err)
 		}
 	}

@@ -85,7 +85,9 @@ func (e *Engine) CgroupParents() []string {
 	return parents
 }
 
-func (k known) Sweep(ctx context.Context, id string) error { return k.engine.sweep(ctx, id) }
+func (k known) Sweep(ctx context.Context, id string, reclaim func(context.Context) error) error {
+	return k.engine.sweep(ctx, id, reclaim)
+}
 
 func (k known) Repair(ctx context.Context, object string, do func(context.Context) error) error {
 	ctx, cancel := undoContext(ctx)

@@ -297,13 +297,14 @@ func (f fakeNetwork) Verify(pods []network.Attached) map[string][]network.Damage
 	return found
 }
 
-func (f fakeNetwork) Leases([]*network.Attachment) (leases []network.Lease, _ []string, _ error) {
+func (f fakeNetwork) Leases([]string, []*network.Attachment) (leases []network.Lease, _ []string, _ error) {
 	err := f.step(context.Background(), "leases", func() { leases = slices.Clone(f.leased) })
 	return leases, nil, err
 }
 
-func (f fakeNetwork) Release(ctx context.Context, p network.Pod, _ network.Lease) error {
-	return f.step(ctx, "release", func() {
+func (f fakeNetwork) Reclaim(ctx context.Context, p network.Pod, _ []network.Lease, _ []string) error {
+	return f.step(ctx, "reclaim", func() {
+		delete(f.networks, p.ID)
 		f.leased = slices.DeleteFunc(f.leased, func(l network.Lease) bool { return l.Owner == p.ID })
 	})
 }

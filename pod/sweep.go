@@ -13,9 +13,10 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// sweep removes everything with an id that has no record, of a container or a pod.
-func (e *Engine) sweep(ctx context.Context, id string) error {
-	return errors.Join(e.sweepContainer(ctx, id), e.sweepSandbox(ctx, id))
+// sweep removes everything with an id that has no record, of a container or a pod, whose network
+// reclaim releases.
+func (e *Engine) sweep(ctx context.Context, id string, reclaim func(context.Context) error) error {
+	return errors.Join(e.sweepContainer(ctx, id), e.sweepSandbox(ctx, id, reclaim))
 }
 
 // deleteFromAny deletes a container whose handler is unknown, since it has no record: it asks
@@ -49,12 +50,17 @@ func (e *Engine) sweepContainer(ctx context.Context, id string) error {
 	return e.records.Containers.Delete(ctx, id)
 }
 
-// sweepSandbox is sweepContainer for a pod. Its network is out of reach: only the record knew
-// how it was made.
-func (e *Engine) sweepSandbox(ctx context.Context, id string) error {
+// sweepSandbox is sweepContainer for a pod. If reclaim fails, what it needs for the next try stays.
+func (e *Engine) sweepSandbox(ctx context.Context, id string, reclaim func(context.Context) error) error {
 	plan := records.PodPlan{OwnFiles: true, Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: blueprint.PinPrefix + id}}
 	s := &Sandbox{podObject: podObject{ID: id}, engine: e, plan: plan, files: e.cfg.filesOf(id, &plan)}
-	errs := []error{e.deleteFromAny(ctx, s.infraRef()), s.release(ctx)}
+	errs := []error{e.deleteFromAny(ctx, s.infraRef())}
+	if err := trace.Do(ctx, "detach network", reclaim); err != nil {
+		errs = append(errs, err)
+	} else {
+		errs = append(errs, s.removeNamespaces(ctx))
+	}
+	errs = append(errs, s.unmount(ctx))
 	if err := mount.UnmountBelow(s.files.Dir); err != nil {
 		return errors.Join(append(errs, err)...) // nothing must be deleted through a mount
 	}

@@ -141,10 +141,21 @@ func (s *Sandbox) release(ctx context.Context) error {
 	// Plugins release less without the namespace (bridge leaves its firewall chain), so it is
 	// kept for the next try.
 	if !s.Now().HasNetwork() {
-		if err := trace.Call(ctx, "remove namespaces", func() error { return ns.Remove(s.plan.Namespaces) }); err != nil {
-			errs = append(errs, fmt.Errorf("remove namespaces: %w", err))
-		}
+		errs = append(errs, s.removeNamespaces(ctx))
 	}
+	return errors.Join(append(errs, s.unmount(ctx))...)
+}
+
+func (s *Sandbox) removeNamespaces(ctx context.Context) error {
+	if err := trace.Call(ctx, "remove namespaces", func() error { return ns.Remove(s.plan.Namespaces) }); err != nil {
+		return fmt.Errorf("remove namespaces: %w", err)
+	}
+	return nil
+}
+
+// unmount unmounts the pod's files.
+func (s *Sandbox) unmount(ctx context.Context) error {
+	var errs []error
 	if err := trace.Call(ctx, "unmount shm", func() error { return mount.Unmount(s.files.Shm()) }); err != nil {
 		errs = append(errs, fmt.Errorf("unmount shm: %w", err))
 	}

@@ -159,7 +159,7 @@ func (n panicking) Verify(pods []network.Attached) map[string][]network.Damage {
 func TestCheckThatHangsIsLeftBehind(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
-	hung := make(chan struct{})
+	hung, before := make(chan struct{}), b.node.count("leases") // at the start
 	defer close(hung)
 	b.node.set(func() { b.node.block["leases"] = hung })
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -168,7 +168,7 @@ func TestCheckThatHangsIsLeftBehind(t *testing.T) {
 		_, err := e.audit.Verify(ctx, true)
 		ended <- err
 	}()
-	wait.For(t, "the check to hang", func() bool { return b.node.count("leases") > 0 })
+	wait.For(t, "the check to hang", func() bool { return b.node.count("leases") > before })
 
 	impatient, leave := context.WithCancel(t.Context())
 	leave()
@@ -609,14 +609,14 @@ func TestOrphanRemovalThatFailsIsRetried(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
 	id, _ := b.strew()
-	b.node.set(func() { b.node.fail["release"] = errInjected })
+	b.node.set(func() { b.node.fail["reclaim"] = errInjected })
 	if found := b.verify(e, true); !says(found, "address", errInjected.Error()) {
 		t.Errorf("%q", found)
 	}
 	if _, err := ns.Inode(filepath.Join(b.cfg.NamespacesDir, "netns", "crius-"+id)); err != nil {
 		t.Errorf("plugins give back less without the namespace: %v", err)
 	}
-	b.node.set(func() { delete(b.node.fail, "release") })
+	b.node.set(func() { delete(b.node.fail, "reclaim") })
 	if found := b.verify(e, true); !says(found, "address", "repaired true") {
 		t.Errorf("%q", found)
 	}

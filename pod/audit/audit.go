@@ -31,8 +31,8 @@ type Network interface {
 	Collect(ctx context.Context, dirs []string, live network.Live) error
 	Verify(pods []network.Attached) map[string][]network.Damage
 	VerifyHostPorts(ctx context.Context) ([]string, error)
-	Leases(attachments []*network.Attachment) (leases []network.Lease, opaque []string, err error)
-	Release(ctx context.Context, p network.Pod, l network.Lease) error
+	Leases(dirs []string, attachments []*network.Attachment) (leases []network.Lease, opaque []string, err error)
+	Reclaim(ctx context.Context, p network.Pod, leases []network.Lease, dirs []string) error
 }
 
 // Node is the engine as an audit sees it.
@@ -48,8 +48,9 @@ type Node interface {
 	NameOf(text string) string
 	// CgroupParents returns the cgroups below which those of pods and containers are.
 	CgroupParents() []string
-	// Sweep removes everything of the engine with this id. It is idempotent.
-	Sweep(ctx context.Context, id string) error
+	// Sweep removes everything of the engine with this id, and calls reclaim to release its
+	// network. It is idempotent.
+	Sweep(ctx context.Context, id string, reclaim func(context.Context) error) error
 	// Repair carries out a remedy for an object, within a time limit.
 	Repair(ctx context.Context, object string, do func(context.Context) error) error
 }

@@ -130,23 +130,24 @@ func killCgroup(ctx context.Context, name string) error {
 	return cgroup.Kill(ctx, name)
 }
 
-// remove removes everything with the id of the orphan. A network that cannot be released keeps
-// its namespace.
+// remove removes everything with the id of the orphan. As long as its network cannot be released,
+// its network namespace and its state directory stay.
 func (a *Auditor) remove(ctx context.Context, o *orphan) error {
-	for _, l := range o.leases {
+	reclaim := func(ctx context.Context) error {
 		p := network.Pod{ID: o.id, NetNS: o.netNS, CacheDir: filepath.Join(a.StateDir, "pods", o.id, "cni")}
-		if err := a.Network.Release(ctx, p, l); err != nil {
-			return fmt.Errorf("release address %s: %w", l.Address, err)
+		if err := a.Network.Reclaim(ctx, p, o.leases, a.confDirs()); err != nil {
+			return fmt.Errorf("release the network of pod %s, which has no record: %w", o.id, err)
 		}
+		return nil
 	}
 	if len(o.leases) == len(o.traces) {
-		return nil // only leases have the id, which may be that of another runtime
+		return reclaim(ctx) // only leases have the id, which may be that of another runtime
 	}
 	var errs []error
 	for _, name := range o.cgroups {
 		errs = append(errs, killCgroup(ctx, name))
 	}
-	errs = append(errs, a.Node.Sweep(ctx, o.id))
+	errs = append(errs, a.Node.Sweep(ctx, o.id, reclaim))
 	for _, process := range slices.Concat(o.monitors, o.helpers) { // their directories are gone
 		errs = append(errs, conmon.Signal(process, unix.SIGKILL))
 	}
@@ -160,14 +161,19 @@ func (a *Auditor) remove(ctx context.Context, o *orphan) error {
 // (network.Collect). It is called when a server starts, after recovery: pods that an earlier
 // server lost have no record then.
 func (a *Auditor) CollectNetwork(ctx context.Context) error {
-	var dirs []string // of handlers that have networks of their own
+	ours := func(id string) bool { return ids.Valid(id) && ids.HasMark(id, a.Mark) }
+	return a.Network.Collect(ctx, a.confDirs(), network.Live{Attached: a.attached, Ours: ours})
+}
+
+// confDirs returns the configuration directories of handlers that have networks of their own.
+func (a *Auditor) confDirs() []string {
+	var dirs []string
 	for _, runtime := range a.Runtimes.All() {
 		if dir := runtime.Handler().CNIConfDir; dir != "" && !slices.Contains(dirs, dir) {
 			dirs = append(dirs, dir)
 		}
 	}
-	ours := func(id string) bool { return ids.Valid(id) && ids.HasMark(id, a.Mark) }
-	return a.Network.Collect(ctx, dirs, network.Live{Attached: a.attached, Ours: ours})
+	return dirs
 }
 
 // attached returns the pods on record that have a network or are about to get one. A pod that
@@ -192,7 +198,7 @@ func (a *Auditor) attached() (map[string]string, error) {
 // OpaqueIPAM returns the IPAM plugins whose addresses cannot be compared with the records,
 // since only the plugins can list them.
 func (a *Auditor) OpaqueIPAM() []string {
-	_, opaque, _ := a.Network.Leases(a.attachments()) // Verify has returned the error
+	_, opaque, _ := a.Network.Leases(a.confDirs(), a.attachments()) // Verify has returned the error
 	return opaque
 }
 

@@ -23,7 +23,7 @@ type sweeps struct {
 	n int
 }
 
-func (s *sweeps) Sweep(context.Context, string) error { s.n++; return nil }
+func (s *sweeps) Sweep(context.Context, string, func(context.Context) error) error { s.n++; return nil }
 
 // What lives in an orphan's cgroup and cannot be killed keeps the rest of the orphan
 // from being removed for a while only.

@@ -103,18 +103,20 @@ func (v *visit) shims() (map[conmon.Process]bool, error) {
 }
 
 // Left returns what is left of pods and containers without a record, by id, as functions that remove
-// it: directories, whose names it is given, what runtimes have, and the cgroups of these. With an
-// error some of it may be missing.
+// it: directories, whose names it is given, what runtimes have, pinned namespaces and leases of this
+// server, and the cgroups of these. With an error some of it may be missing.
 func (a *Auditor) Left(ctx context.Context, directories []string) (map[string]func(context.Context) error, error) {
 	v := &visit{Auditor: a, found: map[string]*orphan{}}
 	v.listed(ctx)
 	err := errors.Join(v.helpers(), v.files())
-	maps.DeleteFunc(v.found, func(id string, _ *orphan) bool { return a.knows(id) })
 	for _, id := range directories {
 		v.add(id, "directory %s", id)
 	}
+	found := maps.Clone(v.found)
+	err = errors.Join(err, v.pins(), v.leases())
+	maps.DeleteFunc(v.found, func(id string, _ *orphan) bool { return a.knows(id) || found[id] == nil && !v.isOurs(id) })
 	if len(v.found) > 0 {
-		found := maps.Clone(v.found)
+		found = maps.Clone(v.found)
 		err = errors.Join(err, v.cgroups())
 		maps.DeleteFunc(v.found, func(id string, _ *orphan) bool { return found[id] == nil })
 	}

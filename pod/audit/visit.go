@@ -49,8 +49,8 @@ func (a *Auditor) strays(ctx context.Context) (map[string]*orphan, error) {
 	return v.found, nil
 }
 
-// leaseAge is how old a lease must be to count: another runtime may just be making the pod that
-// the lease is for.
+// leaseAge is how old a lease without the mark of this server must be to count: another runtime
+// may just be making the pod that the lease is for.
 const leaseAge = 2 * time.Minute
 
 // addShared is add for places that other servers of the node may use as well.
@@ -252,12 +252,12 @@ func (v *visit) cgroupID(name string) string {
 // leases visits the leases of ids in the form of crius's. Other runtimes use that form as well:
 // see dropLeases.
 func (v *visit) leases() error {
-	leases, _, err := v.Network.Leases(v.attachments())
+	leases, _, err := v.Network.Leases(v.confDirs(), v.attachments())
 	if err != nil {
 		return err
 	}
 	for _, l := range leases {
-		if time.Since(l.Since) < leaseAge {
+		if time.Since(l.Since) < leaseAge && !v.isOurs(l.Owner) {
 			continue
 		}
 		if o := v.addShared(l.Owner, "%s", leaseTrace(l)); o != nil {
