@@ -65,7 +65,11 @@ func (n *Network) unrecorded(p Pod, leases []Lease, dirs []string) ([]*Attachmen
 	if len(all) > 0 || !attached(p.NetNS) {
 		return all, nil
 	}
-	for _, list := range n.inForce(dirs) {
+	lists := n.inForce(dirs)
+	if len(lists) == 0 {
+		return nil, fmt.Errorf("the pod has an interface %s, and nothing says which network it is of: %w", ifName, n.missing(n.config().ConfDir, nil))
+	}
+	for _, list := range lists {
 		a, err := n.guess(p, list, ifName)
 		if err != nil {
 			return nil, err

@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
 )
 
@@ -165,5 +167,12 @@ func TestReclaimWithoutRecords(t *testing.T) {
 				t.Errorf("%s: runtimeConfig %s lacks %s", name, c.Conf["runtimeConfig"], want)
 			}
 		}
+	}
+	// Until there is a network, nothing that may be the pod's is forgotten.
+	if err := os.RemoveAll(n.confs); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.tryReclaim(p, dirs...); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "eth0") || !strings.Contains(err.Error(), n.confs+": install a network add-on") {
+		t.Errorf("without any network: %v", err)
 	}
 }
