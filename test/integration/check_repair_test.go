@@ -113,7 +113,9 @@ func harms() []harm {
 			return []string{"container " + c.id, "record on disk", "rewrite the record"}
 		}, false},
 		{"record damaged", false, true, func(t *testing.T, w *world, c victim) []string {
-			put(t, filepath.Join(w.StateRoot(), "containers", c.id, "container.json"), "{")
+			record := filepath.Join(w.StateRoot(), "containers", c.id, "container.json")
+			put(t, record, "{")
+			must(t, os.RemoveAll(record+".last")) // the server was perhaps killed before the record was on the disk
 			return []string{"container " + c.id, "cannot be read", "move the record aside"}
 		}, true},
 		{"host port element deleted", true, true, func(t *testing.T, w *world, c victim) []string {
