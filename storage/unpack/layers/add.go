@@ -61,8 +61,7 @@ func (u *Unpacker) record(layers []Addition) (added int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	elsewhere := u.elsewhere(layers)
-	records, err := lockRecords(u.store, layers[0].Parent)
+	records, err := lockRecords(u.store, layers[0].Parent, u.elsewhere(layers))
 	if err != nil {
 		return 0, err
 	}
@@ -73,7 +72,6 @@ func (u *Unpacker) record(layers []Addition) (added int, err error) {
 			u.finish(layers[i])
 		}
 	}()
-	records.know(elsewhere)
 	missing, end, gone := records.missing(layers)
 	if len(missing) == 0 {
 		return end, gone
@@ -109,10 +107,14 @@ func (u *Unpacker) record(layers []Addition) (added int, err error) {
 	return end, gone
 }
 
-// elsewhere returns those of the layers that are in other stores, which this one only reads.
+// elsewhere returns those of the layers, and of the one below them, that are in other stores, which this one only reads.
 func (u *Unpacker) elsewhere(layers []Addition) (found []*cstorage.Layer) {
+	ids := []string{layers[0].Parent}
 	for _, l := range layers {
-		if layer, err := u.store.Layer(l.ID); err == nil && layer.ReadOnly {
+		ids = append(ids, l.ID)
+	}
+	for _, id := range ids {
+		if layer, err := u.store.Layer(id); err == nil && layer.ReadOnly {
 			found = append(found, layer)
 		}
 	}

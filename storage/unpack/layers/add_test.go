@@ -196,7 +196,7 @@ func TestAddAfterKilled(t *testing.T) {
 	if err := errors.Join(err, os.MkdirAll(left, 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	if records, err = lockRecords(store, ""); err != nil {
+	if records, err = lockRecords(store, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	if records.has(layer.ID) {

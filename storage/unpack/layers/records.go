@@ -33,17 +33,19 @@ type records struct {
 // root is the root of a store in which images are.
 func root(store cstorage.Store) string { return cmp.Or(store.ImageStore(), store.GraphRoot()) }
 
-// lockRecords locks the records of a store, to which a layer above parent will be added. The error is
-// cstorage.ErrParentUnknown if the store has not got that.
-func lockRecords(store cstorage.Store, parent string) (*records, error) {
-	var other *cstorage.Layer // the parent, if it is in another store that this one reads
+// lockRecords locks the records of a store, to which a layer above parent will be added. Layers that are elsewhere, in
+// other stores, are taken for its own: they are not added again, since the driver would remove their files. The error
+// is cstorage.ErrParentUnknown if there is no such parent.
+func lockRecords(store cstorage.Store, parent string, elsewhere []*cstorage.Layer) (*records, error) {
 	for attempt := 1; ; attempt++ {
 		r, err := openRecords(store)
 		if err != nil {
 			return nil, fmt.Errorf("records of layers: %w", err)
 		}
-		if other != nil && !r.has(parent) {
-			r.maps[parent] = [2][]idtools.IDMap{other.UIDMap, other.GIDMap}
+		for _, l := range elsewhere {
+			if !r.has(l.ID) {
+				r.maps[l.ID] = [2][]idtools.IDMap{l.UIDMap, l.GIDMap}
+			}
 		}
 		if !r.incomplete && (parent == "" || r.has(parent)) {
 			return r, nil
@@ -55,14 +57,12 @@ func lockRecords(store cstorage.Store, parent string) (*records, error) {
 		if err != nil {
 			return nil, err
 		}
-		layer, err := store.Layer(parent) // the library deletes incomplete layers when it looks
+		_, err = store.Layer(parent) // the library deletes incomplete layers when it looks
 		switch {
 		case r.incomplete && attempt == 3:
 			return nil, fmt.Errorf("%s names a layer that is incomplete and could not be deleted: make room on its file system, or see the log for what keeps it", r.file)
 		case parent != "" && err != nil:
 			return nil, fmt.Errorf("layer %s: %w: %w", parent, err, cstorage.ErrParentUnknown)
-		case parent != "" && layer.ReadOnly:
-			other = layer
 		case attempt == 3:
 			return nil, fmt.Errorf("layer %s: %w", parent, cstorage.ErrParentUnknown)
 		}
@@ -127,15 +127,6 @@ func (r *records) read(file string) (text []byte, err error) {
 	}
 	text, _ = bytes.CutSuffix(bytes.TrimSpace(text), []byte("]"))
 	return text, nil
-}
-
-// know notes layers of other stores. They are not added again: the driver would remove their files.
-func (r *records) know(elsewhere []*cstorage.Layer) {
-	for _, l := range elsewhere {
-		if !r.has(l.ID) {
-			r.maps[l.ID] = [2][]idtools.IDMap{l.UIDMap, l.GIDMap}
-		}
-	}
 }
 
 // missing returns the indices of the layers to add, all below end. The error is why the layer at end cannot be
