@@ -11,6 +11,8 @@
 package inherit
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -18,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/thread"
 )
 
@@ -28,12 +31,22 @@ const Umask = 0o022
 
 // Start calls start, which starts a process, on a thread that Thread has reset.
 // The thread ends with start, so a parent death signal is possible only if
-// start waits for the process.
+// start waits for the process. Errors are those of Explain.
 func Start(start func() error) error {
-	return thread.Run(func() error {
+	return Explain(thread.Run(func() error {
 		Thread()
 		return start()
-	})
+	}))
+}
+
+// Explain returns the error of a process that could not be started: err, and as
+// fault.Exhausted, with what to do, if the kernel allows no more processes
+// (fork(2), EAGAIN).
+func Explain(err error) error {
+	if errors.Is(err, unix.EAGAIN) {
+		return fmt.Errorf("%w: the node, or a cgroup of crius, has as many processes and threads as it may have: find out which pod has them, or raise kernel.pid_max, kernel.threads-max or pids.max: %w", err, fault.Exhausted)
+	}
+	return err
 }
 
 // Thread gives the calling thread, which must be one of thread.Run's, the

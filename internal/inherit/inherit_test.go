@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/test/kit/odd"
 )
 
@@ -53,6 +54,18 @@ func serve(argv []string) error {
 		}
 	}
 	return json.NewEncoder(os.Stdout).Encode(left)
+}
+
+// The kernel says only that a resource is temporarily unavailable.
+func TestStartWithoutRoom(t *testing.T) {
+	t.Parallel()
+	full := &os.PathError{Op: "fork/exec", Path: "/usr/sbin/runc", Err: syscall.EAGAIN}
+	if err := Start(func() error { return full }); !errors.Is(err, fault.Exhausted) || !errors.Is(err, syscall.EAGAIN) || !strings.Contains(err.Error(), "pids.max") {
+		t.Error(err)
+	}
+	if err := Start(func() error { return syscall.ENOENT }); !errors.Is(err, syscall.ENOENT) || errors.Is(err, fault.Exhausted) {
+		t.Error(err)
+	}
 }
 
 // inherited returns what a process started by a server inherits, and what the

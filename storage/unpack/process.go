@@ -25,6 +25,7 @@ import (
 
 	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/inherit"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/race"
 	"github.com/crius-run/crius/internal/thread"
@@ -181,7 +182,7 @@ func (w *process) start() error {
 func (w *process) runConfined(started chan<- error) error {
 	err := confine(w.Writable)
 	if err == nil {
-		err = w.cmd.Start()
+		err = inherit.Explain(w.cmd.Start())
 	}
 	started <- err
 	if err != nil {
