@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
@@ -39,6 +40,39 @@ func (a *Attachment) readdress(netNS string) error {
 			if i := ip.Interface; i == nil || *i >= 0 && *i < len(r.Interfaces) && r.Interfaces[*i].Name == a.Interface && r.Interfaces[*i].Sandbox != "" {
 				errs = append(errs, addAddress(a.Interface, ip.Address))
 			}
+		}
+		return nil
+	})
+	return errors.Join(append(errs, err)...)
+}
+
+// readdressLost is readdress for a pod without a record, which may have its own
+// kernel. Where the result of ADD is lost as well, the leases have the addresses.
+func (a *Attachment) readdressLost(p Pod, leases []Lease) error {
+	netNS := a.netNS(p)
+	if netNS == "" {
+		return nil
+	}
+	errs := []error{a.readdress(netNS)}
+	err := ns.Do(netNS, func() error {
+		link, err := linkIndex(a.Interface)
+		if errors.Is(err, errNoLink) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		here, err := addressesOn(link)
+		if err != nil {
+			return err
+		}
+		for _, l := range leases {
+			ip, err := netip.ParseAddr(l.Address)
+			if err != nil || l.Network != a.Network || here.has(ip) {
+				continue
+			}
+			bits := ip.BitLen() // the mask is not known, and plugins do not need it
+			errs = append(errs, addAddress(a.Interface, net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(bits, bits)}))
 		}
 		return nil
 	})

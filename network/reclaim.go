@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 
 	"github.com/containernetworking/cni/libcni"
@@ -29,6 +30,9 @@ func (n *Network) Reclaim(ctx context.Context, p Pod, leases []Lease, dirs []str
 	}
 	var errs []error
 	for _, a := range attachments {
+		if err := a.readdressLost(p, leases); err != nil { // most pods have theirs
+			slog.WarnContext(ctx, "addresses of a pod without a record not put back on its interface, rules of plugins may stay", "pod", p.ID, "err", err)
+		}
 		errs = append(errs, n.Detach(ctx, p, a))
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -117,6 +121,9 @@ func (n *Network) cached(p Pod) []*Attachment {
 			if a.Capabilities[name], err = json.Marshal(value); err != nil {
 				delete(a.Capabilities, name)
 			}
+		}
+		if result, err := n.cni(p).GetNetworkListCachedResult(list, a.runtimeConf(p, "")); err == nil && result != nil {
+			a.Result, _ = encode(result, list.CNIVersion)
 		}
 		all = append(all, a)
 	}

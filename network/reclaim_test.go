@@ -53,6 +53,21 @@ func TestReclaim(t *testing.T) {
 				}
 			}
 		},
+		"the addresses, taken by the pod's own kernel": flush,
+		"the addresses, and the lease": func(n *node, p Pod) {
+			flush(n, p)
+			for _, lease := range n.leased() {
+				if err := os.Remove(filepath.Join(n.leases, "pods", lease)); err != nil {
+					n.Fatal(err)
+				}
+			}
+		},
+		"the addresses, and libcni's record": func(n *node, p Pod) {
+			flush(n, p)
+			if err := os.RemoveAll(p.CacheDir); err != nil {
+				n.Fatal(err)
+			}
+		},
 		"libcni's record and the lease": func(n *node, p Pod) {
 			for _, lease := range n.leased() {
 				if err := os.Remove(filepath.Join(n.leases, "pods", lease)); err != nil {
@@ -83,6 +98,14 @@ func TestReclaim(t *testing.T) {
 				t.Errorf("left: %q", left)
 			}
 		})
+	}
+}
+
+// flush removes the addresses from the pod's interface.
+func flush(n *node, p Pod) {
+	n.Helper()
+	if err := ns.Do(p.NetNS, func() error { return exec.Command("ip", "addr", "flush", "dev", "eth0").Run() }); err != nil {
+		n.Fatal(err)
 	}
 }
 
