@@ -290,6 +290,7 @@ func (r *recovery) sweepWithoutRecord(ctx context.Context, orphans []string, kno
 	if err != nil {
 		slog.WarnContext(ctx, "cannot look for everything that has no record; see crius check", "err", err)
 	}
+	maps.DeleteFunc(left, func(id string, _ func(context.Context) error) bool { return known(id) }) // its teardown has ended just now
 	for _, id := range slices.Sorted(maps.Keys(left)) {
 		r.engine.counters.leftovers.Add(1)
 		slog.WarnContext(ctx, "removing orphan: it has no record", "id", id)

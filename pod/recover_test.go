@@ -18,6 +18,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/view"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // views returns everything that readers see, by id.
@@ -304,6 +305,32 @@ func TestSweepDoesNotReachThroughMounts(t *testing.T) {
 	b.engine()
 	if _, err := os.Stat(kept); err != nil {
 		t.Errorf("deleted through a mount: %v", err)
+	}
+	b.nothingLeft()
+}
+
+// A pod that is torn down while the start looks for what has no record had one: it is no orphan.
+func TestTornDownPodIsNoOrphan(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	b.close(e)
+	rewrite(t, e.records.Pods, pod, func(r *records.Pod) { r.Phase = records.Creating })
+	teardown, search := make(chan struct{}), make(chan struct{})
+	before := b.node.count("leases")
+	b.node.set(func() { b.node.block["detach"], b.node.block["leases"] = teardown, search })
+	e = b.unrecovered()
+	recovered := make(chan error, 1)
+	go func() { recovered <- e.Recover(t.Context()) }()
+	wait.For(t, "the search to be under way", func() bool { return b.node.count("leases") > before })
+	close(teardown)
+	b.awaitCleanups(e)
+	close(search)
+	if err := <-recovered; err != nil {
+		t.Fatal(err)
+	}
+	if n := e.counters.leftovers.Load(); n != 0 || b.node.count("reclaim") != 0 {
+		t.Errorf("%d orphans, network released %d times", n, b.node.count("reclaim"))
 	}
 	b.nothingLeft()
 }
