@@ -46,6 +46,10 @@ func TestIndexesAsPeopleMakeThem(t *testing.T) {
 		return func(d *imagespec.Descriptor) { d.Platform = &p }
 	}
 	foreign := build(t, image.Image{Layers: []image.Layer{layer(t, image.Text("file", "riscv"))}, Platform: imagespec.Platform{OS: "linux", Architecture: "riscv64"}})
+	windows := made{
+		config:   altered(plainConfig, `"linux"`, `"windows"`),
+		manifest: altered(plainManifest, `"size":SIZE`, `"size":SIZE,"urls":["https://elsewhere.example/layer"]`),
+	}.artifact(layer(t, image.Text("file", "windows")))
 	other := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
 	first := map[string]string{"amd64": "v1", "arm64": "v8"}[runtime.GOARCH]
 	for name, of := range map[string]func(a *image.Artifact) *image.Artifact{
@@ -77,6 +81,9 @@ func TestIndexesAsPeopleMakeThem(t *testing.T) {
 		},
 		"no platforms, the configs decide (ocidir-rs#73)": func(a *image.Artifact) *image.Artifact {
 			return edited(t, index(t, foreign, a, foreign), noPlatform)
+		},
+		"no platforms, another with layers from elsewhere": func(a *image.Artifact) *image.Artifact {
+			return edited(t, index(t, windows, a), noPlatform)
 		},
 		"no platforms, nested": func(a *image.Artifact) *image.Artifact {
 			return edited(t, index(t, edited(t, index(t, foreign), noPlatform), edited(t, index(t, foreign, a), noPlatform)), noPlatform)

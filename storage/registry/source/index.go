@@ -219,7 +219,7 @@ func (f *search) configIsForThis(ctx context.Context, document Document) (bool, 
 	if err != nil || isSchema1(parsed) || isArtifact(parsed) { // inspect says what is wrong with it
 		return true, nil //nolint:nilerr // see above
 	}
-	if err := inspectManifest(parsed); err != nil {
+	if err := inspectConfigInfo(parsed); err != nil {
 		return false, err
 	}
 	if err := f.image.readConfig(ctx, parsed.ConfigInfo()); err != nil {

@@ -135,13 +135,8 @@ func inspectManifest(m manifest.Manifest) error {
 	if len(layers) > limit {
 		return fmt.Errorf("image manifest: it has %d layers, more than %d; rebuild the image with fewer: %w", len(layers), limit, fault.Invalid)
 	}
-	if config := m.ConfigInfo(); !isSchema1(m) {
-		if err := config.Digest.Validate(); err != nil {
-			return fmt.Errorf("image manifest: config digest %q: %w: %w", config.Digest, err, fault.Invalid)
-		}
-		if len(config.URLs) > 0 {
-			return fmt.Errorf("image manifest: the config would have to be fetched from the foreign URL %q, but crius fetches only from the image's registry: %w", config.URLs[0], fault.Invalid)
-		}
+	if err := inspectConfigInfo(m); err != nil {
+		return err
 	}
 	for i, layer := range layers {
 		if err := layer.Digest.Validate(); err != nil {
@@ -153,6 +148,21 @@ func inspectManifest(m manifest.Manifest) error {
 		if len(layer.URLs) > 0 {
 			return fmt.Errorf("image manifest: layer %d is a foreign layer from %q, but crius fetches only from the image's registry: %w", i, layer.URLs[0], fault.Invalid)
 		}
+	}
+	return nil
+}
+
+// inspectConfigInfo refuses a config with an invalid digest, or on a server of the image's choice.
+func inspectConfigInfo(m manifest.Manifest) error {
+	if isSchema1(m) {
+		return nil
+	}
+	config := m.ConfigInfo()
+	if err := config.Digest.Validate(); err != nil {
+		return fmt.Errorf("image manifest: config digest %q: %w: %w", config.Digest, err, fault.Invalid)
+	}
+	if len(config.URLs) > 0 {
+		return fmt.Errorf("image manifest: the config would have to be fetched from the foreign URL %q, but crius fetches only from the image's registry: %w", config.URLs[0], fault.Invalid)
 	}
 	return nil
 }
