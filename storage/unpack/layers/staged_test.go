@@ -54,11 +54,19 @@ func TestUnpackingWhileOtherProgramsEnd(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	var begun []string
+	halfway := during(func() {
+		begun, _ = filepath.Glob(filepath.Join(store.GraphRoot(), "overlay", StagingPlace, "*", "dir", "file*"))
+		podman()
+	})
 	half := iotest.OneByteReader(bytes.NewReader(content[:len(content)/2]))
 	rest := bytes.NewReader(content[len(content)/2:])
-	s, err := u.Stage(t.Context(), io.MultiReader(half, during(podman), rest), nil)
+	s, err := u.Stage(t.Context(), io.MultiReader(half, halfway, rest), nil)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if len(begun) == 0 {
+		t.Error("nothing was unpacked halfway")
 	}
 	podman()
 	diff := digest.FromBytes(content)
@@ -77,11 +85,16 @@ func TestUnpackingWhileOtherProgramsEnd(t *testing.T) {
 	}
 }
 
-// during does something between two readers.
+// during does something between two readers, on another thread: the one that unpacks a layer has the layer as its root.
 type during func()
 
 func (f during) Read([]byte) (int, error) {
-	f()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	<-done
 	return 0, io.EOF
 }
 
