@@ -386,6 +386,8 @@ func (c *content) Read(p []byte) (int, error) {
 		if failed := c.check(); failed != nil {
 			err = failed
 		}
+	case errors.Is(err, io.ErrUnexpectedEOF) && c.check() == nil: // what follows a gzip member may be shorter than a header
+		err = io.EOF
 	case err != nil:
 		c.failed = err
 	}

@@ -106,6 +106,8 @@ func TestContent(t *testing.T) {
 		"not compressed": {text, digest.FromString(text), nil, nil},
 		"other content":  {packed.String(), digest.FromString("else"), nil, fault.Invalid},
 		"other blob":     {packed.String(), digest.FromString(text), broken, broken},
+		"newline behind": {packed.String() + "\n", digest.FromString(text), nil, nil},
+		"no trailer":     {packed.String()[:packed.Len()-8], digest.FromString(text), nil, nil}, // its digest says that it is whole
 		"cut":            {packed.String()[:packed.Len()/2], digest.FromString(text), nil, io.ErrUnexpectedEOF},
 	} {
 		s := &step{Layer: Layer{DiffID: test.diffID}, blob: newSpool(t.TempDir())}
