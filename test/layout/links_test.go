@@ -42,7 +42,7 @@ func TestShimMonitorStaysSmall(t *testing.T) {
 // unpackerLinks are what crius-unpack may link: containers/storage with its
 // dependencies, and what names layers. It is started once per image.
 var unpackerLinks = []string{
-	module + "cmd/crius-unpack", module + "storage/unpack/worker", module + "storage/unpack/wire", module + "storage/unpack/extract", module + "storage/unpack/layers", module + "storage/diskusage", module + "storage/idlists", module + "storage/frames", module + "storage/liblog",
+	module + "cmd/crius-unpack", module + "storage/unpack/worker", module + "storage/unpack/wire", module + "storage/unpack/extract", module + "storage/unpack/gunzip", module + "storage/unpack/layers", module + "storage/diskusage", module + "storage/idlists", module + "storage/frames", module + "storage/liblog",
 	module + "internal",
 	"go.podman.io/storage", "golang.org/x/sys", "golang.org/x/sync", "github.com/opencontainers", "github.com/sirupsen/logrus",
 	"github.com/klauspost", "github.com/ulikunitz/xz", "github.com/vbatts/tar-split",

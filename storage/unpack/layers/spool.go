@@ -10,12 +10,12 @@ import (
 	"sync"
 
 	"github.com/klauspost/compress/zstd"
-	"github.com/klauspost/pgzip"
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/storage/pkg/archive"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/frames"
+	"github.com/crius-run/crius/storage/unpack/gunzip"
 )
 
 // spool is a blob that is read while it comes. It is in a file that the server writes, or in a file
@@ -197,7 +197,7 @@ func decompress(blob io.Reader, large func() (done func(), err error)) (io.ReadC
 	first, _ := reader.Peek(frames.MagicSize) // an error comes back with the next read
 	switch {
 	case archive.DetectCompression(first) == archive.Gzip:
-		return ungzip(reader)
+		return gunzip.NewReader(reader), nil
 	case frames.Begin(first):
 		return unzstd(reader, large)
 	}
@@ -322,57 +322,6 @@ func (u *unzstded) Close() error {
 	return nil
 }
 
-// gunzip is decompressed gzip. What follows its last member and is none, such as padding, is read and ignored, as by
-// gzip and pigz: by its digest the content is whole or not.
-type gunzip struct {
-	unpacked *pgzip.Reader
-	blob     io.Reader
-	whole    bool // it was read to its end
-}
-
-// inflaters are readers of gzip that were read to their end. Their buffers cost more than a small layer.
-var inflaters sync.Pool
-
-// ungzip decompresses gzip.
-func ungzip(blob io.Reader) (io.ReadCloser, error) {
-	const buffer, buffers = 128 << 10, 4
-	var err error
-	unpacked, again := inflaters.Get().(*pgzip.Reader)
-	if again {
-		err = unpacked.Reset(blob)
-	} else {
-		unpacked, err = pgzip.NewReaderN(blob, buffer, buffers)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return &gunzip{unpacked: unpacked, blob: blob}, nil
-}
-
-// Read implements io.Reader.
-func (g *gunzip) Read(p []byte) (int, error) {
-	n, err := g.unpacked.Read(p)
-	switch {
-	case errors.Is(err, io.EOF):
-		g.whole = true
-	case errors.Is(err, pgzip.ErrHeader): // not of the first member
-		if _, err = io.Copy(io.Discard, g.blob); err == nil {
-			err = io.EOF
-		}
-	}
-	return n, err
-}
-
-// Close implements io.Closer. Read has returned any error of the blob. A reader that was stopped midway
-// cannot be used again.
-func (g *gunzip) Close() error {
-	_ = g.unpacked.Close()
-	if g.whole {
-		inflaters.Put(g.unpacked)
-	}
-	return nil
-}
-
 // Read implements io.Reader.
 func (c *content) Read(p []byte) (int, error) {
 	if c.ctx.Err() != nil {
@@ -386,7 +335,7 @@ func (c *content) Read(p []byte) (int, error) {
 		if failed := c.check(); failed != nil {
 			err = failed
 		}
-	case errors.Is(err, io.ErrUnexpectedEOF) && c.check() == nil: // what follows a gzip member may be shorter than a header
+	case errors.Is(err, io.ErrUnexpectedEOF) && c.check() == nil: // of gzip, whose trailer may be all that is missing
 		err = io.EOF
 	case err != nil:
 		c.failed = err
