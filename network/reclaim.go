@@ -7,9 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/utils"
 
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/network/hostport"
@@ -106,6 +109,7 @@ func (n *Network) guess(p Pod, list *libcni.NetworkConfigList, link string) (*At
 // cached returns the attachments of which libcni has a readable record in the
 // pod's cache directory, where DEL also finds the result of the ADD.
 func (n *Network) cached(p Pod) []*Attachment {
+	dropUnreadable(filepath.Join(p.CacheDir, "results"))
 	records, err := n.cni(p).GetCachedAttachments(p.ID)
 	if err != nil {
 		return nil // like a damaged one
@@ -113,7 +117,7 @@ func (n *Network) cached(p Pod) []*Attachment {
 	var all []*Attachment
 	for _, r := range records {
 		list, err := parse(r.Config)
-		if err != nil {
+		if err != nil || utils.ValidateInterfaceName(r.IfName) != nil { // plugins would refuse it at each retry
 			continue
 		}
 		a := &Attachment{Network: r.Network, Interface: r.IfName, Conf: list.Bytes, Args: r.CniArgs, Capabilities: map[string]json.RawMessage{}}
@@ -128,6 +132,24 @@ func (n *Network) cached(p Pod) []*Attachment {
 		all = append(all, a)
 	}
 	return all
+}
+
+// maxRecord is far above what libcni records of an attachment, in bytes.
+const maxRecord = 4 << 20
+
+// dropUnreadable deletes from a directory of libcni's records what libcni would
+// wait for, such as a named pipe, or could not keep in memory: it reads whatever
+// is there, at DEL as well. Links are not followed.
+func dropUnreadable(dir string) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return // neither can libcni
+	}
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil && (!info.Mode().IsRegular() || info.Size() > maxRecord) {
+			_ = os.Remove(filepath.Join(dir, e.Name())) // of a directory, which libcni does not read, only if it is empty
+		}
+	}
 }
 
 // attached reports whether a network namespace has the interface of a pod.

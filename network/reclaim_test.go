@@ -1,6 +1,7 @@
 package network
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -49,6 +51,32 @@ func TestReclaim(t *testing.T) {
 		"the content of libcni's record": func(n *node, p Pod) {
 			for _, text := range n.records(p) {
 				if err := os.Truncate(text, 10); err != nil {
+					n.Fatal(err)
+				}
+			}
+		},
+		"libcni's record, a named pipe now": func(n *node, p Pod) {
+			for _, record := range n.records(p) {
+				if err := errors.Join(os.Remove(record), unix.Mkfifo(record, 0o600)); err != nil {
+					n.Fatal(err)
+				}
+			}
+		},
+		"libcni's record, larger than the memory": func(n *node, p Pod) {
+			for _, record := range n.records(p) {
+				if err := os.Truncate(record, 1<<40); err != nil {
+					n.Fatal(err)
+				}
+			}
+		},
+		"the interface in libcni's record": func(n *node, p Pod) {
+			for _, record := range n.records(p) {
+				text, err := os.ReadFile(record)
+				if err == nil {
+					text = bytes.ReplaceAll(text, []byte(`"ifName":"eth0"`), []byte(`"ifName":"../eth0"`))
+					err = os.WriteFile(record, text, 0o600)
+				}
+				if err != nil {
 					n.Fatal(err)
 				}
 			}
