@@ -62,7 +62,7 @@ func advice(registry string, err error, kinds []error, login string) string {
 		return fmt.Sprintf("the token for %s has a line break or the like in it, and cannot be sent: correct the pull secret, or see the log of the server of tokens", placeOf(err, registry).host)
 	case is(fault.Unavailable):
 		return unavailable(placeOf(err, registry), err)
-	case is(fault.Exhausted):
+	case fault.DiskFull(err): // other errors of fault.Exhausted say what is used up
 		return "free space in the image store"
 	case errors.Is(err, unix.EROFS), errors.Is(err, unix.EIO):
 		return "check the disk of the image store: the kernel log says what is wrong with it"

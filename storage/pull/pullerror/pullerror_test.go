@@ -105,6 +105,7 @@ func TestAdvice(t *testing.T) {
 		{&os.PathError{Op: "open", Path: "/x", Err: unix.EROFS}, advices[10]},
 		{&os.PathError{Op: "write", Path: "/x", Err: unix.EIO}, advices[10]},
 		{&os.PathError{Op: "write", Path: "/x", Err: unix.ENOSPC}, advices[11]},
+		{fmt.Errorf("no process can be started: %w", fault.Exhausted), ""},
 		{fmt.Errorf("%w: %w", ErrWorkerDied, fault.Unavailable), ""},
 		{fmt.Errorf("%w: %w", trust.ErrSignature, fault.Denied), ""},
 	} {
