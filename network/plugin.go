@@ -130,6 +130,9 @@ func run(ctx context.Context, path string, stdin []byte, env []string) ([]byte, 
 		}
 		return stdout.Bytes(), nil
 	}
+	if err := inherit.ExplainOutput(err, stderr.Begin()+string(stdout.Bytes())); errors.Is(err, fault.Exhausted) { // also of a plugin that it has run
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
 	var status *exec.ExitError
 	if !errors.As(err, &status) {
 		return nil, fmt.Errorf("%s: %w", name, err)

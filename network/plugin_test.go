@@ -104,6 +104,8 @@ func TestHostilePlugins(t *testing.T) {
 		"wants a retry":                       {`echo '{"code": 11, "msg": "agent starting"}'; exit 1`, "agent starting", fault.Unavailable},
 		"long message":                        {`printf '{"code": 5, "msg": "'; head -c 900000 /dev/zero | tr '\0' m; echo '"}'; exit 1`, "mmm", nil},
 		"not a program":                       {"", "exec format error", nil},
+		"no room for its threads":             {`echo "runtime/cgo: pthread_create failed: Resource temporarily unavailable" >&2; head -c 9000 /dev/zero | tr '\0' 0 >&2; exit 2`, "pids.max", fault.Exhausted},
+		"no room for another plugin":          {`echo '{"code": 999, "msg": "fork/exec /opt/cni/bin/host-local: resource temporarily unavailable"}'; exit 1`, "pids.max", fault.Exhausted},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -53,6 +53,9 @@ func (c command) run(ctx context.Context) ([]byte, error) {
 		if ctx.Err() != nil {
 			err = timeoutError(context.Cause(ctx))
 		}
+		if err := inherit.ExplainOutput(err, diag.Begin()); errors.Is(err, fault.Exhausted) {
+			return nil, err
+		}
 		return nil, describe(err, diag.String())
 	}
 	return out.Bytes(), nil

@@ -36,6 +36,11 @@ func TestCommand(t *testing.T) {
 	if !errors.As(err, &exit) || exit.ExitCode() != 3 || !strings.HasSuffix(err.Error(), ": why it failed") {
 		t.Errorf("%v", err)
 	}
+	const crash = "echo 'runtime: failed to create new OS thread (have 5 already; errno=11)' >&2; head -c 9000 /dev/zero | tr '\\0' 0 >&2; exit 2"
+	_, err = command{argv: []string{"/bin/sh", "-c", crash}}.run(t.Context())
+	if !errors.Is(err, fault.Exhausted) || !strings.Contains(err.Error(), "pids.max") || strings.Contains(err.Error(), "0000") {
+		t.Errorf("no room for threads: %v", err)
+	}
 	out, err = command{argv: []string{"/bin/sh", "-c", "head -c 10000000 /dev/zero"}}.run(t.Context())
 	if len(out) != maxOutput || err != nil {
 		t.Errorf("flood: kept %d, %v", len(out), err)

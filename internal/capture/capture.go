@@ -57,11 +57,16 @@ func (h *Head) Bytes() []byte { return h.kept }
 type Tail struct {
 	Max int
 
-	kept []byte
+	first []byte
+	kept  []byte
 }
+
+// maxBegin is enough for what a program that crashes says before its stack.
+const maxBegin = 256
 
 // Write always takes all of p.
 func (t *Tail) Write(p []byte) (int, error) {
+	t.first = append(t.first, p[:min(len(p), maxBegin-len(t.first))]...)
 	t.kept = append(t.kept, p[max(0, len(p)-t.Max):]...)
 	if over := len(t.kept) - t.Max; over > 0 {
 		t.kept = append(t.kept[:0], t.kept[over:]...)
@@ -76,6 +81,9 @@ func (t *Tail) ReadFrom(r io.Reader) (int64, error) { return through(t, r) }
 func (t *Tail) String() string {
 	return strings.TrimSpace(strings.ToValidUTF8(string(t.kept), "\uFFFD"))
 }
+
+// Begin returns the first bytes that were written, whether they have been kept or not.
+func (t *Tail) Begin() string { return string(t.first) }
 
 // through copies from r to w through a small buffer, large enough for the
 // output of most programs.

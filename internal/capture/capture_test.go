@@ -94,12 +94,15 @@ func TestTail(t *testing.T) {
 				t.Errorf("%q: %d, %v", part, n, err)
 			}
 		}
+		if begin := strings.Join(c.parts, ""); end.Begin() != begin {
+			t.Errorf("%q: begins with %q", c.parts, end.Begin())
+		}
 		if got := fmt.Sprint(end); got != c.want {
 			t.Errorf("%q: kept %q, want %q", c.parts, got, c.want)
 		}
 	}
 	flood := &Tail{Max: 2000}
-	if _, err := io.Copy(flood, strings.NewReader(strings.Repeat("x", 1<<20)+"the end")); err != nil || cap(flood.kept) > 8000 || !strings.HasSuffix(flood.String(), "xthe end") {
+	if _, err := io.Copy(flood, strings.NewReader(strings.Repeat("x", 1<<20)+"the end")); err != nil || len(flood.Begin()) != maxBegin || cap(flood.kept) > 8000 || !strings.HasSuffix(flood.String(), "xthe end") {
 		t.Errorf("%d bytes for %d, %v", cap(flood.kept), flood.Max, err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -44,9 +45,28 @@ func Start(start func() error) error {
 // (fork(2), EAGAIN).
 func Explain(err error) error {
 	if errors.Is(err, unix.EAGAIN) {
-		return fmt.Errorf("%w: the node, or a cgroup of crius, has as many processes and threads as it may have: find out which pod has them, or raise kernel.pid_max, kernel.threads-max or pids.max: %w", err, fault.Exhausted)
+		return crowded(err)
 	}
 	return err
+}
+
+// withoutRoom matches what programs say if the kernel allows them no more
+// processes or threads: Go's runtime, also with cgo, and Go programs that start
+// others.
+var withoutRoom = regexp.MustCompile(`failed to create new OS thread \(have \d+ already; errno=11\)|pthread_create failed: Resource temporarily unavailable|fork/exec [^\s:]+: resource temporarily unavailable`)
+
+// ExplainOutput is Explain for a program that started and failed with err,
+// having said something: it may have got no room for its own threads and
+// processes. The error has the words that say so and no stack.
+func ExplainOutput(err error, said string) error {
+	if words := withoutRoom.FindString(said); words != "" && err != nil {
+		return crowded(fmt.Errorf("%w: %s", err, words))
+	}
+	return err
+}
+
+func crowded(err error) error {
+	return fmt.Errorf("%w: the node, or a cgroup of crius, has as many processes and threads as it may have: find out which pod has them, or raise kernel.pid_max, kernel.threads-max or pids.max: %w", err, fault.Exhausted)
 }
 
 // Thread gives the calling thread, which must be one of thread.Run's, the

@@ -68,6 +68,28 @@ func TestStartWithoutRoom(t *testing.T) {
 	}
 }
 
+// Most programs start and then fail, since they need threads.
+func TestProgramWithoutRoom(t *testing.T) {
+	t.Parallel()
+	failed := errors.New("exit status 2")
+	for said, want := range map[string]bool{
+		"runtime: failed to create new OS thread (have 5 already; errno=11)\nruntime: may need to increase max user processes (ulimit -u)\nfatal error: newosproc\n": true,
+		"runtime/cgo: pthread_create failed: Resource temporarily unavailable\nSIGABRT: abort\n":                                                                     true,
+		`{"code": 999, "msg": "netplugin failed with no error message: fork/exec /usr/lib/cni/host-local: resource temporarily unavailable"}`:                        true,
+		"runtime: failed to create new OS thread (have 5 already; errno=12)\n":                                                                                       false,
+		"read unix @: resource temporarily unavailable":                                                                                                              false,
+		"": false,
+	} {
+		err := ExplainOutput(failed, said)
+		if !errors.Is(err, failed) || errors.Is(err, fault.Exhausted) != want || strings.Contains(err.Error(), "pids.max") != want || strings.Contains(err.Error(), "SIGABRT") {
+			t.Errorf("%q: %v", said, err)
+		}
+		if err := ExplainOutput(nil, said); err != nil {
+			t.Errorf("a program that has not failed: %v", err)
+		}
+	}
+}
+
 // inherited returns what a process started by a server inherits, and what the
 // server reports as not reset. prepared are shell commands that run before the
 // server starts.

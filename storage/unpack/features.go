@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -14,6 +15,8 @@ import (
 	"go.podman.io/storage/types"
 
 	"github.com/crius-run/crius/internal/capture"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/inherit"
 	"github.com/crius-run/crius/storage/pull/pullerror"
 )
 
@@ -42,7 +45,10 @@ func (f *Features) Find(ctx context.Context, options types.StoreOptions) error {
 	said := &capture.Head{Max: 4 << 10}
 	cmd := reexec.CommandContext(ctx, featuresName)
 	cmd.Stdin, cmd.Stderr = bytes.NewReader(order), said
-	if err := cmd.Run(); err != nil {
+	if err := inherit.Explain(cmd.Run()); err != nil {
+		if err := inherit.ExplainOutput(err, string(said.Bytes())); errors.Is(err, fault.Exhausted) {
+			return fmt.Errorf("detect overlay features: %w", err)
+		}
 		return fmt.Errorf("detect overlay features: %w: %s", err, strings.TrimSpace(pullerror.Redact(string(said.Bytes()))))
 	}
 	f.found = true

@@ -109,7 +109,9 @@ func (t Task) order() wire.Order {
 // run has a worker carry out an order and returns its last message.
 func (t Task) run(ctx context.Context, cmd *exec.Cmd, order any) (last wire.Message, err error) {
 	w := &process{Task: t, cmd: cmd, blobs: t.Source.Blobs()}
-	if err := w.start(); err != nil {
+	if err := w.start(); errors.Is(err, fault.Exhausted) {
+		return last, fmt.Errorf("start pull worker: %w", err)
+	} else if err != nil {
 		return last, fmt.Errorf("start pull worker %s (if that goes on, install crius again and restart it): %w", cmd.Args[0], err)
 	}
 	return w.run(ctx, order)
@@ -404,6 +406,9 @@ func (w *process) died(ctx context.Context, ended error) error {
 	said := string(w.stderr.Bytes())
 	if ctx.Err() == nil {
 		slog.WarnContext(ctx, "pull worker died", "err", ended, "stderr", pullerror.Redact(said))
+	}
+	if err := inherit.ExplainOutput(ended, said); errors.Is(err, fault.Exhausted) {
+		return fmt.Errorf("%w: %w", pullerror.ErrWorkerDied, err)
 	}
 	if outOfMemory.MatchString(said) {
 		return fmt.Errorf("%w: its layers take more than %d MiB of memory to unpack: %w", pullerror.ErrWorkerDied, memory>>20, fault.Invalid)

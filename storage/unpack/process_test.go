@@ -165,6 +165,21 @@ func TestWorkerDiesEarly(t *testing.T) {
 	}
 }
 
+// A worker that gets no thread says so, and not that the image needs too much memory.
+func TestWorkerWithoutThreads(t *testing.T) {
+	t.Parallel()
+	ended := errors.New("exit status 2")
+	for _, said := range []string{"runtime: failed to create new OS thread (have 5 already; errno=11)\n", "runtime/cgo: pthread_create failed: Resource temporarily unavailable\n"} {
+		w := &process{}
+		w.stderr.Max = len(said)
+		_, _ = io.WriteString(&w.stderr, said) // never fails
+		err := w.died(t.Context(), ended)
+		if !errors.Is(err, pullerror.ErrWorkerDied) || !errors.Is(err, fault.Exhausted) || errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "pids.max") {
+			t.Errorf("%q: %v", said, err)
+		}
+	}
+}
+
 // diesOnTheWay waits for a process to arrive, which has been killed.
 func diesOnTheWay(ctx context.Context, pid int) error {
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
