@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/wait"
 )
@@ -45,6 +47,33 @@ func TestNamesAreBytes_storage_1878(t *testing.T) {
 		n.remove(img.ID)
 	}
 	n.empty()
+}
+
+// What only has the name of a staging directory stops no sweep, and nothing is deleted or waited for through it.
+func TestPosingStagedLayers(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	elsewhere := t.TempDir()
+	precious := filepath.Join(elsewhere, "dir")
+	ok(t, os.WriteFile(precious, []byte("x"), 0o600))
+	place := filepath.Join(n.cfg.Root, "overlay/tempdirs/crius-unpack-")
+	ok(t, os.MkdirAll(place+"1/dir", 0o700))
+	ok(t, os.Symlink(elsewhere, place+"2"))
+	ok(t, os.WriteFile(place+"3", nil, 0o600))
+	ok(t, os.MkdirAll(place+"4/dir", 0o700))
+	ok(t, unix.Mkfifo(place+"4/staging.lock", 0o600))
+	ok(t, os.MkdirAll(place+"5/dir", 0o700))
+	ok(t, os.Symlink("/dev/tty", place+"5/staging.lock"))
+	bad := build(t, image.Image{Layers: []image.Layer{image.RawLayer(make([]byte, 700))}})
+	if _, err := n.Pull(testContext(t), PullRequest{Image: serve(t, "app", "1", bad).Addr() + "/app:1"}); err == nil {
+		t.Fatal("half a tar was pulled")
+	}
+	wait.For(t, "the directories to be deleted", func() bool { return len(n.entries("root/overlay/tempdirs")) == 2 })
+	for _, kept := range []string{precious, place + "2", place + "3"} {
+		if _, err := os.Lstat(kept); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // A worker that dies while it unpacks a layer with such names leaves no files for good.

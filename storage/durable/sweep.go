@@ -157,8 +157,12 @@ func (d *Leftovers) sweepStaged() error {
 }
 
 // inUse reports whether a worker may need a staging directory. It deletes one in which nothing has
-// been unpacked and which is not locked: a worker that has just made it makes another.
+// been unpacked and which is not locked: a worker that has just made it makes another. What is no
+// directory, such as a link, no worker has made: it is left alone.
 func inUse(dir string) (bool, error) {
+	if st, err := os.Lstat(dir); err == nil && !st.IsDir() {
+		return true, nil
+	}
 	lock, files := filepath.Join(dir, layers.StagingLock), filepath.Join(dir, "dir")
 	used, err := locked(lock)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -175,8 +179,12 @@ func inUse(dir string) (bool, error) {
 	return used, err
 }
 
-// locked reports whether another process has a lock on a file.
+// locked reports whether another process has a lock on a file. It opens nothing but a regular file: to open
+// a named pipe waits for its other end.
 func locked(file string) (bool, error) {
+	if st, err := os.Lstat(file); err != nil || !st.Mode().IsRegular() {
+		return false, err
+	}
 	f, err := os.Open(file)
 	if err != nil {
 		return false, err
