@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/utils"
@@ -109,7 +110,7 @@ func (n *Network) guess(p Pod, list *libcni.NetworkConfigList, link string) (*At
 // cached returns the attachments of which libcni has a readable record in the
 // pod's cache directory, where DEL also finds the result of the ADD.
 func (n *Network) cached(p Pod) []*Attachment {
-	dropUnreadable(filepath.Join(p.CacheDir, "results"))
+	p.dropUnreadable()
 	records, err := n.cni(p).GetCachedAttachments(p.ID)
 	if err != nil {
 		return nil // like a damaged one
@@ -137,15 +138,19 @@ func (n *Network) cached(p Pod) []*Attachment {
 // maxRecord is far above what libcni records of an attachment, in bytes.
 const maxRecord = 4 << 20
 
-// dropUnreadable deletes from a directory of libcni's records what libcni would
-// wait for, such as a named pipe, or could not keep in memory: it reads whatever
-// is there, at DEL as well. Links are not followed.
-func dropUnreadable(dir string) {
+// dropUnreadable deletes libcni's records of the pod for which libcni would
+// wait, such as a named pipe, or which it could not keep in memory: it reads
+// whatever is there, at DEL as well. Links are not followed.
+func (p Pod) dropUnreadable() {
+	dir := filepath.Join(p.CacheDir, "results")
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return // neither can libcni
 	}
 	for _, e := range entries {
+		if !strings.Contains(e.Name(), p.ID) {
+			continue
+		}
 		if info, err := e.Info(); err == nil && (!info.Mode().IsRegular() || info.Size() > maxRecord) {
 			_ = os.Remove(filepath.Join(dir, e.Name())) // of a directory, which libcni does not read, only if it is empty
 		}
