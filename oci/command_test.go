@@ -47,6 +47,17 @@ func TestCommand(t *testing.T) {
 	}
 }
 
+// A runtime that gets no threads is the fault of nobody in the pod.
+func TestExecWithoutRoomForTheRuntime(t *testing.T) {
+	t.Parallel()
+	for said, want := range map[string]bool{"fork/exec /proc/self/exe: resource temporarily unavailable": true, "no such file": false} {
+		err := crowded("", fmt.Errorf("runc exec: exit status 255: %s", said))
+		if errors.Is(err, fault.Exhausted) != want || strings.Contains(err.Error(), "pids.max") != want || strings.Count(err.Error(), said) != 1 {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
 // TestCommandTimeout: a hanging command leaves no process behind, and a
 // grandchild that keeps the output open does not delay the return.
 func TestCommandTimeout(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/inherit"
 	"github.com/crius-run/crius/oci/proc"
 )
 
@@ -157,11 +158,11 @@ const tasksOfRuntime = 16
 
 // crowded returns the error of a runtime with the likely cause, and as fault.Exhausted, if
 // the container or its pod has nearly all the processes that it may have. What a runtime
-// says of that is "connection reset by peer", or EOF.
+// says of that is "connection reset by peer", or EOF. Otherwise it may be crius's own cgroup, or the node.
 func crowded(cgroupPath string, err error) error {
 	at, tasks, most := cgroup.Crowded(cgroupPath, tasksOfRuntime)
 	if at == "" {
-		return err
+		return inherit.ExplainOutput(err, err.Error())
 	}
 	return fmt.Errorf("%s: the cgroup %s has %d of at most %d processes and threads (pids.max), and a runtime needs several: %w",
 		fault.Text(err), at, tasks, most, fault.Exhausted)

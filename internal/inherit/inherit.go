@@ -55,14 +55,23 @@ func Explain(err error) error {
 // others.
 var withoutRoom = regexp.MustCompile(`failed to create new OS thread \(have \d+ already; errno=11\)|pthread_create failed: Resource temporarily unavailable|fork/exec [^\s:]+: resource temporarily unavailable`)
 
+// WithoutRoom returns the words in the output of a program that say that it got
+// no room for a thread or process, without the stack that may follow; "" if
+// there are none.
+func WithoutRoom(said string) string { return withoutRoom.FindString(said) }
+
 // ExplainOutput is Explain for a program that started and failed with err,
 // having said something: it may have got no room for its own threads and
-// processes. The error has the words that say so and no stack.
+// processes. The error has the words that say so.
 func ExplainOutput(err error, said string) error {
-	if words := withoutRoom.FindString(said); words != "" && err != nil {
-		return crowded(fmt.Errorf("%w: %s", err, words))
+	words := WithoutRoom(said)
+	switch {
+	case words == "" || err == nil:
+		return err
+	case strings.Contains(err.Error(), words):
+		return crowded(err)
 	}
-	return err
+	return crowded(fmt.Errorf("%w: %s", err, words))
 }
 
 func crowded(err error) error {

@@ -21,6 +21,7 @@ import (
 	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/devnull"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/inherit"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/oci/proc"
 )
@@ -374,13 +375,16 @@ func (p Pipes) Close() {
 // standard error and to the terminal.
 func (s *Session) Said(t Terminal) string { return outputTail(s.ends.Stderr) + "\n" + wordsOn(t) }
 
-// outputTail returns the end of the output in f, including what processes that
+// outputTail returns the end of the output in f, or why the program got no threads, including what processes that
 // still hold the pipe write within quietTime.
 func outputTail(f *os.File) string {
 	last := capture.Tail{Max: 4 << 10}
 	_ = f.SetReadDeadline(time.Now().Add(quietTime))
 	_, _ = io.Copy(&last, f)
 	_, _ = leftover(&last, f, make([]byte, 4096))
+	if words := inherit.WithoutRoom(last.Begin()); words != "" {
+		return words
+	}
 	return last.String()
 }
 

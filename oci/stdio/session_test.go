@@ -3,6 +3,7 @@ package stdio
 import (
 	"io"
 	"os"
+	"strings"
 	"testing"
 )
 
@@ -39,5 +40,29 @@ func TestUnread(t *testing.T) {
 	}
 	if n := (&Session{}).Unread(); n != 0 {
 		t.Errorf("%d bytes of no input are unread", n)
+	}
+}
+
+// A program that gets no threads writes a stack, and why before it.
+func TestWordsBeforeAStack(t *testing.T) {
+	t.Parallel()
+	for said, want := range map[string]string{
+		"runtime/cgo: pthread_create failed: Resource temporarily unavailable\n" + strings.Repeat("0x0000\n", 2000): "pthread_create failed: Resource temporarily unavailable",
+		"warning\n" + "the error": "warning\nthe error",
+	} {
+		from, to, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer from.Close()
+		if _, err := to.WriteString(said); err != nil {
+			t.Fatal(err)
+		}
+		if err := to.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if got := outputTail(from); got != want {
+			t.Errorf("%q", got)
+		}
 	}
 }
