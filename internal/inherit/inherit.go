@@ -66,7 +66,7 @@ func WithoutRoom(said string) string { return withoutRoom.FindString(said) }
 func ExplainOutput(err error, said string) error {
 	words := WithoutRoom(said)
 	switch {
-	case words == "" || err == nil:
+	case words == "" || err == nil || errors.Is(err, fault.Exhausted): // explained already
 		return err
 	case strings.Contains(err.Error(), words):
 		return crowded(err)

@@ -84,6 +84,9 @@ func TestProgramWithoutRoom(t *testing.T) {
 		if !errors.Is(err, failed) || errors.Is(err, fault.Exhausted) != want || strings.Contains(err.Error(), "pids.max") != want || strings.Contains(err.Error(), "SIGABRT") {
 			t.Errorf("%q: %v", said, err)
 		}
+		if again := ExplainOutput(err, said); want && again.Error() != err.Error() {
+			t.Errorf("explained twice: %v", again)
+		}
 		if err := ExplainOutput(nil, said); err != nil {
 			t.Errorf("a program that has not failed: %v", err)
 		}
