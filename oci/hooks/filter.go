@@ -85,10 +85,12 @@ func (h *hook) run(ctx context.Context, stdin []byte) ([]byte, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second
-	err := inherit.Start(cmd.Run)
+	err := inherit.ExplainOutput(inherit.Start(cmd.Run), diagnosis.Begin())
 	switch {
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
+	case errors.Is(err, fault.Exhausted):
+		return nil, err
 	case errors.Is(err, exec.ErrWaitDelay): // a child has kept its output open
 		err = nil
 	case err != nil:

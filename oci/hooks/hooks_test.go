@@ -330,6 +330,7 @@ func TestPrecreateHookFailureFailsTheContainer(t *testing.T) {
 	}{
 		"exit code":          {"echo reason >&2; exit 3", "exit status 3", fault.Precondition},
 		"its reason":         {"echo reason >&2; exit 3", "reason", fault.Precondition},
+		"no threads":         {"echo runtime: failed to create new OS thread '(have 3 already; errno=11)' >&2; exit 2", "pids.max", fault.Exhausted},
 		"no output":          {"exit 0", "is not an OCI configuration", fault.Precondition},
 		"no JSON":            {"echo '{]'", "is not an OCI configuration", fault.Precondition},
 		"endless output":     {"exec yes", "output exceeds", fault.Precondition},

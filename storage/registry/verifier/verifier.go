@@ -84,7 +84,8 @@ func (v *Verifiers) On() bool {
 }
 
 // Check asks all programs about an image under a name, and returns what they say. A refusal is
-// trust.ErrSignature, and fault.Denied, or fault.Precondition if a program cannot be asked.
+// trust.ErrSignature, and fault.Denied, or fault.Precondition if a program cannot be asked, or
+// fault.Exhausted if that is for lack of processes.
 func (v *Verifiers) Check(ctx context.Context, name string, image imagespec.Descriptor) (verdict string, err error) {
 	dir, timeout, uses := v.used()
 	if dir == "" {
@@ -173,7 +174,7 @@ func run(ctx context.Context, path string, timeout time.Duration, name string, d
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second
-	err = inherit.Start(cmd.Run)
+	err = inherit.ExplainOutput(inherit.Start(cmd.Run), diagnosis.Begin())
 	said = strings.TrimSpace(strings.ToValidUTF8(string(out.Bytes()), "?"))
 	slog.DebugContext(ctx, "image verifier has ended", "program", path, "image", name, "verdict", said, "stderr", diagnosis.String(), "err", err)
 	var exit *exec.ExitError
@@ -182,6 +183,8 @@ func run(ctx context.Context, path string, timeout time.Duration, name string, d
 		return said, nil
 	case ctx.Err() != nil:
 		return said, context.Cause(ctx)
+	case errors.Is(err, fault.Exhausted): // it has said nothing of the image
+		return said, fmt.Errorf("%w: %w", err, trust.ErrSignature)
 	case errors.As(err, &exit) && exit.Exited():
 		return said, fmt.Errorf("refuses %s (exit code %d): %s: %w: %w", name, exit.ExitCode(), said, trust.ErrSignature, fault.Denied)
 	}

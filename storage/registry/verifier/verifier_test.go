@@ -75,6 +75,7 @@ func TestVerifiersRefuse(t *testing.T) {
 	}{
 		"one of two refuses":  {with(t, map[string]string{"a": "exit 0", "b": "echo no signature; exit 3"}), fault.Denied, "image verifier b: refuses docker.io/library/web:1 (exit code 3): no signature"},
 		"output without end":  {with(t, map[string]string{"a": "yes no | head -c 1000000; exit 1"}), fault.Denied, "(exit code 1): no"},
+		"no threads":          {with(t, map[string]string{"a": "echo runtime: failed to create new OS thread '(have 3 already; errno=11)' >&2; exit 2"}), fault.Exhausted, "pids.max"},
 		"killed":              {with(t, map[string]string{"a": "kill -9 $$"}), fault.Precondition, "signal: killed"},
 		"none at all":         {with(t, nil), nil, ""},
 		"too slow":            {short, fault.Precondition, "no answer within image.verifier_timeout (1ms)"},
