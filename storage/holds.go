@@ -172,6 +172,9 @@ func (h *holds) keep(ctx context.Context, one *hold) error {
 	}
 	err = h.makeRecord(ctx, one.image)
 	lower, lost := durable.UsableLayers(h.store, record.TopLayer)
+	if errors.Is(err, cstorage.ErrLayerUnknown) { // of a layer below
+		lower, lost = durable.RecordedLayers(h.store, record.TopLayer)
+	}
 	if lost != nil { // even if the library has not reported it
 		err = fmt.Errorf("image %s: %w", one.image, lost)
 	}

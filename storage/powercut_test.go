@@ -625,15 +625,12 @@ func TestHalfMadeLayersGo(t *testing.T) {
 		}
 		half := digestOf("with a record")
 		ok(t, os.MkdirAll(n.diff(half), 0o755))
-		path := filepath.Join(n.cfg.Root, layersFile)
-		text, err := os.ReadFile(path)
-		ok(t, err)
-		var layers []map[string]any
-		ok(t, json.Unmarshal(text, &layers))
-		layers = append(layers, map[string]any{"id": half, "created": time.Now(), "flags": map[string]any{"incomplete": true}})
-		text, err = json.Marshal(layers)
-		ok(t, err)
-		ok(t, os.WriteFile(path, text, 0o600))
+		n.editLayers(func(layers []map[string]any) []map[string]any {
+			for i := range 4 { // the library must not lose its place while it deletes them (podman#24743)
+				layers = append(layers, incompleteLayer(digestOf(fmt.Sprint("without files", i))))
+			}
+			return append(layers, incompleteLayer(half))
+		})
 	})
 	if left := n.unowned(); len(left) > 0 {
 		t.Errorf("left over: %q", left)

@@ -629,27 +629,44 @@ func TestLostLayerHeals(t *testing.T) {
 	n.empty()
 }
 
-// TestLostLayerIsNoticed: a server that runs while layers vanish learns of it from the first
-// container, and the kubelet from the list of images, so that it pulls again.
+// TestLostLayerIsNoticed: a server that runs while layers or their records vanish learns of it from
+// the first container, and the kubelet from the list of images, so that it pulls again
+// (cri-o#4285, okd#297: layer not known).
 func TestLostLayerIsNoticed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
+	n.holds.grace = 0
 	ref := serve(t, "app", "1", motd(t, "whole again")).Addr() + "/app:1"
 	img := n.pull(ref)
-	for _, id := range n.chain(img) { // whichever layer it is
-		remove(t, filepath.Dir(n.diff(id)))
-		root := n.rootfs("c-"+id[:4], img.ID)
-		if err := n.MountRootfs(testContext(t), root); !errors.Is(err, durable.ErrLayersLost) || !errors.Is(err, fault.NotFound) {
-			t.Errorf("mount: %v", err)
+	for what, lose := range map[string]func(id string){
+		"directory": func(id string) { remove(t, filepath.Dir(n.diff(id))) },
+		"record":    n.loseRecord,
+	} {
+		for _, id := range n.chain(img) { // whichever layer it is
+			lose(id)
+			root := n.rootfs("c-"+id[:4], img.ID)
+			if err := n.MountRootfs(testContext(t), root); !errors.Is(err, durable.ErrLayersLost) || !errors.Is(err, fault.NotFound) {
+				t.Errorf("mount without a %s: %v", what, err)
+			}
+			n.removeRootfs(root)
+			if images := n.list(); len(images) != 0 {
+				t.Errorf("a damaged image is listed: %+v", images)
+			}
+			n.pull(ref)
+			n.mount(root)
+			n.removeRootfs(root)
 		}
-		n.removeRootfs(root)
-		if images := n.list(); len(images) != 0 {
-			t.Errorf("a damaged image is listed: %+v", images)
-		}
-		n.pull(ref)
-		n.mount(root)
-		n.removeRootfs(root)
 	}
+}
+
+// loseRecord has the record of a layer vanish, as if another program had written the records
+// without it.
+func (n *node) loseRecord(id string) {
+	n.t.Helper()
+	n.editLayers(func(layers []map[string]any) []map[string]any {
+		return slices.DeleteFunc(layers, func(layer map[string]any) bool { return layer["id"] == id })
+	})
+	n.othersWrite()
 }
 
 // An image that is about to be deleted for its lost layers is checked once more: another program

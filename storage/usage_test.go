@@ -453,17 +453,27 @@ func (n *node) addIncompleteLayer(d *disk) {
 	n.t.Helper()
 	half := digestOf("half")
 	ok(n.t, os.MkdirAll(n.diff(half), 0o755))
+	n.editLayers(func(layers []map[string]any) []map[string]any { return append(layers, incompleteLayer(half)) })
+	n.othersWrite()
+	d.fill()
+}
+
+// incompleteLayer is the record of a layer that was being unpacked.
+func incompleteLayer(id string) map[string]any {
+	return map[string]any{"id": id, "created": time.Now(), "flags": map[string]any{"incomplete": true}}
+}
+
+// editLayers changes the records of layers on the disk.
+func (n *node) editLayers(edit func([]map[string]any) []map[string]any) {
+	n.t.Helper()
 	path := filepath.Join(n.cfg.Root, layersFile)
 	text, err := os.ReadFile(path)
 	ok(n.t, err)
 	var layers []map[string]any
 	ok(n.t, json.Unmarshal(text, &layers))
-	layers = append(layers, map[string]any{"id": half, "created": time.Now(), "flags": map[string]any{"incomplete": true}})
-	text, err = json.Marshal(layers)
+	text, err = json.Marshal(edit(layers))
 	ok(n.t, err)
 	ok(n.t, os.WriteFile(path, text, 0o600))
-	n.othersWrite()
-	d.fill()
 }
 
 // othersWrite has the library read the layers again, as if another program had written them.
