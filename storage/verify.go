@@ -27,9 +27,9 @@ type Defect struct {
 }
 
 // Verify checks that live, mounted root file systems have their writable layers, mounts and images.
-// It also looks for images that have lost layers, or the record that protects them from other
-// tools, and for layers without an image. It reads records and checks that directories exist, but
-// walks no directory tree.
+// It also looks for images that have lost layers, manifests, their config or the record that
+// protects them from other tools, and for layers without an image. It reads records, manifests and
+// configs and checks that directories exist, but walks no directory tree.
 func (s *Store) Verify(ctx context.Context, live []Rootfs) ([]Defect, error) {
 	if err := s.locks.Usable(); err != nil {
 		return nil, err
@@ -94,14 +94,14 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 	}
 	var defects []Defect
 	for _, record := range records {
-		lost, looked := known[record.ID]
-		if !looked {
-			lost = durable.ImageUsable(s.store, record.ID)
+		lost := known[record.ID]
+		if lost == nil {
+			lost = durable.ImageDamage(s.store, &record)
 		}
 		if err := ctx.Err(); err != nil {
 			return defects, err
 		}
-		if !errors.Is(lost, durable.ErrLayersLost) || record.ReadOnly {
+		if !errors.Is(lost, durable.ErrLayersLost) && !errors.Is(lost, durable.ErrDocumentsLost) || record.ReadOnly {
 			continue
 		}
 		if !durable.FromRegistry(&record) {
@@ -112,7 +112,7 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 		defects = append(defects, Defect{
 			Object: "image " + record.ID, Text: lost.Error(), Remedy: "remove it, so that it is pulled again",
 			Mend: func(ctx context.Context) error {
-				if durable.ImageUsable(s.store, record.ID) == nil {
+				if now, err := s.store.Image(record.ID); err == nil && durable.ImageDamage(s.store, now) == nil {
 					return nil // it has been pulled again
 				}
 				s.images.forget(record.ID)

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"os"
@@ -75,6 +76,34 @@ func TestMendKeepsImageThatWasPulledAgain(t *testing.T) {
 	ok(t, defects[0].Mend(testContext(t)))
 	if listed := n.list(); len(listed) != 1 || len(listed[0].RepoTags) != 1 {
 		t.Errorf("images that are left: %+v", listed)
+	}
+}
+
+// An image whose manifest or config is damaged is not listed, so no kubelet removes it: it is
+// reported, and a repair removes it.
+func TestVerifyNamesDamagedDocuments_podman_11363_podman_22655(t *testing.T) {
+	t.Parallel()
+	for name, key := range map[string]func(*Image) string{
+		"manifest": func(*Image) string { return cstorage.ImageDigestBigDataKey },
+		"config":   func(i *Image) string { return "=" + base64.StdEncoding.EncodeToString([]byte("sha256:"+i.ID)) },
+	} {
+		for what, damage := range map[string]func(testing.TB, string){"missing": remove, "empty": truncate, "zeros": zero} {
+			n, sound := pulled(t, motd(t, "sound"))
+			r := serve(t, "app", "1", motd(t, "damaged"))
+			img := n.pull(r.Addr() + "/app:1")
+			damage(t, filepath.Join(n.cfg.Root, "overlay-images", img.ID, key(img)))
+			n.restart()
+			for _, mend := range []bool{false, true} {
+				if got := n.verify(mend); !strings.HasPrefix(got, " image "+img.ID+" its manifest or config is damaged: ") || strings.Contains(got, sound.ID) {
+					t.Errorf("%s %s: %q", name, what, got)
+				}
+			}
+			if got := n.verify(false); got != "" {
+				t.Errorf("%s %s, after the repair: %q", name, what, got)
+			}
+			n.remove(sound.ID)
+			n.empty()
+		}
 	}
 }
 

@@ -166,17 +166,7 @@ func (s *check) collect() error {
 // image says what is wrong with an image. It checks every layer, so that layers after one that
 // cannot be read are not taken for whole.
 func (s *check) image(ctx context.Context, image *cstorage.Image) error {
-	var errs []error
-	for _, name := range image.BigDataNames {
-		data, err := s.bigData(image.ID, name)
-		want := image.BigDataDigests[name]
-		if err == nil && want.Validate() == nil && want.Algorithm().Available() && want.Algorithm().FromBytes(data) != want {
-			err = damage("its %d bytes do not match the digest %s", len(data), want)
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", name, err))
-		}
-	}
+	errs := documents(s.store, image)
 	for _, top := range append([]string{image.TopLayer}, image.MappedTopLayers...) {
 		for id := top; id != ""; id = s.layers[id].Parent {
 			if err := ctx.Err(); err != nil {
@@ -193,9 +183,24 @@ func (s *check) image(ctx context.Context, image *cstorage.Image) error {
 	return errors.Join(errs...)
 }
 
+// documents says what is wrong with the manifests and the config of an image.
+func documents(store cstorage.Store, image *cstorage.Image) (errs []error) {
+	for _, name := range image.BigDataNames {
+		data, err := bigData(store, image.ID, name)
+		want := image.BigDataDigests[name]
+		if err == nil && want.Validate() == nil && want.Algorithm().Available() && want.Algorithm().FromBytes(data) != want {
+			err = damage("its %d bytes do not match the digest %s", len(data), want)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", name, err))
+		}
+	}
+	return errs
+}
+
 // bigData reads a manifest or the config of an image.
-func (s *check) bigData(image, name string) ([]byte, error) {
-	data, err := s.store.ImageBigData(image, name)
+func bigData(store cstorage.Store, image, name string) ([]byte, error) {
+	data, err := store.ImageBigData(image, name)
 	if err == nil || !errors.Is(err, fs.ErrNotExist) {
 		return data, err
 	}
@@ -204,7 +209,7 @@ func (s *check) bigData(image, name string) ([]byte, error) {
 	if !plainName.MatchString(name) {
 		file = "=" + base64.StdEncoding.EncodeToString([]byte(name))
 	}
-	for _, root := range RootsOf(s.store).All() {
+	for _, root := range RootsOf(store).All() {
 		data, err = os.ReadFile(filepath.Join(root, "overlay-images", image, file))
 		if err == nil || !errors.Is(err, fs.ErrNotExist) {
 			break

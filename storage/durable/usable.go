@@ -12,8 +12,12 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// ErrLayersLost says that a layer of an image no longer has a record or a directory.
-var ErrLayersLost = errors.New("layers are missing")
+var (
+	// ErrLayersLost says that a layer of an image no longer has a record or a directory.
+	ErrLayersLost = errors.New("layers are missing")
+	// ErrDocumentsLost says that a manifest or the config of an image is missing or damaged.
+	ErrDocumentsLost = errors.New("its manifest or config is damaged")
+)
 
 // UsableLayers returns the directories of the layer top and of all layers below it, top first. All
 // of them exist and can be mounted as they are. The error is ErrLayersLost if one does not exist.
@@ -77,14 +81,27 @@ func usableDirs(store cstorage.Store, top string) ([]string, error) {
 }
 
 // ImageUsable says why an image cannot be mounted: it has no record, or the error is that of
-// UsableLayers.
+// RecordedLayers.
 func ImageUsable(store cstorage.Store, image string) error {
 	record, err := store.Image(image)
 	if errors.Is(err, cstorage.ErrImageUnknown) {
 		return fmt.Errorf("image %s has no record", image)
 	}
 	if err == nil {
-		_, err = UsableLayers(store, record.TopLayer)
+		_, err = RecordedLayers(store, record.TopLayer)
 	}
 	return err
+}
+
+// ImageDamage says what an image has lost: the error is that of ImageUsable, or says which of its
+// manifests and its config is missing or has another digest. Whatever only keeps them from being
+// read is no damage.
+func ImageDamage(store cstorage.Store, image *cstorage.Image) error {
+	if err := ImageUsable(store, image.ID); err != nil {
+		return err
+	}
+	if err := errors.Join(documents(store, image)...); certain(err) {
+		return fmt.Errorf("%w: %w", ErrDocumentsLost, err)
+	}
+	return nil
 }
