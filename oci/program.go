@@ -79,6 +79,7 @@ func blamesProgram(message string, p *specs.Process) bool {
 	}
 	quoted := "exec: " + strconv.Quote(p.Args[0]) + ": "
 	return says(quoted+"executable file not found in $PATH") ||
+		says(quoted+"cannot run executable found relative to current directory") || // by a relative directory in PATH
 		slices.ContainsFunc(programErrnos, func(errno unix.Errno) bool {
 			byRunc := errno.Error()
 			byCrun := strings.ToUpper(byRunc[:1]) + byRunc[1:]

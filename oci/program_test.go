@@ -36,6 +36,7 @@ func TestCreateFailed(t *testing.T) {
 		{"/nope", "/", "OCI runtime create failed: " + init + `exec: "/nope": stat /nope: no such file or directory: unknown`, true},
 		{"nope", "/", runc + `exec: "nope": executable file not found in $PATH`, true},
 		{"", "/", runc + `exec: "": executable file not found in $PATH`, true},
+		{"nope", "/", runc + `exec: "nope": cannot run executable found relative to current directory`, true},
 		{"/etc", "/", runc + `exec: "/etc": is a directory`, true},
 		{"/plain", "/", runc + `exec: "/plain": permission denied`, true},
 		{"/nope", "/", "write logpipe: file already closed\n" + init + `exec: "/nope": stat /nope: no such file or directory`, true},
@@ -135,6 +136,7 @@ func TestCodeOfAProgramThatCannotBeRun(t *testing.T) {
 		`shim exec: OCI runtime exec failed: exec failed: exec: "/nope": stat /nope: no such file or directory: unknown`:                                        codeNotFound,
 		`runsc exec: exit status 128: executing processes for container: executing command "/nope" in sandbox: failed to load /nope: no such file or directory`: codeNotFound,
 		`runc exec: exit status 255: exec failed: unable to start container process: exec: "/etc/passwd": permission denied`:                                    codeNotExecutable,
+		`runc exec: exit status 255: exec failed: unable to start container process: exec: "x": cannot run executable found relative to current directory`:      codeNotExecutable,
 		"crun exec: exit status 1: the path `/etc` exists but it is not executable: Permission denied":                                                          codeNotExecutable,
 	} {
 		r := (&ProgramError{message}).result()
