@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -9,7 +10,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/images/facts"
+	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/kubelet"
+	"github.com/crius-run/crius/test/scene"
 )
 
 // fromImage runs an image's own entry point and arguments, unless change says
@@ -69,7 +72,7 @@ func TestEnvironmentMergesWithTheImage(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	ref := w.image(t, func(c *imagespec.ImageConfig) {
-		c.Env = []string{"PATH=/bin:/", "KEPT=image", "CHANGED=image", "EMPTY=", "EQUALS=a=b=c"}
+		c.Env = []string{"PATH=/bin:/", "KEPT=image", "CHANGED=image", "EMPTY=", "EQUALS=a=b=c", "NOVALUE", "=noname", "TWICE=first", "TWICE=last"}
 	})
 	f := w.run(t, "crun").facts(t, func(c *cri.ContainerConfig) {
 		c.Image.Image = ref
@@ -81,20 +84,44 @@ func TestEnvironmentMergesWithTheImage(t *testing.T) {
 	})
 	want := map[string]string{
 		"PATH": "/bin:/", "KEPT": "image", "CHANGED": "request", "EMPTY": "", "EQUALS": "a=b=c",
-		"ADDED": "two words\nand a line", "NOTHING": "", "HOME": "/root",
+		"ADDED": "two words\nand a line", "NOTHING": "", "HOME": "/root", "TWICE": "last",
 	}
 	for name, value := range want {
 		if got, ok := f.Getenv(name); !ok || got != value {
 			t.Errorf("%s is %q (set: %v), want %q", name, got, ok, value)
 		}
 	}
-	count := 0
+	names := map[string]int{}
 	for _, e := range f.Env {
-		if len(e) > 8 && e[:8] == "CHANGED=" {
-			count++
-		}
+		name, _, _ := strings.Cut(e, "=")
+		names[name]++
 	}
-	equal(t, "number of assignments to CHANGED", count, 1)
+	for name, want := range map[string]int{"CHANGED": 1, "TWICE": 1, "NOVALUE": 0, "": 0} {
+		equal(t, fmt.Sprintf("number of assignments to %q", name), names[name], want)
+	}
+}
+
+// How a program is found: with a slash below the working directory, otherwise in PATH, which an
+// image need not set; by commands as well.
+func TestProgramsAreFoundAsByDocker_podman_4429_containerd_3663(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	files := []image.File{image.Dir("bin"), image.Symlink("bin/linked", "/probe"), image.Dir("app"), image.Symlink("app/here", "/probe")}
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		for program, env := range map[string][]string{
+			"./here": {"PATH=/bin"}, "../bin/linked": nil, "linked": nil, "/probe": {"PATH="},
+		} {
+			ref := w.image(t, func(c *imagespec.ImageConfig) {
+				c.Entrypoint, c.Cmd, c.Env, c.WorkingDir = []string{program}, []string{"sleep"}, env, "/app"
+			}, files...)
+			c := p.start(t, "", fromImage(ref))
+			resp, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: []string{program, "echo", "found"}, Timeout: scene.LimitSeconds})
+			if err != nil || string(resp.Stdout) != "found\n" {
+				t.Errorf("%s with %q: %v, %v", program, env, resp, err)
+			}
+		}
+	})
 }
 
 // One container's environment must never appear in another of the same image.

@@ -75,6 +75,27 @@ func TestUsersAndGroups_CVE_2022_2995_CVE_2023_25173(t *testing.T) {
 	}
 }
 
+// A kubelet sends the image's user, as ImageStatus gives it, with the container, and no group: CRI
+// has none (kubernetes#93666, kubernetes#61967).
+func TestUserOfTheImageAsKubeletsSendIt_kubernetes_93666(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	p := w.run(t, "runc")
+	for user, want := range map[string]struct{ uid, gid int }{
+		"": {0, 0}, "007": {7, 0}, "1003:1004": {1003, 0}, "app:extra": {1001, 1002}, ":extra": {0, 0}, "0001001:extra": {1001, 1002},
+	} {
+		ref := w.image(t, func(c *imagespec.ImageConfig) { c.User = user })
+		w.pull(t, ref)
+		img := w.imageStatus(t, ref)
+		f := p.facts(t, func(c *cri.ContainerConfig) {
+			c.Image.Image = ref
+			c.Linux.SecurityContext.RunAsUser, c.Linux.SecurityContext.RunAsUsername = img.Uid, img.Username
+		})
+		equal(t, user+": uid", f.UID, want.uid)
+		equal(t, user+": gid", f.GID, want.gid)
+	}
+}
+
 func TestUnknownUserNamesAreRefused(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
