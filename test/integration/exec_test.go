@@ -236,6 +236,18 @@ func TestExecInput(t *testing.T) {
 		endsWith(t, e, 0)
 		equal(t, "sum of what came back", sum(e.Stdout.String()), noiseSum(size))
 	})
+	t.Run("a message of many frames", func(t *testing.T) {
+		conn, _, err := kubelet.Streams{Within: w.Do}.RawWebSocket(t.Context(), w.execURL(t, c.execRequest("line ; exit 5", withInput)), "v4.channel.k8s.io")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		text := strings.Repeat("0123456789", 2000) // its client makes frames of 4 KiB
+		if err := conn.WriteMessage(websocket.BinaryMessage, []byte("\x00"+text+"\n")); err != nil {
+			t.Fatal(err)
+		}
+		equal(t, "stdout", readChannels(t, conn, false)[1], fmt.Sprintf("got %q\n", text))
+	})
 	t.Run("none means none", func(t *testing.T) {
 		e := c.session(t, w.spdy(), "digest")
 		endsWith(t, e, 0)
