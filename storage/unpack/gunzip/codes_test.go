@@ -1,0 +1,171 @@
+package gunzip
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// bitWriter writes DEFLATE bit by bit.
+type bitWriter struct {
+	bytes []byte
+	count uint // of bits
+}
+
+// put writes the lowest n bits, the lowest first.
+func (w *bitWriter) put(bits, n uint) {
+	for i := range n {
+		if w.count%8 == 0 {
+			w.bytes = append(w.bytes, 0)
+		}
+		w.bytes[w.count/8] |= byte(bits>>i&1) << (w.count % 8)
+		w.count++
+	}
+}
+
+// stored writes a block of bytes that are stored.
+func (w *bitWriter) stored(content []byte) {
+	w.put(0, 3)
+	w.count = uint(len(w.bytes)) * 8
+	w.put(uint(len(content)), 16)
+	w.put(^uint(len(content)), 16)
+	w.bytes = append(w.bytes, content...)
+	w.count += uint(len(content)) * 8
+}
+
+// randomWidths returns the widths of a random complete code for some symbols, of at most longest bits. A deep one has few short codes.
+func randomWidths(random *rand.Rand, symbols, used int, longest uint8, deep bool) []uint8 {
+	leaves := []uint8{0}
+	for len(leaves) < used {
+		at := random.IntN(len(leaves))
+		if deep {
+			at = len(leaves) - 1
+		}
+		for leaves[at] == longest {
+			at = (at + len(leaves) - 1) % len(leaves)
+		}
+		leaves[at]++
+		leaves = slices.Insert(leaves, at, leaves[at])
+	}
+	widths := make([]uint8, symbols)
+	for i, at := range random.Perm(symbols)[:used] {
+		widths[at] = max(1, leaves[i])
+	}
+	return widths
+}
+
+// codes returns codes of these widths as they are written.
+func codes(widths []uint8) []uint {
+	codes := make([]uint, len(widths))
+	code := uint16(0)
+	for width := uint8(1); width <= maxCode; width++ {
+		code <<= 1
+		for symbol := range widths {
+			if widths[symbol] == width {
+				codes[symbol] = uint(reversed(code, width))
+				code++
+			}
+		}
+	}
+	return codes
+}
+
+// dynamic writes the header of the last block, with codes of these widths, and repeats them where it can.
+func (w *bitWriter) dynamic(ofLengths, ofDistances []uint8) {
+	orderWidths := slices.Repeat([]uint8{4}, 19) // 13 of 4 bits and 6 of 5 are complete
+	for i := 13; i < 19; i++ {
+		orderWidths[i] = 5
+	}
+	orderCodes := codes(orderWidths)
+	w.put(1, 1)
+	w.put(2, 2)
+	w.put(uint(len(ofLengths)-257), 5)
+	w.put(uint(len(ofDistances)-1), 5)
+	w.put(19-4, 4)
+	for _, order := range orderOf {
+		w.put(uint(orderWidths[order]), 3)
+	}
+	order := func(order int) { w.put(orderCodes[order], uint(orderWidths[order])) }
+	widths := slices.Concat(ofLengths, ofDistances)
+	for i := 0; i < len(widths); {
+		same := 1
+		for i+same < len(widths) && widths[i+same] == widths[i] {
+			same++
+		}
+		switch {
+		case widths[i] == 0 && same >= 11:
+			same = min(same, 138)
+			order(18)
+			w.put(uint(same-11), 7)
+		case widths[i] == 0 && same >= 3:
+			order(17)
+			w.put(uint(same-3), 3)
+		case same >= 4:
+			same = min(same, 7)
+			order(int(widths[i]))
+			order(16)
+			w.put(uint(same-4), 2)
+		default:
+			same = 1
+			order(int(widths[i]))
+		}
+		i += same
+	}
+}
+
+// randomBlock returns DEFLATE of noise and of a block with random codes and random symbols.
+func randomBlock(random *rand.Rand, noise []byte) []byte {
+	w := new(bitWriter)
+	w.stored(noise[:window]) // for all distances
+	symbols := 257 + random.IntN(30)
+	ofLengths := randomWidths(random, symbols, 2+random.IntN(symbols-1), 1+maxCode-uint8(1+random.IntN(6)), random.IntN(2) == 0)
+	if ofLengths[256] == 0 {
+		at := slices.IndexFunc(ofLengths, func(width uint8) bool { return width > 0 })
+		ofLengths[256], ofLengths[at] = ofLengths[at], 0
+	}
+	symbols = 1 + random.IntN(30)
+	ofDistances := randomWidths(random, symbols, 1+random.IntN(symbols), 5+uint8(random.IntN(11)), random.IntN(2) == 0)
+	w.dynamic(ofLengths, ofDistances)
+	lengthCodes, distanceCodes := codes(ofLengths), codes(ofDistances)
+	for range random.IntN(3000) {
+		symbol := random.IntN(len(ofLengths))
+		if random.IntN(2) == 0 {
+			symbol = min(len(ofLengths)-1, 257+random.IntN(30))
+		}
+		if symbol == 256 || ofLengths[symbol] == 0 {
+			continue
+		}
+		if symbol < 256 {
+			w.put(lengthCodes[symbol], uint(ofLengths[symbol]))
+			continue
+		}
+		distance := random.IntN(len(ofDistances))
+		if ofDistances[distance] == 0 {
+			continue
+		}
+		w.put(lengthCodes[symbol], uint(ofLengths[symbol]))
+		w.put(uint(random.Uint32()), lengths[symbol].taken())
+		w.put(distanceCodes[distance], uint(ofDistances[distance]))
+		w.put(uint(random.Uint32()), distances[distance].taken())
+	}
+	w.put(lengthCodes[256], uint(ofLengths[256]))
+	return w.bytes
+}
+
+// Codes of all widths are decoded as by Go, and what they become when a bit has changed or the end is missing.
+func TestRandomCodes(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(3, 4))
+	noise := contents()["noise"]
+	for range 100 {
+		data := append(randomBlock(random, noise), "behind"...)
+		likeGo(t, data)
+		at := 3 + 4 + window + random.IntN(60)
+		if random.IntN(2) == 0 {
+			at = len(data) - 1 - random.IntN(len(data)-window-5)
+		}
+		likeGo(t, data[:at%len(data)])
+		data[at%len(data)] ^= 1 << random.IntN(8)
+		likeGo(t, data)
+	}
+}
