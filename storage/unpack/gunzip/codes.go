@@ -1,6 +1,9 @@
 package gunzip
 
-import "math/bits"
+import (
+	"math/bits"
+	"slices"
+)
 
 // entry is what the next bits of the input stand for:
 //
@@ -46,6 +49,29 @@ const (
 	maxCode   = 15
 	maxLength = maxCode + 5
 )
+
+// tables are the tables of the codes of a block.
+type tables struct {
+	lengths   [lengthEntries]entry // and literals
+	distances [distanceEntries]entry
+}
+
+// build makes the tables for codes of these widths.
+func (t *tables) build(ofLengths, ofDistances []uint8) error {
+	if err := lengths.build(t.lengths[:], lengthBits, ofLengths); err != nil {
+		return err
+	}
+	return distances.build(t.distances[:], distanceBits, ofDistances)
+}
+
+// fixed are the tables of the codes that are always the same (RFC 1951, 3.2.6). They are made once: making them takes 300 times as
+// long as decoding the smallest block that uses them, and a blob may have nothing but such blocks.
+var fixed = func() *tables {
+	t := new(tables)
+	ofLengths := slices.Concat(slices.Repeat([]uint8{8}, 144), slices.Repeat([]uint8{9}, 112), slices.Repeat([]uint8{7}, 24), slices.Repeat([]uint8{8}, 8))
+	_ = t.build(ofLengths, slices.Repeat([]uint8{5}, 32)) // the codes are complete
+	return t
+}()
 
 // alphabet has what its symbols mean, apart from their codes.
 type alphabet []entry

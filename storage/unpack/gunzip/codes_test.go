@@ -3,6 +3,7 @@ package gunzip
 import (
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -167,5 +168,17 @@ func TestRandomCodes(t *testing.T) {
 		likeGo(t, data[:at%len(data)])
 		data[at%len(data)] ^= 1 << random.IntN(8)
 		likeGo(t, data)
+	}
+}
+
+// The tables of fixed codes are not made for each block: a blob of 1 MiB may have 800,000 of them.
+func TestFixedTablesAreMadeOnce(t *testing.T) {
+	t.Parallel()
+	const emptyFixed = "\x03\x00"
+	var d inflater
+	d.start(strings.NewReader(emptyFixed))
+	before := *fixed
+	if ended, err := d.inflate(new(block)); !ended || err != nil || d.codes != fixed || *fixed != before || d.dynamic != (tables{}) {
+		t.Errorf("%t, %v", ended, err)
 	}
 }

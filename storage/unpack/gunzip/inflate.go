@@ -165,10 +165,10 @@ type inflater struct {
 	coded  bool
 	last   bool // there is no block after it
 
-	lengths   [lengthEntries]entry
-	distances [distanceEntries]entry
-	orders    [1 << orderBits]entry
-	widths    [288 + 32]uint8
+	codes   *tables // of the block: fixed or dynamic
+	dynamic tables
+	orders  [1 << orderBits]entry
+	widths  [286 + 30]uint8
 }
 
 // begin begins with data that refer to nothing before them, which will be at this place of a block.
@@ -221,47 +221,20 @@ func (d *inflater) header() error {
 		}
 		return d.align()
 	case 1:
-		d.coded = true
-		return d.fixed()
+		d.coded, d.codes = true, fixed
+		return nil
 	case 2:
-		d.coded = true
-		return d.dynamic()
+		d.coded, d.codes = true, &d.dynamic
+		return d.readCodes()
 	}
 	return fmt.Errorf("%w: a block of no known type", errInvalid)
-}
-
-// fixed makes the tables of codes that are always the same.
-func (d *inflater) fixed() error {
-	for i := range d.widths {
-		switch {
-		case i < 144:
-			d.widths[i] = 8
-		case i < 256:
-			d.widths[i] = 9
-		case i < 280:
-			d.widths[i] = 7
-		case i < 288:
-			d.widths[i] = 8
-		default:
-			d.widths[i] = 5
-		}
-	}
-	return d.tables(288, 32)
-}
-
-// tables makes the tables for the codes of lengths and distances, which have so many symbols.
-func (d *inflater) tables(ofLengths, ofDistances int) error {
-	if err := lengths.build(d.lengths[:], lengthBits, d.widths[:ofLengths]); err != nil {
-		return err
-	}
-	return distances.build(d.distances[:], distanceBits, d.widths[ofLengths:][:ofDistances])
 }
 
 // orderOf is the order in which the numbers of bits of orders come.
 var orderOf = [...]int{16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15}
 
-// dynamic reads the numbers of bits that codes have, and makes their tables.
-func (d *inflater) dynamic() error {
+// readCodes reads the numbers of bits that codes have, and makes their tables.
+func (d *inflater) readCodes() error {
 	ofLengths, ofDistances, ofOrders := d.take(5)+257, d.take(5)+1, d.take(4)+4
 	if ofLengths > 286 || ofDistances > 30 {
 		return fmt.Errorf("%w: too many symbols", errInvalid)
@@ -308,7 +281,7 @@ func (d *inflater) dynamic() error {
 	if d.widths[256] == 0 {
 		return fmt.Errorf("%w: no code for the end of a block", errInvalid)
 	}
-	return d.tables(ofLengths, ofDistances)
+	return d.dynamic.build(d.widths[:ofLengths], d.widths[ofLengths:][:ofDistances])
 }
 
 // decode decodes symbols until b is full or the block has ended.
@@ -317,7 +290,7 @@ func (d *inflater) dynamic() error {
 // input and of the room only once for several symbols.
 func (d *inflater) decode(b *block) (err error) {
 	next, at, to := d.next, d.at, b.end
-	in, out, lengths, distances := &d.buffer, &b.data, &d.lengths, &d.distances
+	in, out, lengths, distances := &d.buffer, &b.data, &d.codes.lengths, &d.codes.distances
 	for to < window+room {
 		if at+ahead > d.size {
 			d.next, d.at = next, at
