@@ -1,11 +1,20 @@
 package gunzip
 
 import (
+	"bytes"
+	"compress/gzip"
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"io"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 )
+
+// header is that of a member, without a name.
+const header = "\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 
 // bitWriter writes DEFLATE bit by bit.
 type bitWriter struct {
@@ -158,16 +167,128 @@ func TestRandomCodes(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(3, 4))
 	noise := contents()["noise"]
-	for range 100 {
+	for range 40 {
 		data := append(randomBlock(random, noise), "behind"...)
-		likeGo(t, data)
+		content := likeGo(t, data)
 		at := 3 + 4 + window + random.IntN(60)
 		if random.IntN(2) == 0 {
 			at = len(data) - 1 - random.IntN(len(data)-window-5)
 		}
-		likeGo(t, data[:at%len(data)])
-		data[at%len(data)] ^= 1 << random.IntN(8)
+		at = min(at, len(data)-1)
+		if got := likeGo(t, data[:at]); !bytes.HasPrefix(content, got) {
+			t.Errorf("%d bytes of %d are not the first ones of the content", len(got), at)
+		}
+		data[at] ^= 1 << random.IntN(8)
 		likeGo(t, data)
+	}
+}
+
+// fixedMatch writes a last block of fixed codes: the longest match, at the longest distance.
+func (w *bitWriter) fixedMatch() {
+	w.put(1, 1)
+	w.put(1, 2)
+	w.put(uint(reversed(0b11000101, 8)), 8)
+	w.put(uint(reversed(29, 5)), 5)
+	w.put(1<<13-1, 13)
+	w.put(0, 7)
+}
+
+// A match is copied wherever blocks of the output end.
+func TestMatchAcrossBlocks(t *testing.T) {
+	t.Parallel()
+	noise := contents()["noise"]
+	for _, end := range []int{0, 1, 2, 3, 7, 8, 9, 10, 100, 257, 258, 259, 260} {
+		content := noise[:window+room+1-end]
+		w := new(bitWriter)
+		for part := range slices.Chunk(content, 1<<16-1) {
+			w.stored(part)
+		}
+		w.fixedMatch()
+		content = append(slices.Clip(content), content[len(content)-window:][:maxMatch]...)
+		w.bytes = binary.LittleEndian.AppendUint32(w.bytes, crc32.ChecksumIEEE(content))
+		w.bytes = binary.LittleEndian.AppendUint32(w.bytes, uint32(len(content)))
+		if got, err := read(t, strings.NewReader(header+string(w.bytes))); err != nil || !bytes.Equal(got, content) {
+			t.Errorf("match %d bytes in front of the end: %d bytes, %v", end-1, len(got), err)
+		}
+	}
+}
+
+// A match does not lead to the member before, also if the output's block has changed since.
+func TestMatchAcrossMembers(t *testing.T) {
+	t.Parallel()
+	noise := contents()["noise"]
+	for _, size := range []int{1, 200, window - 1} {
+		w := new(bitWriter)
+		w.stored(noise[:size])
+		w.fixedMatch()
+		blob := string(packed(t, gzip.NoCompression, noise[:window+room-min(size, 100)])) + header + string(w.bytes)
+		if got, err := read(t, strings.NewReader(blob)); !errors.Is(err, errInvalid) {
+			t.Errorf("%d bytes in front of the match: %d bytes, %v", size, len(got), err)
+		}
+	}
+}
+
+// Codes that have no meaning are refused, as by Go.
+func TestInvalidCodes(t *testing.T) {
+	t.Parallel()
+	widths := func(symbols int, of map[int]uint8) []uint8 {
+		widths := make([]uint8, symbols)
+		for symbol, width := range of {
+			widths[symbol] = width
+		}
+		return widths
+	}
+	fixed := func(code uint16, distance uint16) func(*bitWriter) {
+		return func(w *bitWriter) {
+			w.put(1, 1)
+			w.put(1, 2)
+			w.put(uint(reversed(0x30, 8)), 8) // the literal 0
+			w.put(uint(reversed(code, 8)), 8)
+			w.put(uint(reversed(distance, 5)), 5)
+		}
+	}
+	match := map[int]uint8{0: 1, 256: 2, 257: 2}
+	for name, write := range map[string]func(*bitWriter){
+		"fixed length 286":   fixed(0b11000110, 0),
+		"fixed length 287":   fixed(0b11000111, 0),
+		"fixed distance 30":  fixed(0b11000101, 30),
+		"fixed distance 31":  fixed(0b11000101, 31),
+		"287 lengths":        func(w *bitWriter) { w.dynamic(widths(287, match), []uint8{1}) },
+		"31 distances":       func(w *bitWriter) { w.dynamic(widths(258, match), widths(31, map[int]uint8{0: 1})) },
+		"no end":             func(w *bitWriter) { w.dynamic(widths(257, map[int]uint8{0: 1, 1: 1}), []uint8{1}) },
+		"not the end":        func(w *bitWriter) { w.dynamic(widths(257, map[int]uint8{256: 1}), []uint8{1}); w.put(1, 1) },
+		"no distances":       func(w *bitWriter) { w.dynamic(widths(258, match), []uint8{0}); w.put(0b110, 3) },
+		"not the distance":   func(w *bitWriter) { w.dynamic(widths(258, match), []uint8{1}); w.put(0b1110, 4) },
+		"too few lengths":    func(w *bitWriter) { w.dynamic(widths(258, map[int]uint8{0: 1, 256: 3}), []uint8{1}) },
+		"too many lengths":   func(w *bitWriter) { w.dynamic(widths(258, map[int]uint8{0: 1, 1: 1, 256: 1}), []uint8{1}) },
+		"too few distances":  func(w *bitWriter) { w.dynamic(widths(258, match), []uint8{2}) },
+		"too many distances": func(w *bitWriter) { w.dynamic(widths(258, match), []uint8{1, 1, 1}) },
+	} {
+		w := new(bitWriter)
+		write(w)
+		w.bytes = append(w.bytes, make([]byte, 2*ahead)...)
+		likeGo(t, w.bytes)
+		if got, err := read(t, strings.NewReader(header+string(w.bytes))); !errors.Is(err, errInvalid) {
+			t.Errorf("%s: %d bytes, %v", name, len(got), err)
+		}
+	}
+}
+
+// What is decoded of the zeros that follow the input is not returned.
+func TestTruncatedInLiteral(t *testing.T) {
+	t.Parallel()
+	const literal = 149 // of nine bits
+	w := new(bitWriter)
+	w.put(1, 1)
+	w.put(1, 2)
+	for range 16 {
+		w.put(uint(reversed(0b110010000+literal-144, 9)), 9)
+	}
+	for size := range w.bytes {
+		got, err := read(t, strings.NewReader(header+string(w.bytes[:size])))
+		if !errors.Is(err, io.ErrUnexpectedEOF) || bytes.Count(got, []byte{literal}) != len(got) {
+			t.Errorf("%d bytes: %v, %v", size, got, err)
+		}
 	}
 }
 

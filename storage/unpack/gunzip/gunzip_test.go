@@ -87,6 +87,8 @@ func TestMembers(t *testing.T) {
 	t.Parallel()
 	texts := contents()
 	text := texts["text"]
+	whole := packed(t, 6, text)
+	data := string(whole[10+2+len("extra")+len("name")+1+len("comment")+1:])
 	for name, blob := range map[string][]byte{
 		"two":            bytes.Join([][]byte{packed(t, 6, text[:1<<18]), packed(t, 1, text[1<<18:])}, nil),
 		"empty ones":     bytes.Join([][]byte{packed(t, 6, nil), packed(t, 6, text), packed(t, 6, nil), packed(t, 6, nil)}, nil),
@@ -94,7 +96,9 @@ func TestMembers(t *testing.T) {
 		"half a header":  append(packed(t, 6, text), "\x1f\x8b\x08"...),
 		"no header":      append(packed(t, 6, text), "something else"...),
 		"zeros":          append(packed(t, 6, text), make([]byte, 3*buffered)...),
-		"a header's sum": append([]byte("\x1f\x8b\x08\x02\x00\x00\x00\x00\x00\xff??"), packed(t, 6, text)[10+2+len("extra")+len("name")+1+len("comment")+1:]...),
+		"a header's sum": []byte("\x1f\x8b\x08\x02\x00\x00\x00\x00\x00\xff??" + data),
+		"much extra":     []byte("\x1f\x8b\x08\x04\x00\x00\x00\x00\x00\xff\xff\xff" + strings.Repeat("?", 1<<16-1) + data),
+		"a long name":    []byte("\x1f\x8b\x08\x08\x00\x00\x00\x00\x00\xff" + strings.Repeat("?", 2*buffered) + "\x00" + data),
 	} {
 		source := bytes.NewReader(blob)
 		if got, err := read(t, source); err != nil || !bytes.Equal(got, text) || source.Len() > 0 {
@@ -113,7 +117,6 @@ func TestInvalid(t *testing.T) {
 		b[(at+len(b))%len(b)] ^= to
 		return b
 	}
-	deflated := func(data string) string { return "\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff" + data }
 	var before bytes.Buffer // refers to what is in front of it
 	w, err := flate.NewWriterDict(&before, flate.BestCompression, text)
 	if err == nil {
@@ -130,11 +133,11 @@ func TestInvalid(t *testing.T) {
 		"text":                    {"no header at all", gzip.ErrHeader},
 		"other checksum":          {string(changed(-8, 1)), gzip.ErrChecksum},
 		"other size":              {string(changed(-1, 1)), gzip.ErrChecksum},
-		"block of no type":        {deflated("\x07"), errInvalid},
-		"sizes that differ":       {deflated("\x01\x01\x00\x00\x00"), errInvalid},
-		"in front of the content": {deflated(before.String()), errInvalid},
-		"in the member before":    {string(blob) + deflated(before.String()), errInvalid},
-		"too many symbols":        {deflated("\xfd\x00\x00"), errInvalid},
+		"block of no type":        {header + "\x07", errInvalid},
+		"sizes that differ":       {header + "\x01\x01\x00\x00\x00", errInvalid},
+		"in front of the content": {header + before.String(), errInvalid},
+		"in the member before":    {string(blob) + header + before.String(), errInvalid},
+		"too many symbols":        {header + "\xfd\x00\x00", errInvalid},
 	} {
 		if got, err := read(t, strings.NewReader(test.blob)); !errors.Is(err, test.want) {
 			t.Errorf("%s: %d bytes, %v, want %v", name, len(got), err, test.want)
@@ -166,7 +169,7 @@ func TestReaderAfterAnother(t *testing.T) {
 	t.Parallel()
 	text := contents()["text"]
 	blob := packed(t, 6, text)
-	for _, size := range []int64{0, 1, room, room + window, int64(len(text)) - 1, int64(len(text)), int64(len(text)) + 1} {
+	for _, size := range []int64{0, 1, room, room + window, room + window + 1, int64(len(text)) - 1, int64(len(text)), int64(len(text)) + 1} {
 		for range 3 {
 			r := NewReader(bytes.NewReader(blob))
 			got, err := io.ReadAll(io.LimitReader(r, size))
@@ -177,6 +180,34 @@ func TestReaderAfterAnother(t *testing.T) {
 				t.Errorf("after %d bytes: %q, %v", size, got, err)
 			}
 		}
+	}
+}
+
+// A reader that is closed while its source is read is not used again.
+func TestCloseWhileSourceIsRead(t *testing.T) {
+	t.Parallel()
+	noise := contents()["noise"]
+	blob := packed(t, gzip.NoCompression, noise)
+	from, to := io.Pipe()
+	r := NewReader(from)
+	written := make(chan error)
+	go func() {
+		_, err := to.Write(blob[:len(blob)-1])
+		written <- err
+	}()
+	if _, err := io.ReadFull(r, make([]byte, window+room+1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(<-written, r.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if got, err := read(t, bytes.NewReader(blob)); err != nil || !bytes.Equal(got, noise) {
+			t.Errorf("%d bytes, %v", len(got), err)
+		}
+	}
+	if err := to.Close(); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -199,18 +230,19 @@ func FuzzInflate(f *testing.F) {
 }
 
 // likeGo compares what the inflater makes of data, whole or byte by byte, with what Go's own makes of them: the content, how many
-// bytes are left behind it, and whether and why they are refused.
-func likeGo(t *testing.T, data []byte) {
+// bytes are left behind it, and whether and why they are refused. It returns the content.
+func likeGo(t *testing.T, data []byte) []byte {
 	t.Helper()
 	const limit = 4 * room
+	var got []byte
 	rest := bytes.NewReader(data)
 	want, wrong := io.ReadAll(io.LimitReader(flate.NewReader(rest), limit))
 	for _, wrap := range []func(io.Reader) io.Reader{func(r io.Reader) io.Reader { return r }, iotest.OneByteReader} {
 		source := bytes.NewReader(data)
 		var d inflater
 		d.start(wrap(source))
-		var got []byte
 		var err error
+		got = nil
 		b, last := new(block), new(block)
 		for ended := false; !ended && err == nil && len(got) < limit; {
 			last, b = b, last
@@ -227,13 +259,14 @@ func likeGo(t *testing.T, data []byte) {
 		switch truncated := errors.Is(err, io.ErrUnexpectedEOF); {
 		case (err == nil) != (wrong == nil) || truncated && !errors.Is(wrong, io.ErrUnexpectedEOF):
 			t.Fatalf("%d bytes, %v, want %d, %v", len(got), err, len(want), wrong)
-		case !bytes.HasPrefix(want, got[:min(len(got), len(want))]) || err == nil && len(got) != len(want):
+		case !bytes.HasPrefix(want, got[:min(len(got), len(want))]) || err == nil && len(got) != len(want) || truncated && len(got) < len(want)-spare:
 			t.Fatalf("%d bytes differ from %d", len(got), len(want))
 		}
 		if left := source.Len() + d.size - d.at; err == nil && len(want) < limit && left != rest.Len() {
 			t.Errorf("%d bytes left, want %d", left, rest.Len())
 		}
 	}
+	return got
 }
 
 func BenchmarkReader(b *testing.B) {
