@@ -1,6 +1,7 @@
 package gunzip
 
 import (
+	"fmt"
 	"math/bits"
 	"slices"
 )
@@ -99,6 +100,9 @@ var lengths, distances, orders = func() (lengths, distances, orders alphabet) {
 	return lengths, distances, orders
 }()
 
+// errCodes is the error of widths that no code has.
+var errCodes = fmt.Errorf("there are no such codes: %w", errInvalid)
+
 // build fills a table, whose first entries are selected by so many bits, for symbols with codes of these widths (RFC 1951, 3.2.2);
 // a symbol of width 0 has none. It fails if there are no such codes or if they leave something without a meaning, except for
 // a single code of one bit, as with zlib.
@@ -112,7 +116,7 @@ func (a alphabet) build(table []entry, first uint, widths []uint8) error {
 	free, longest := 1, uint(0)
 	for width := uint(1); width <= maxCode; width++ {
 		if free = free<<1 - int(count[width]); free < 0 {
-			return errInvalid
+			return errCodes
 		}
 		if count[width] > 0 {
 			longest = width
@@ -120,12 +124,13 @@ func (a alphabet) build(table []entry, first uint, widths []uint8) error {
 		next[width+1] = (next[width] + count[width]) << 1
 	}
 	if free > 0 && longest > 1 {
-		return errInvalid
+		return errCodes
 	}
 	primary := table[:1<<first]
+	distinct := primary[:1<<min(first, longest)] // what follows it repeats it
 	if free > 0 {
-		for i := range primary {
-			primary[i] = special
+		for i := range distinct {
+			distinct[i] = special
 		}
 	}
 	var seconds [1 << lengthBits]uint8 // by what longer codes begin with: how many bits the longest has beyond that
@@ -149,8 +154,8 @@ func (a alphabet) build(table []entry, first uint, widths []uint8) error {
 		next[width]++
 		means := a[symbol] + entry(width)<<8 + entry(width)
 		if uint(width) <= first {
-			for i := int(code); i < len(primary); i += 1 << width {
-				primary[i] = means
+			for i := int(code); i < len(distinct); i += 1 << width {
+				distinct[i] = means
 			}
 			continue
 		}
@@ -164,6 +169,9 @@ func (a alphabet) build(table []entry, first uint, widths []uint8) error {
 		for i := int(code >> first); i < len(second); i += 1 << (uint(width) - first) {
 			second[i] = means
 		}
+	}
+	for n := len(distinct); n < len(primary); n *= 2 {
+		copy(primary[n:], primary[:n])
 	}
 	return nil
 }

@@ -266,7 +266,7 @@ func TestInvalidCodes(t *testing.T) {
 	} {
 		w := new(bitWriter)
 		write(w)
-		w.bytes = append(w.bytes, make([]byte, 2*ahead)...)
+		w.bytes = append(w.bytes, make([]byte, 2*lookahead)...)
 		likeGo(t, w.bytes)
 		if got, err := read(t, strings.NewReader(header+string(w.bytes))); !errors.Is(err, errInvalid) {
 			t.Errorf("%s: %d bytes, %v", name, len(got), err)

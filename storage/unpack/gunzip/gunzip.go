@@ -19,7 +19,7 @@ type Reader struct {
 	stop        chan struct{} // closed: nobody reads any more; nil: nothing is decompressed ahead
 }
 
-// readers are for use again. What they take of memory costs more than to decompress a small layer.
+// readers are used again: to allocate one costs more than to decompress a small layer.
 var readers sync.Pool
 
 // blocks is how many a reader has at most: one is read, one is full and one is being filled.
@@ -33,7 +33,7 @@ func NewReader(source io.Reader) *Reader {
 	if !again {
 		r = &Reader{full: make(chan *block, blocks), empty: make(chan *block, blocks)}
 	}
-	r.members.begin(source)
+	r.members.start(source)
 	return r
 }
 
@@ -89,7 +89,7 @@ func (r *Reader) ahead(last *block, stop <-chan struct{}) {
 	}
 }
 
-// Close implements io.Closer. A reader that is stopped midway may still be reading its source.
+// Close implements io.Closer, and must be called once. A reader that is stopped midway may still be reading its source.
 func (r *Reader) Close() error {
 	if r.stop != nil {
 		close(r.stop)
@@ -101,7 +101,7 @@ func (r *Reader) Close() error {
 		r.empty <- r.current
 	}
 	r.current, r.unread, r.stop = nil, nil, nil
-	r.members.begin(nil)
+	r.members.start(nil)
 	readers.Put(r)
 	return nil
 }
@@ -115,7 +115,7 @@ type members struct {
 	size   uint32
 }
 
-func (m *members) begin(source io.Reader) {
+func (m *members) start(source io.Reader) {
 	m.input.start(source)
 	m.inside, m.any = false, false
 }

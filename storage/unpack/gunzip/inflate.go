@@ -7,8 +7,8 @@ import (
 	"io"
 )
 
-// errInvalid is in the error of what is no DEFLATE.
-var errInvalid = errors.New("invalid data")
+// errInvalid says that data cannot be decompressed.
+var errInvalid = errors.New("invalid gzip data")
 
 const (
 	window = 32 << 10  // how far back a distance leads at most
@@ -32,16 +32,16 @@ const (
 	buffered = 64 << 10
 	// behind is how many bytes that were read stay in front of those to be read: they may have to be read again.
 	behind = 8
-	// ahead is how many bytes are there before something is decoded: it reads eight, and eight up to seven bytes further
+	// lookahead is how many bytes are there before something is decoded: it reads eight, and eight up to seven bytes further
 	// on, and with the last bytes of the input seven may be read that are not there.
-	ahead = 24
+	lookahead = 24
 )
 
 // input has the next bits of the source.
 type input struct {
 	source io.Reader
 	failed error // of the source
-	buffer [behind + buffered + ahead]byte
+	buffer [behind + buffered + lookahead]byte
 	at     int // in buffer: what is not in next
 	size   int // of buffer, without the zeros that follow the end of the source
 	next   pending
@@ -66,9 +66,9 @@ func (in *input) start(source io.Reader) {
 	in.source, in.failed, in.at, in.size, in.next = source, nil, behind, behind, pending{}
 }
 
-// ensure has the source read, unless enough bytes are there to decode something.
+// ensure reads from the source if there are not enough bytes to decode something.
 func (in *input) ensure() error {
-	if in.at+ahead <= in.size {
+	if in.at+lookahead <= in.size {
 		return nil
 	}
 	return in.read()
@@ -79,12 +79,12 @@ func (in *input) read() error {
 	if in.failed == nil {
 		in.size = copy(in.buffer[:], in.buffer[in.at-behind:in.size])
 		in.at = behind
-		for in.size < behind+ahead && in.failed == nil {
+		for in.size < behind+lookahead && in.failed == nil {
 			var n int
-			n, in.failed = in.source.Read(in.buffer[in.size : len(in.buffer)-ahead])
+			n, in.failed = in.source.Read(in.buffer[in.size : len(in.buffer)-lookahead])
 			in.size += n
 		}
-		clear(in.buffer[in.size : in.size+ahead])
+		clear(in.buffer[in.size : in.size+lookahead])
 	}
 	return in.over()
 }
@@ -185,10 +185,10 @@ func (d *inflater) inflate(b *block) (ended bool, err error) {
 		case d.last:
 			return true, d.align()
 		default:
-			err = d.header()
+			err = d.startBlock()
 		}
 	}
-	if over := d.over(); over != nil { // what is invalid are the zeros
+	if over := d.over(); over != nil { // only the zeros that follow the end are invalid
 		err = over
 	}
 	return false, err
@@ -202,8 +202,8 @@ func (d *inflater) copy(b *block) error {
 	return err
 }
 
-// header reads the header of a block.
-func (d *inflater) header() error {
+// startBlock reads the header of a block.
+func (d *inflater) startBlock() error {
 	if err := d.ensure(); err != nil {
 		return err
 	}
@@ -217,7 +217,7 @@ func (d *inflater) header() error {
 			return err
 		}
 		if d.stored = d.take(16); d.stored^d.take(16) != 0xffff {
-			return fmt.Errorf("%w: a block has two sizes", errInvalid)
+			return fmt.Errorf("a block has two sizes: %w", errInvalid)
 		}
 		return d.align()
 	case 1:
@@ -227,7 +227,7 @@ func (d *inflater) header() error {
 		d.coded, d.codes = true, &d.dynamic
 		return d.readCodes()
 	}
-	return fmt.Errorf("%w: a block of no known type", errInvalid)
+	return fmt.Errorf("a block of no known type: %w", errInvalid)
 }
 
 // orderOf is the order in which the numbers of bits of orders come.
@@ -237,7 +237,7 @@ var orderOf = [...]int{16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14
 func (d *inflater) readCodes() error {
 	ofLengths, ofDistances, ofOrders := d.take(5)+257, d.take(5)+1, d.take(4)+4
 	if ofLengths > 286 || ofDistances > 30 {
-		return fmt.Errorf("%w: too many symbols", errInvalid)
+		return fmt.Errorf("too many symbols: %w", errInvalid)
 	}
 	widths := make([]uint8, len(orders))
 	for _, symbol := range orderOf[:ofOrders] {
@@ -252,7 +252,7 @@ func (d *inflater) readCodes() error {
 		}
 		e := d.orders[d.peek(orderBits)]
 		if e&special != 0 {
-			return fmt.Errorf("%w: no code", errInvalid)
+			return fmt.Errorf("no code: %w", errInvalid)
 		}
 		d.take(e.taken())
 		var width uint8
@@ -260,7 +260,7 @@ func (d *inflater) readCodes() error {
 		switch order := e.value(0); order {
 		case 16:
 			if done == 0 {
-				return fmt.Errorf("%w: nothing to repeat", errInvalid)
+				return fmt.Errorf("nothing to repeat: %w", errInvalid)
 			}
 			width, times = d.widths[done-1], 3+d.take(2)
 		case 17:
@@ -271,7 +271,7 @@ func (d *inflater) readCodes() error {
 			width = uint8(order)
 		}
 		if times > ofLengths+ofDistances-done {
-			return fmt.Errorf("%w: too many symbols", errInvalid)
+			return fmt.Errorf("too many symbols: %w", errInvalid)
 		}
 		for range times {
 			d.widths[done] = width
@@ -279,7 +279,7 @@ func (d *inflater) readCodes() error {
 		}
 	}
 	if d.widths[256] == 0 {
-		return fmt.Errorf("%w: no code for the end of a block", errInvalid)
+		return fmt.Errorf("no code for the end of a block: %w", errInvalid)
 	}
 	return d.dynamic.build(d.widths[:ofLengths], d.widths[ofLengths:][:ofDistances])
 }
@@ -292,7 +292,7 @@ func (d *inflater) decode(b *block) (err error) {
 	next, at, to := d.next, d.at, b.end
 	in, out, lengths, distances := &d.buffer, &b.data, &d.codes.lengths, &d.codes.distances
 	for to < window+room {
-		if at+ahead > d.size {
+		if at+lookahead > d.size {
 			d.next, d.at = next, at
 			if err = d.read(); err != nil {
 				return err // what was decoded since the last time may be of zeros
@@ -320,7 +320,7 @@ func (d *inflater) decode(b *block) (err error) {
 		}
 		if e&special != 0 {
 			if e&end == 0 {
-				err = fmt.Errorf("%w: no code", errInvalid)
+				err = fmt.Errorf("no code: %w", errInvalid)
 			}
 			next = next.drop(e.taken())
 			d.coded = false
@@ -336,7 +336,7 @@ func (d *inflater) decode(b *block) (err error) {
 		next = next.drop(e.taken())
 		from, stop := to-distance, to+length
 		if e&special != 0 || from < d.oldest {
-			err = fmt.Errorf("%w: it refers to what is not there", errInvalid)
+			err = fmt.Errorf("it refers to what is not there: %w", errInvalid)
 			break
 		}
 		if distance < step {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"sync/atomic"
 
 	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
@@ -58,11 +59,11 @@ func (l *library) put(id, parent string, options *cstorage.LayerOptions, diff io
 		return Record{}, err
 	}
 	content := newDigested(plain, options.UncompressedDigest)
-	staged, err := l.into.Stage(l.ctx, content, func() (int64, error) { return l.blobs + max(sizeOf(diff), blob.size), nil })
+	staged, err := l.into.Stage(l.ctx, content, func() (int64, error) { return l.blobs + max(sizeOf(diff), blob.size.Load()), nil })
 	if err != nil {
 		return Record{}, err
 	}
-	record := Record{Blob: blob.digest(), Size: blob.size, Content: content.digest()}
+	record := Record{Blob: blob.digest(), Size: blob.size.Load(), Content: content.digest()}
 	if options.OriginalDigest != "" && options.OriginalSize != nil {
 		record.Size = *options.OriginalSize
 	}
@@ -83,7 +84,7 @@ func sizeOf(diff io.Reader) int64 {
 // digested counts and digests what is read, unless the digest is known.
 type digested struct {
 	io.Reader
-	size     int64
+	size     atomic.Int64 // gzip is read ahead
 	known    digest.Digest
 	digester digest.Digester // nil: it is known
 }
@@ -99,7 +100,7 @@ func newDigested(from io.Reader, known digest.Digest) *digested {
 // Read implements io.Reader.
 func (d *digested) Read(p []byte) (int, error) {
 	n, err := d.Reader.Read(p)
-	d.size += int64(n)
+	d.size.Add(int64(n))
 	if d.digester != nil {
 		_, _ = d.digester.Hash().Write(p[:n]) // never fails
 	}
