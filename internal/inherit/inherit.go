@@ -17,6 +17,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -52,13 +53,16 @@ func Explain(err error) error {
 
 // withoutRoom matches what programs say if the kernel allows them no more
 // processes or threads: Go's runtime, also with cgo, and Go programs that start
-// others.
-var withoutRoom = regexp.MustCompile(`failed to create new OS thread \(have \d+ already; errno=11\)|pthread_create failed: Resource temporarily unavailable|fork/exec [^\s:]+: resource temporarily unavailable`)
+// others. The pull worker and the shim monitor, which are started often, never
+// need it.
+var withoutRoom = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`failed to create new OS thread \(have \d+ already; errno=11\)|pthread_create failed: Resource temporarily unavailable|fork/exec [^\s:]+: resource temporarily unavailable`)
+})
 
 // WithoutRoom returns the words in the output of a program that say that it got
 // no room for a thread or process, without the stack that may follow; "" if
 // there are none.
-func WithoutRoom(said string) string { return withoutRoom.FindString(said) }
+func WithoutRoom(said string) string { return withoutRoom().FindString(said) }
 
 // ExplainOutput is Explain for a program that started and failed with err,
 // having said something: it may have got no room for its own threads and

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
+	"sync"
 )
 
 // entry is what the next bits of the input stand for:
@@ -65,14 +66,14 @@ func (t *tables) build(ofLengths, ofDistances []uint8) error {
 	return distances.build(t.distances[:], distanceBits, ofDistances)
 }
 
-// fixed are the tables of the codes that are always the same (RFC 1951, 3.2.6). They are made once: making them takes 300 times as
-// long as decoding the smallest block that uses them, and a blob may have nothing but such blocks.
-var fixed = func() *tables {
+// fixed returns the tables of the codes that are always the same (RFC 1951, 3.2.6). They are made once: making them takes 300 times
+// as long as decoding the smallest block that uses them, and a blob may have nothing but such blocks.
+var fixed = sync.OnceValue(func() *tables {
 	t := new(tables)
 	ofLengths := slices.Concat(slices.Repeat([]uint8{8}, 144), slices.Repeat([]uint8{9}, 112), slices.Repeat([]uint8{7}, 24), slices.Repeat([]uint8{8}, 8))
 	_ = t.build(ofLengths, slices.Repeat([]uint8{5}, 32)) // the codes are complete
 	return t
-}()
+})
 
 // alphabet has what its symbols mean, apart from their codes.
 type alphabet []entry

@@ -298,8 +298,8 @@ func TestFixedTablesAreMadeOnce(t *testing.T) {
 	const emptyFixed = "\x03\x00"
 	var d inflater
 	d.start(strings.NewReader(emptyFixed))
-	before := *fixed
-	if ended, err := d.inflate(new(block)); !ended || err != nil || d.codes != fixed || *fixed != before || d.dynamic != (tables{}) {
+	before := *fixed()
+	if ended, err := d.inflate(new(block)); !ended || err != nil || d.codes != fixed() || *fixed() != before || d.dynamic != (tables{}) {
 		t.Errorf("%t, %v", ended, err)
 	}
 }

@@ -166,12 +166,12 @@ func (m *members) header() error {
 }
 
 func (m *members) skipHeader() error {
-	const fixed, hasSum, hasExtra, hasName, hasComment = "\x1f\x8b\x08", 1 << 1, 1 << 2, 1 << 3, 1 << 4
+	const magic, hasSum, hasExtra, hasName, hasComment = "\x1f\x8b\x08", 1 << 1, 1 << 2, 1 << 3, 1 << 4
 	var header [10]byte
 	if err := m.exactly(header[:]); err != nil {
 		return err
 	}
-	if string(header[:len(fixed)]) != fixed {
+	if string(header[:len(magic)]) != magic {
 		return gzip.ErrHeader
 	}
 	flags := header[3]

@@ -221,7 +221,7 @@ func (d *inflater) startBlock() error {
 		}
 		return d.align()
 	case 1:
-		d.coded, d.codes = true, fixed
+		d.coded, d.codes = true, fixed()
 		return nil
 	case 2:
 		d.coded, d.codes = true, &d.dynamic

@@ -135,6 +135,22 @@ func Stall(after int) Action {
 	})
 }
 
+// Late answers after a time, like a registry that is far away.
+func Late(by time.Duration) Action {
+	return func(answer http.Handler, stop <-chan struct{}) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			timer := time.NewTimer(by)
+			defer timer.Stop()
+			select {
+			case <-timer.C:
+				answer.ServeHTTP(w, req)
+			case <-req.Context().Done():
+			case <-stop:
+			}
+		})
+	}
+}
+
 // Slow sends that many bytes of the answer's body per second.
 func Slow(bytesPerSecond int) Action {
 	const ticks = 20 // per second
