@@ -73,6 +73,7 @@ func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 	}
 	if errors.Is(err, durable.ErrLayersLost) {
 		s.images.forget(r.ImageID) // so that the kubelet sees that it is gone, and pulls it again
+		s.puller.Forget(r.ImageID) // or that pull would call it up to date
 		err = fmt.Errorf("%w: %w", err, fault.NotFound)
 	}
 	if fault.DiskFull(err) {

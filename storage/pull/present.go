@@ -83,7 +83,9 @@ func (p *Puller) isPresent(ctx context.Context, src *source.Image, record *cstor
 			return false
 		}
 	}
-	return durable.ImageUsable(p.Library, id) == nil && p.Signatures.Has(ctx, id, src.Manifest(), src.Signatures)
+	// Lost records of layers below the top one are noticed by containers, which have the image forgotten.
+	_, err = durable.UsableLayers(p.Library, record.TopLayer)
+	return err == nil && p.Signatures.Has(ctx, id, src.Manifest(), src.Signatures)
 }
 
 // record returns what the store says of an image, or nil if it is new.
