@@ -42,7 +42,7 @@ type Checkpointer interface {
 	Pause(ctx context.Context) error
 	// Dump has the runtime write the processes of a paused container to d.Images. They stay
 	// paused. If ctx ends, Dump waits until criu has let go of them, for two minutes at most: a
-	// killed criu can kill the container.
+	// killed criu can kill the container. For one that has died it waits some seconds.
 	Dump(ctx context.Context, d Dump) error
 	// EndDump waits until no process is left of a Dump, even of an earlier server, and resumes
 	// the container. It is idempotent, and does not need the container's monitor.
@@ -191,7 +191,7 @@ func (t *cliTask) Dump(ctx context.Context, d Dump) error {
 		return fmt.Errorf("write options of criu: %w", err)
 	}
 	argv := t.runtime.argv(a, "checkpoint", "--leave-running", "--image-path", d.Images, "--work-path", d.Work, t.ref.ID)
-	run := gentle{group: d.Cgroup, argv: argv, env: append(mountItselfIn(t.ref.Dir), found.Environ()...), apart: ownNetwork, aided: true}
+	run := gentle{group: d.Cgroup, argv: argv, env: append(mountItselfIn(t.ref.Dir), found.Environ()...), apart: ownNetwork, aided: true, container: t.ref.Cgroup}
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%s checkpoint: %w", t.runtime.name, context.Cause(ctx))
 	}
@@ -226,6 +226,10 @@ func checkImages(runtime, dir, image string) error {
 // memory; what takes longer than this hangs.
 const dumpPatience = 2 * time.Minute
 
+// mourning is how long criu may take to notice that the container has died. One that hangs keeps the dead processes, which it
+// traces, from their parent, so that nobody learns of the end.
+const mourning = 3 * time.Second
+
 // gentle is a program that is not killed at once when its time is up.
 type gentle struct {
 	argv, env []string
@@ -235,6 +239,8 @@ type gentle struct {
 	apart bool
 	// aided: a criu does the work, and without one the program can be killed.
 	aided bool
+	// container: cgroup of the container; if nothing of it is alive, nothing is lost with the criu. Empty: not known.
+	container string
 }
 
 // run returns what the program said. When ctx ends, it waits for the program.
@@ -265,11 +271,15 @@ func (g gentle) run(ctx context.Context) (said string, err error) {
 	ctx = context.WithoutCancel(ctx)
 	patience, cancel := context.WithTimeout(ctx, dumpPatience)
 	defer cancel()
+	lived := time.Now()
 	poll.Until(patience, 10*time.Millisecond, func() bool {
 		if g.aided {
 			g.killAlone(cmd.Process)
 		}
-		return len(ended) > 0
+		if g.container == "" || !empty(g.container) {
+			lived = time.Now()
+		}
+		return len(ended) > 0 || time.Since(lived) > mourning
 	})
 	if len(ended) == 0 {
 		err = killDump(ctx, g.group)
@@ -284,6 +294,12 @@ func (g gentle) killAlone(runtime *os.Process) {
 	if pids, err := cgroup.Procs(g.group); err == nil && slices.Equal(pids, []int{runtime.Pid}) {
 		_ = runtime.Kill() // it may have ended meanwhile
 	}
+}
+
+// empty reports whether no process of a cgroup is alive.
+func empty(group string) bool {
+	pids, err := cgroup.Procs(group)
+	return err == nil && len(pids) == 0
 }
 
 // killDump kills what hangs.
@@ -302,8 +318,7 @@ func endDump(ctx context.Context, group, container string) error {
 	if group != "" {
 		patience, cancel := context.WithTimeout(ctx, dumpPatience)
 		defer cancel()
-		gone := func() bool { pids, err := cgroup.Procs(group); return err == nil && len(pids) == 0 }
-		if !poll.Until(patience, 10*time.Millisecond, gone) {
+		if !poll.Until(patience, 10*time.Millisecond, func() bool { return empty(group) }) {
 			if err := killDump(ctx, group); err != nil {
 				return err
 			}

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -433,6 +434,54 @@ func TestCheckpointBetweenProbes(t *testing.T) {
 	}
 	cancel()
 	must(t, probes.Wait())
+}
+
+// A criu that hangs does not keep a container from being removed: it traces the processes, and nobody else learns that
+// they are dead.
+func TestRemoveBesideHangingCriu(t *testing.T) {
+	t.Parallel()
+	w, ok := dumps(t)
+	if !ok {
+		return
+	}
+	p, out := w.run(t, "runc"), w.dir(t)
+	c := p.start(t, "alloc 200 ; lines 1000000000 20ms")
+	c.says(t, "line 1")
+	stopped := false
+	for i := 0; !stopped; i++ { // a dump may be over before it is seen
+		result := make(chan error, 1)
+		go func() { result <- c.checkpoint(context.Background(), filepath.Join(out, fmt.Sprint(i))) }()
+		wait.For(t, "criu to trace the container, or the end of the checkpoint", func() bool {
+			criu := tracerOf(c.id)
+			stopped = criu > 1 && unix.Kill(criu, unix.SIGSTOP) == nil && criu == tracerOf(c.id)
+			return stopped || len(result) > 0
+		})
+		if stopped {
+			c.remove(t)
+		}
+		if err := <-result; (err != nil) != stopped {
+			t.Errorf("criu was stopped: %t, but the checkpoint: %v", stopped, err)
+		}
+	}
+}
+
+// tracerOf returns the process that traces one of a container, or 0.
+func tracerOf(id string) (pid int) {
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		cgroups, _ := os.ReadFile(filepath.Join(dir, "cgroup")) // it may have ended
+		if !strings.Contains(string(cgroups), id) || strings.Contains(string(cgroups), "crius-checkpoint-") {
+			continue
+		}
+		status, _ := os.ReadFile(filepath.Join(dir, "status"))
+		if _, tracer, _ := strings.Cut(string(status), "TracerPid:"); tracer != "" {
+			_, _ = fmt.Sscan(tracer, &pid)
+		}
+		if pid > 0 {
+			return pid
+		}
+	}
+	return 0
 }
 
 // What wants a container to end does not wait for its checkpoint.
