@@ -65,9 +65,9 @@ func (i *Image) Content(ctx context.Context, kind source.Kind) ([]byte, error) {
 }
 
 // User returns the image's user: its uid if it is numeric, or else its name (CRI Image.uid and
-// username). Leading zeros count for nothing, as when a container is made. A number beyond 31 bits, or
-// written with a sign or another base, is not a uid: it is returned as a name, for which the kubelet
-// cannot verify that it is not root (CVE-2024-40635, CVE-2026-46680).
+// username). A number beyond 31 bits, or written with a sign or another base, is not a uid: it is
+// returned as a name, for which the kubelet cannot verify that it is not root (CVE-2024-40635,
+// CVE-2026-46680).
 func (i *Image) User() (uid *int64, name string) {
 	user := groupSuffix.ReplaceAllString(i.Config.User, "")
 	if user == "" {
@@ -81,7 +81,7 @@ func (i *Image) User() (uid *int64, name string) {
 
 var (
 	groupSuffix = regexp.MustCompile(`(?s):.*$`)
-	decimal     = regexp.MustCompile(`^[0-9]+$`)
+	decimal     = regexp.MustCompile(`^(0|[1-9][0-9]*)$`)
 )
 
 // maxDocument bounds the config and each manifest of an image that another tool has stored; the

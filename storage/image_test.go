@@ -17,7 +17,6 @@ import (
 func TestUser_CVE_2024_40635_CVE_2026_46680(t *testing.T) {
 	for user, want := range map[string]int64{
 		"": 0, ":": 0, ":5": 0, "0": 0, "0:0": 0, "1000": 1000, "1000:1000": 1000, "1000:wheel": 1000, "2147483647": 2147483647,
-		"00": 0, "01000": 1000, "007:007": 7,
 	} {
 		uid, name := (&Image{Config: &imagespec.ImageConfig{User: user}}).User()
 		if uid == nil || *uid != want || name != "" {
@@ -26,7 +25,7 @@ func TestUser_CVE_2024_40635_CVE_2026_46680(t *testing.T) {
 	}
 	for user, want := range map[string]string{
 		"www-data": "www-data", "www-data:www-data": "www-data",
-		"2147483648": "2147483648", "4294967296": "4294967296", "-1": "-1", "+0": "+0", "0x0": "0x0", "02147483648": "02147483648",
+		"2147483648": "2147483648", "4294967296": "4294967296", "-1": "-1", "+0": "+0", "0x0": "0x0", "00": "00", "01000": "01000",
 		" 0": " 0", "0 ": "0 ", "1_0": "1_0", "٠": "٠", "0\n": "0\n",
 		strings.Repeat("9", 70): strings.Repeat("9", 70),
 	} {
