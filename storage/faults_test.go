@@ -63,7 +63,7 @@ func TestPullSurvivesALostStagingDirectory(t *testing.T) {
 		ended <- err
 	}()
 	wait.For(t, "files to be unpacked", func() bool {
-		begun, _ := filepath.Glob(filepath.Join(n.dir, "root/overlay/tempdirs/crius-unpack-*/dir/file1"))
+		begun, _ := filepath.Glob(filepath.Join(n.dir, "root/overlay/tempdirs/crius-unpack-*/*/file1"))
 		for _, file := range begun {
 			_ = os.RemoveAll(filepath.Dir(filepath.Dir(file)))
 		}
@@ -111,7 +111,7 @@ func TestPullWhileOtherProgramsEnd(t *testing.T) {
 	for i := 1; i <= parts; i++ {
 		if i < parts {
 			wait.For(t, "a part to be unpacked", func() bool {
-				begun, _ := filepath.Glob(fmt.Sprintf("%s/tempdirs/*/dir/file%d", overlay, files*i/parts-margin))
+				begun, _ := filepath.Glob(fmt.Sprintf("%s/tempdirs/*/*/file%d", overlay, files*i/parts-margin))
 				return len(begun) > 0
 			})
 			ok(t, unix.Unmount(overlay, unix.MNT_DETACH))

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/storage/idlists"
+	"github.com/crius-run/crius/storage/unpack/layers"
 	"github.com/crius-run/crius/test/kit/image"
 )
 
@@ -66,12 +66,12 @@ func TestOwnersOfFilesAreNotRecorded_storage_389(t *testing.T) {
 	r.Push("app", "2", build(t, image.Image{Layers: []image.Layer{layer(t, image.Text("a", "2")), many}})) // again, from the store
 	other := n.pull(r.Addr() + "/app:2")
 	for _, file := range []string{layersFile, manifestFile} {
-		if most := longest(t, filepath.Join(n.cfg.Root, file)); most > idlists.Kept {
+		if most := longest(t, filepath.Join(n.cfg.Root, file)); most > layers.KeptOwners {
 			t.Errorf("%s has a list of %d owners", file, most)
 		}
 	}
 	for _, l := range n.layerRecords() {
-		if len(l.UIDs) > idlists.Kept || len(l.GIDs) > idlists.Kept {
+		if len(l.UIDs) > layers.KeptOwners || len(l.GIDs) > layers.KeptOwners {
 			t.Errorf("the library knows %d uids and %d gids of a layer", len(l.UIDs), len(l.GIDs))
 		}
 	}

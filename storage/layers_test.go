@@ -21,8 +21,8 @@ import (
 	"go.podman.io/storage/pkg/archive"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/storage/idlists"
 	"github.com/crius-run/crius/storage/registry/source"
+	"github.com/crius-run/crius/storage/unpack/layers"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
 	"github.com/crius-run/crius/test/kit/wait"
@@ -44,7 +44,7 @@ func TestLayersAreAsTheLibraryAddsThem(t *testing.T) {
 		"no files":       {image.RawLayer(make([]byte, 1024)), base},
 		"no bytes":       {{Digest: digest.FromString(""), DiffID: digest.FromString("")}, base},
 		"root directory": {base, layer(t, root(0o1711).Owned(7, 8), image.Text("a", "x")), layer(t, image.Text("b/c", "x")), layer(t, root(0o700)), base},
-		"many owners":    {layer(t, ownedByMany(idlists.Kept-1)...), layer(t, image.Whiteout("l0").Owned(5, 6), image.Text("f", "x").Owned(3, 4))},
+		"many owners":    {layer(t, ownedByMany(layers.KeptOwners-1)...), layer(t, image.Whiteout("l0").Owned(5, 6), image.Text("f", "x").Owned(3, 4))},
 	} {
 		a := build(t, image.Image{Layers: layers})
 		ours, theirs := newNode(t), newNode(t)
@@ -89,7 +89,7 @@ func TestLayersAreUnpackedSideBySide(t *testing.T) {
 		ended <- err
 	}()
 	wait.For(t, "the upper layers to be unpacked", func() bool {
-		found, _ := filepath.Glob(filepath.Join(n.cfg.Root, "overlay/tempdirs/crius-unpack-*/dir/noise"))
+		found, _ := filepath.Glob(filepath.Join(n.cfg.Root, "overlay/tempdirs/crius-unpack-*/*/noise"))
 		whole := 0
 		for _, file := range found {
 			if st, err := os.Stat(file); err == nil && (st.Size() == 1000 || st.Size() == 2000) {

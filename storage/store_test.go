@@ -27,7 +27,7 @@ import (
 var unpacker string // path of crius-unpack
 
 func TestMain(m *testing.M) {
-	if Init() {
+	if Init() || hostileWorker() {
 		return
 	}
 	if os.Getenv("STORAGE_TEST_LOG") == "" {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/race"
+	"github.com/crius-run/crius/storage/unpack"
 	"github.com/crius-run/crius/storage/unpack/wire"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
@@ -204,14 +205,19 @@ func TestPresentImageNeedsNoWorker(t *testing.T) {
 	r.Push("repo", "labelled", build(t, image.Image{Layers: []image.Layer{base}, Config: imagespec.ImageConfig{Labels: map[string]string{"a": "b"}}}))
 	r.Push("repo", "new", motd(t, "new"))
 	n.pull(r.Addr() + "/repo:1")
-	n.puller.Options.GraphDriverOptions = []string{"overlay.nonsense=1"} // none can open the store
+	n.write("no program", "")
+	none, err := unpack.OpenProgram(filepath.Join(n.dir, "no program"))
+	ok(t, err)
+	program := n.puller.Program
+	n.puller.Program = none
+	t.Cleanup(func() { ok(t, n.puller.Program.Close()); n.puller.Program = program })
 	n.pull(r.Addr() + "/repo:1")
 	if img := n.pull(r.Addr() + "/repo:2"); len(img.RepoTags) != 2 {
 		t.Errorf("tags %q", img.RepoTags)
 	}
 	n.pull(r.Addr() + "/repo:labelled")
 	if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/repo:new"}); err == nil {
-		t.Error("a worker has opened the store all the same")
+		t.Error("a worker was started all the same")
 	}
 }
 
@@ -250,7 +256,7 @@ func TestBusyPullWorkerEndsWithItsPull(t *testing.T) {
 		ended <- err
 	}()
 	wait.For(t, "the worker to unpack the layer, of which all has come", func() bool {
-		begun, _ := filepath.Glob(filepath.Join(n.cfg.Root, "overlay/tempdirs/crius-unpack-*/dir/begun"))
+		begun, _ := filepath.Glob(filepath.Join(n.cfg.Root, "overlay/tempdirs/crius-unpack-*/*/begun"))
 		came, _ := filepath.Glob(filepath.Join(n.cfg.Root, "crius-downloads/*"))
 		whole := slices.ContainsFunc(came, func(path string) bool {
 			st, err := os.Stat(path)

@@ -13,7 +13,10 @@ import (
 )
 
 // Usage is what files take of a disk. A file with several links counts once.
-type Usage struct{ Bytes, Inodes uint64 }
+type Usage struct {
+	Bytes  uint64 `json:"Bytes"`
+	Inodes uint64 `json:"Inodes"`
+}
 
 // Plus returns the sum.
 func (u Usage) Plus(other Usage) Usage {

@@ -16,7 +16,7 @@ import (
 	"go.podman.io/storage/pkg/archive"
 	"golang.org/x/sys/unix"
 
-	"github.com/crius-run/crius/storage/unpack/layers"
+	"github.com/crius-run/crius/storage/unpack/layerstore"
 )
 
 // content compares a layer with its digest. The digest covers only the content of files; owners,
@@ -25,7 +25,7 @@ func (s *check) content(ctx context.Context, layer *cstorage.Layer, dir string) 
 	if layer.UncompressedDigest.Validate() != nil {
 		return nil // its content is not recorded
 	}
-	diff := layers.Rebuild(s.store, layer)
+	diff := layerstore.Rebuild(s.store, layer)
 	defer func() { err = errors.Join(err, diff.Close()) }()
 	digester := layer.UncompressedDigest.Algorithm().Digester()
 	all := io.TeeReader(s.watched(ctx, diff), digester.Hash())
@@ -48,7 +48,7 @@ func (s *check) content(ctx context.Context, layer *cstorage.Layer, dir string) 
 	if err == nil {
 		return nil
 	}
-	if name, unread := layers.Replaced(s.store, layer); unread == nil && name != "" {
+	if name, unread := layerstore.Replaced(s.store, layer); unread == nil && name != "" {
 		slog.Warn("cannot verify layer: one of its files replaces another one", "layer", layer.ID, "file", name, "err", err)
 		return nil
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/unpack/layers"
+	"github.com/crius-run/crius/storage/unpack/layerstore"
 )
 
 // sweep deletes the layers and incomplete images that jobs have left, and then the jobs. It returns
@@ -143,7 +144,7 @@ func (d *Leftovers) sweepStaging() error {
 // versions did so. A directory in use is locked.
 func (d *Leftovers) sweepStaged() error {
 	place := filepath.Join(RootsOf(d.store).ForImages(), d.store.GraphDriverName())
-	found, err := filepath.Glob(filepath.Join(place, layers.StagingPlace, layers.StagingPrefix+"*"))
+	found, err := filepath.Glob(filepath.Join(place, layerstore.StagingPlace, layerstore.StagingPrefix+"*"))
 	earlier, earlierErr := filepath.Glob(filepath.Join(place, "staging", "*"))
 	err = errors.Join(err, earlierErr)
 	for _, dir := range slices.Concat(found, earlier) {

@@ -18,12 +18,9 @@ import (
 	"strings"
 
 	"go.podman.io/storage/pkg/lockfile"
-)
 
-// Kept is how many uids and gids a record may list. Real layers have few, which take less space
-// than the rest of the record: they stay, so the file need not be written again, and podman finds
-// its lists.
-const Kept = 8
+	"github.com/crius-run/crius/storage/unpack/layers"
+)
 
 // DropFromLayers calls Drop for the records of layers in a root of a store, under their lock: all
 // processes that have the store open read them again. If there is nothing to do, it does not wait
@@ -48,7 +45,7 @@ func DropFromLayers(root string) error {
 	return nil
 }
 
-// Drop removes all lists of owners from a file of records if one is longer than Kept. At every
+// Drop removes all lists of owners from a file of records if one is longer than layers.KeptOwners. At every
 // moment the file has the old content, or the new content, which has been synced. The memory that
 // Drop needs does not depend on the size of the file. A missing or damaged file stays as it is.
 func Drop(file string) error {
@@ -111,7 +108,7 @@ func Read(file string) ([]byte, error) {
 	return content.Bytes(), nil
 }
 
-// long reports whether a file can be parsed and has a list that is longer than Kept.
+// long reports whether a file can be parsed and has a list that is longer than layers.KeptOwners.
 func long(file string) (bool, error) {
 	f, err := os.Open(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -128,7 +125,7 @@ func long(file string) (bool, error) {
 	if err != nil {
 		return false, failed(file, err)
 	}
-	return longest > Kept, nil
+	return longest > layers.KeptOwners, nil
 }
 
 var errDamaged = errors.New("it is damaged")

@@ -7,6 +7,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
 // list is one of owners, so long.
@@ -14,7 +16,7 @@ func list(n int) string { return "[" + strings.TrimSuffix(strings.Repeat("429496
 
 func TestDrop(t *testing.T) {
 	t.Parallel()
-	long, short := list(Kept+1), list(Kept)
+	long, short := list(layers.KeptOwners+1), list(layers.KeptOwners)
 	for content, want := range map[string]string{
 		`[{"id":"a","uidset":` + long + `,"gidset":` + long + `}]`:                   `[{"id":"a"}]`,
 		`[{"uidset":` + long + `,"gidset":` + long + `,"id":"a"},{"id":"b"}]`:        `[{"id":"a"},{"id":"b"}]`,
@@ -66,7 +68,7 @@ func TestDrop(t *testing.T) {
 // files: the next start finds it, and the next Drop deletes it.
 func TestDropKilled(t *testing.T) {
 	t.Parallel()
-	for _, length := range []int{Kept, Kept + 1} {
+	for _, length := range []int{layers.KeptOwners, layers.KeptOwners + 1} {
 		file := filepath.Join(t.TempDir(), "layers.json")
 		if err := os.WriteFile(file, []byte(`[{"uidset":`+list(length)+`}]`), 0o600); err != nil {
 			t.Fatal(err)

@@ -22,7 +22,7 @@ import (
 	"github.com/crius-run/crius/storage/pull/pullerror"
 	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/unpack"
-	"github.com/crius-run/crius/storage/unpack/layers"
+	"github.com/crius-run/crius/storage/unpack/layerstore"
 )
 
 // incoming is an image that is being pulled.
@@ -52,7 +52,7 @@ func (p *Puller) copy(ctx context.Context, src incoming, t unpack.Task) (string,
 
 // copyAny copies an image with a worker, unless the store has all that it needs.
 func (p *Puller) copyAny(ctx context.Context, src incoming, t unpack.Task) (string, error) {
-	present := layers.Present(p.Library, src.Layers())
+	present := layerstore.Present(p.Library, src.Layers())
 	if len(present) > 0 {
 		id, err := p.copyPresent(ctx, src, present, t.Events)
 		if !errors.Is(err, source.ErrLayerWanted) {
@@ -145,12 +145,8 @@ func exists(path string) bool {
 // copyByWorker has a worker unpack the image's layers, unless they are present, and copy the image if
 // necessary.
 func (p *Puller) copyByWorker(ctx context.Context, src incoming, present bool, t unpack.Task) (id string, err error) {
-	if err := p.features.Find(ctx, p.Options); err != nil {
-		return "", err
-	}
-	t.Source, t.Store, t.Job, t.Temporary, t.Parallel = src.Image, p.Options, src.job.Lock, src.job.Temporary, p.Settings.Load().ParallelLayers
+	t.Source, t.Library, t.Job, t.Temporary, t.Parallel = src.Image, p.Library, src.job.Lock, src.job.Temporary, p.Settings.Load().ParallelLayers
 	t.Unpacking, t.RepeatRoom, t.Cgroups, t.Program = p.Settings.Load().UnpackParallel, p.RepeatRoom, p.Cgroups, p.Program
-	t.Writable = append(p.writable(), src.job.Temporary)
 	t.Downloads = p.Downloads.Begin(reference.Domain(src.Name))
 	defer func() { t.Downloads.End(err) }()
 	if t.Program == nil || len(src.Layers()) == 0 || present {
@@ -159,7 +155,7 @@ func (p *Puller) copyByWorker(ctx context.Context, src incoming, present bool, t
 	if err := t.Unpack(ctx); err != nil {
 		return "", blameArchive(err, t.Downloads.Failed())
 	}
-	unpacked := layers.Present(p.Library, src.Layers())
+	unpacked := layerstore.Present(p.Library, src.Layers())
 	if len(unpacked) == 0 { // somebody has removed one meanwhile
 		return "", cstorage.ErrLayerUnknown
 	}
@@ -172,6 +168,10 @@ func (p *Puller) copyByWorker(ctx context.Context, src incoming, present bool, t
 
 // copyWhole has a worker copy the image.
 func (p *Puller) copyWhole(ctx context.Context, src *source.Image, t unpack.Task) (string, error) {
+	if err := p.features.Find(ctx, p.Options); err != nil {
+		return "", err
+	}
+	t.Store, t.Writable = p.Options, p.writable()
 	id, err := t.Copy(ctx)
 	if err == nil {
 		err = p.addIndexes(id, src)

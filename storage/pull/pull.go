@@ -46,6 +46,7 @@ import (
 	"github.com/crius-run/crius/storage/registry/trust"
 	"github.com/crius-run/crius/storage/registry/verifier"
 	"github.com/crius-run/crius/storage/unpack"
+	"github.com/crius-run/crius/storage/unpack/layerstore"
 )
 
 // Settings are the operator's configuration of pulls.
@@ -205,7 +206,7 @@ func (p *Puller) pullFromAny(ctx context.Context, n named) error {
 // othersMayHelp reports whether a pull may have failed because of a mirror. A refusal of the
 // signature policy stands.
 func othersMayHelp(err error) bool {
-	return source.FromMirror(err) && !errors.Is(err, trust.ErrSignature) && !errors.Is(err, pullerror.ErrWorkerDied) && !removedMeanwhile(err) &&
+	return source.FromMirror(err) && !errors.Is(err, trust.ErrSignature) && !errors.Is(err, pullerror.ErrWorkerDied) && !layerstore.Gone(err) &&
 		!slices.Contains(pullerror.Kinds(err), fault.Exhausted)
 }
 
@@ -222,23 +223,11 @@ func (p *Puller) pullName(ctx context.Context, n named) error {
 		}
 		// The library has errors without a type for this, too. Those of a broken image are like them.
 		unclear := len(pullerror.Kinds(err)) == 0 && removing && attempt < attempts
-		if !unclear && !removedMeanwhile(err) {
+		if !unclear && !layerstore.Gone(err) {
 			return err
 		}
 		slog.InfoContext(ctx, "layers were removed during the pull, pulling again", "image", n.name.String(), "err", err)
 	}
-}
-
-func removedMeanwhile(err error) bool {
-	for _, gone := range []error{
-		cstorage.ErrLayerUnknown, cstorage.ErrImageUnknown, cstorage.ErrParentUnknown,
-		cstorage.ErrNotAnImage, cstorage.ErrNotALayer, cstorage.ErrNotAnID,
-	} {
-		if errors.Is(err, gone) {
-			return true
-		}
-	}
-	return false
 }
 
 func (p *Puller) pullOnce(ctx context.Context, n named) error {

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"go.podman.io/image/v5/types"
+	cstorage "go.podman.io/storage"
 	"go.podman.io/storage/pkg/reexec"
 	storagetypes "go.podman.io/storage/types"
 	"golang.org/x/sys/unix"
@@ -35,6 +36,7 @@ import (
 	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/unpack/copier"
+	"github.com/crius-run/crius/storage/unpack/layerstore"
 	"github.com/crius-run/crius/storage/unpack/wire"
 	"github.com/opencontainers/go-digest"
 )
@@ -51,12 +53,13 @@ var outOfMemory = regexp.MustCompile(`out of memory|cannot allocate memory|pthre
 // Task is a worker's task for one image.
 type Task struct {
 	Source    *source.Image
-	Store     storagetypes.StoreOptions // destination
+	Library   cstorage.Store            // destination
+	Store     storagetypes.StoreOptions // of Library, for Copy
 	Job       *os.File                  // a lock that the worker inherits: nobody sweeps files that it may still write
 	Temporary string                    // directory for large files
 	Parallel  int                       // layers that are fetched at a time
 	Unpacking int                       // layers that are unpacked at a time
-	Writable  []string                  // the only directories in which the worker changes files
+	Writable  []string                  // directories of the store, in which the worker of Copy changes files
 	Secrets   []string                  // hidden from the worker
 	Downloads *download.Pull
 	Program   *Program                      // for Unpack
@@ -74,24 +77,56 @@ type Cgroups interface {
 	Enter(ctx context.Context, pod string, pid int) (leave func(), err error)
 }
 
-// Unpack has a worker add the image's layers to the store. All of them must have a format that
-// source.Documents.Layers knows. The error is pullerror.ErrWorkerDied if the worker ended before
-// its work.
+// Unpack has a worker unpack the image's layers, and adds them to the store. All of them must have a
+// format that source.Documents.Layers knows. The error is pullerror.ErrWorkerDied if the worker ended
+// before its work.
 func (t Task) Unpack(ctx context.Context) error {
-	order := t.order()
-	order.Layers = t.Source.Layers()
-	last, err := t.run(ctx, t.Program.command(ctx), order)
+	const attempts = 3
+	for attempt := 1; ; attempt++ {
+		swept, err := t.unpack(ctx)
+		if err == nil || !swept || attempt == attempts || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// unpack is one attempt of Unpack. It reports whether another program has deleted the layers meanwhile.
+func (t Task) unpack(ctx context.Context) (swept bool, err error) {
+	staging, err := layerstore.NewStaging(t.Library, t.Temporary)
+	if err != nil {
+		return false, err
+	}
+	defer func() {
+		swept = staging.Swept()
+		if err := staging.Delete(); err != nil {
+			slog.WarnContext(ctx, "cannot delete the directory in which layers were unpacked; the next start retries", "err", err)
+		}
+	}()
+	missing := layerstore.Missing(t.Library, t.Source.Layers())
+	store, err := openQuestions(layerstore.Store{Store: t.Library}, staging.Staging, missing)
+	if err != nil {
+		return false, err
+	}
+	defer store.close()
+	cmd := t.Program.command(ctx)
+	cmd.ExtraFiles = append(cmd.ExtraFiles, store.theirs, staging.Lock)
+	w := &process{Task: t, cmd: cmd, writable: []string{staging.Dir, t.Temporary}, questions: store}
+	last, err := w.carryOut(ctx, wire.Order{
+		Protocol: wire.Protocol, Layers: missing, Staging: staging.Staging, Temporary: t.Temporary, Parallel: t.Parallel, Unpack: t.Unpacking, RepeatRoom: t.RepeatRoom,
+	})
 	if err == nil && !last.Unpacked {
 		err = fmt.Errorf("pull worker ended with an unexpected message: %w", fault.Invalid)
 	}
-	return err
+	return false, err
 }
 
 // Copy has a worker copy the image, whatever the format of its layers, and returns its id. Errors
 // are those of Unpack.
 func (t Task) Copy(ctx context.Context) (id string, err error) {
-	last, err := t.run(ctx, reexec.CommandContext(ctx, copier.Name), copier.Order{
-		Order: t.order(), Documents: t.Source.Documents, Name: t.Source.Name.String(), Signatures: t.Source.Signatures,
+	w := &process{Task: t, cmd: reexec.CommandContext(ctx, copier.Name), writable: append([]string{t.Temporary}, t.Writable...)}
+	last, err := w.carryOut(ctx, copier.Order{
+		Store: t.Store, Temporary: t.Temporary, Parallel: t.Parallel, RepeatRoom: t.RepeatRoom,
+		Documents: t.Source.Documents, Name: t.Source.Name.String(), Signatures: t.Source.Signatures,
 	})
 	if err != nil {
 		return "", err
@@ -102,17 +137,13 @@ func (t Task) Copy(ctx context.Context) (id string, err error) {
 	return last.Copied, nil
 }
 
-func (t Task) order() wire.Order {
-	return wire.Order{Protocol: wire.Protocol, Store: t.Store, Temporary: t.Temporary, Parallel: t.Parallel, Unpack: t.Unpacking, RepeatRoom: t.RepeatRoom}
-}
-
-// run has a worker carry out an order and returns its last message.
-func (t Task) run(ctx context.Context, cmd *exec.Cmd, order any) (last wire.Message, err error) {
-	w := &process{Task: t, cmd: cmd, blobs: t.Source.Blobs()}
+// carryOut has the worker carry out an order and returns its last message.
+func (w *process) carryOut(ctx context.Context, order any) (last wire.Message, err error) {
+	w.blobs = w.Source.Blobs()
 	if err := w.start(); errors.Is(err, fault.Exhausted) {
 		return last, fmt.Errorf("start pull worker: %w", err)
 	} else if err != nil {
-		return last, fmt.Errorf("start pull worker %s (if that goes on, install crius again and restart it): %w", cmd.Args[0], err)
+		return last, fmt.Errorf("start pull worker %s (if that goes on, install crius again and restart it): %w", w.cmd.Args[0], err)
 	}
 	return w.run(ctx, order)
 }
@@ -121,7 +152,10 @@ func (t Task) run(ctx context.Context, cmd *exec.Cmd, order any) (last wire.Mess
 type process struct {
 	Task
 
-	cmd    *exec.Cmd
+	cmd       *exec.Cmd
+	writable  []string   // the only directories in which it changes files
+	questions *questions // nil: it asks none
+
 	stdin  io.WriteCloser // for its order
 	conn   *net.UnixConn
 	stderr capture.Head
@@ -182,7 +216,7 @@ func (w *process) start() error {
 
 // runConfined runs the worker on a thread that it confines.
 func (w *process) runConfined(started chan<- error) error {
-	err := confine(w.Writable)
+	err := confine(w.writable)
 	if err == nil {
 		err = inherit.Explain(w.cmd.Start())
 	}
@@ -212,18 +246,24 @@ func (w *process) run(ctx context.Context, order any) (last wire.Message, err er
 		err = errors.Join(err, closeErr)
 		_ = w.cmd.Process.Kill()
 	}
+	if w.questions != nil {
+		w.questions.answer(ctx)
+	}
 	err = errors.Join(err, panics.Do(ctx, "serve pull worker", func() error { last = w.serve(fetching); return nil }))
 	_ = w.cmd.Process.Kill() // it has sent its last message
 	cancel()
 	<-w.ended
 	w.fetching.Wait()
+	if w.questions != nil {
+		w.questions.close()
+	}
 	switch {
 	case placeErr != nil && !dead:
 		return wire.Message{}, placeErr
 	case last.Copied != "" || last.Unpacked:
 		return last, nil
 	case last.Failed != nil:
-		return wire.Message{}, last.Failed.Arrived(w.fetchError)
+		return wire.Message{}, last.Failed.Arrived(w.original)
 	}
 	if refused := w.refused(); refused != nil {
 		return wire.Message{}, refused
@@ -379,14 +419,17 @@ func (w *process) transfer(ctx context.Context, info types.BlobInfo, to *net.Uni
 	})
 }
 
-// fetchError returns the error of the n-th fetch, from 1.
-func (w *process) fetchError(n int) error {
+// original returns the error of the fetch or the question that a failure comes from, or nil.
+func (w *process) original(f *wire.Failure) error {
+	if w.questions != nil && f.Question > 0 {
+		return w.questions.failure(f.Question)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if n < 1 || n > len(w.failed) {
+	if f.Fetch < 1 || f.Fetch > len(w.failed) {
 		return nil
 	}
-	return w.failed[n-1]
+	return w.failed[f.Fetch-1]
 }
 
 // refused returns the error of a fetch for which the worker was killed, or nil.

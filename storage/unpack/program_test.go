@@ -68,7 +68,8 @@ func TestProgramIsHeld(t *testing.T) {
 	if err := errors.Join(os.Remove(path), os.WriteFile(path, []byte("#!/bin/false\n"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	last, err := taskOf(t, program).run(t.Context(), program.command(t.Context()), wire.Order{Protocol: wire.Protocol + 1})
+	w := &process{Task: taskOf(t, program), cmd: program.command(t.Context())}
+	last, err := w.carryOut(t.Context(), wire.Order{Protocol: wire.Protocol + 1})
 	if !errors.Is(err, fault.Precondition) || last != (wire.Message{}) {
 		t.Errorf("%+v, %v", last, err)
 	}
@@ -92,5 +93,5 @@ func taskOf(t *testing.T, program *Program) Task {
 			t.Error(err)
 		}
 	})
-	return Task{Source: &source.Image{Name: name}, Job: job, Writable: []string{dir}, Downloads: downloads.Begin("registry.example"), Program: program}
+	return Task{Source: &source.Image{Name: name}, Job: job, Downloads: downloads.Begin("registry.example"), Program: program}
 }

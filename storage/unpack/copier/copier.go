@@ -5,7 +5,9 @@ package copier
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
@@ -15,9 +17,14 @@ import (
 	"go.podman.io/image/v5/docker"
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/types"
+	cstorage "go.podman.io/storage"
+	storagetypes "go.podman.io/storage/types"
+	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/storage/liblog"
 	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/unpack/layers"
+	"github.com/crius-run/crius/storage/unpack/layerstore"
 	"github.com/crius-run/crius/storage/unpack/wire"
 	"github.com/crius-run/crius/storage/unpack/worker"
 )
@@ -27,7 +34,10 @@ const Name = "crius-pull-worker"
 
 // Order is what to copy: an image that the server has inspected.
 type Order struct {
-	wire.Order // without layers
+	Store      storagetypes.StoreOptions // destination
+	Temporary  string                    // directory for large files
+	Parallel   int                       // layers that are downloaded at a time
+	RepeatRoom int64                     // see layers.NewUnpacker
 	Documents  source.Documents
 	Name       string // with registry, and tag or digest
 	Signatures [][]byte
@@ -35,18 +45,28 @@ type Order struct {
 
 // Main copies an image as a worker process, which the server has started and confined, and ends the
 // process. If the server ends, it ends early.
+//
+// Logs of the libraries go to the server.
 func Main() {
+	unix.CloseOnExec(wire.SocketFD)
+	unix.CloseOnExec(wire.JobFD)
 	worker.Work(func(ctx context.Context, c *worker.Client) (wire.Message, error) {
+		liblog.Capture(func(_ context.Context, level slog.Level, text string) {
+			c.Send(wire.Message{Log: &wire.Line{Level: level, Text: wire.Short(text)}})
+		})
 		var order Order
 		if err := c.Order(&order); err != nil {
 			return wire.Message{}, err
 		}
 		id, err := copyImage(ctx, c, order)
+		if layerstore.Gone(err) {
+			err = fmt.Errorf("%w: %w", err, layers.ErrGone)
+		}
 		return wire.Message{Copied: id}, err
 	})
 }
 
-func copyImage(ctx context.Context, client *worker.Client, order Order) (string, error) {
+func copyImage(ctx context.Context, client *worker.Client, order Order) (id string, err error) {
 	named, err := reference.ParseNamed(order.Name)
 	if err != nil {
 		return "", err
@@ -55,18 +75,23 @@ func copyImage(ctx context.Context, client *worker.Client, order Order) (string,
 	if err != nil {
 		return "", err
 	}
-	plain, err := worker.OpenStore(order.Order)
+	plain, err := openStore(order.Store)
 	if err != nil {
 		return "", err
 	}
-	store := layers.Library(ctx, plain, layers.NewUnpacker(plain, order.Temporary, order.RepeatRoom))
+	staging, err := layerstore.NewStaging(plain, order.Temporary)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = staging.Delete() }() // if it stays, the next start deletes it
+	store := &library{Store: plain, ctx: ctx, into: layers.NewUnpacker(layerstore.Store{Store: plain}, staging.Staging, order.RepeatRoom)}
 	sys := &types.SystemContext{BigFilesTemporaryDir: order.Temporary, BlobInfoCacheDir: filepath.Join(os.DevNull, "none")}
 	src := &handedReference{ImageReference: ref, source: handedSource{Documents: order.Documents, ref: ref, signatures: order.Signatures, client: client}}
 	events := make(chan types.ProgressProperties, 64)
 	var reporting sync.WaitGroup
 	reporting.Go(func() { report(client, events, order.Documents.ConfigDigest) })
 	options := copy.Options{MaxParallelDownloads: uint(max(order.Parallel, 0)), Progress: events}
-	id, err := source.Copy(ctx, checked{Store: store}, named, src, sys, options)
+	id, err = source.Copy(ctx, checked{Store: store}, named, src, sys, options)
 	if errors.Is(err, layers.ErrNotRebuilt) {
 		client.Lost(err)
 		id, err = source.Copy(ctx, checked{Store: store, fetched: true}, named, src, sys, options)
@@ -74,6 +99,16 @@ func copyImage(ctx context.Context, client *worker.Client, order Order) (string,
 	close(events)
 	reporting.Wait()
 	return id, err
+}
+
+// openStore opens the store of an order. The server has mounted its directory.
+func openStore(options storagetypes.StoreOptions) (cstorage.Store, error) {
+	options.GraphDriverOptions = append(options.GraphDriverOptions, options.GraphDriverName+".skip_mount_home=true")
+	store, err := cstorage.GetStore(options)
+	if err != nil {
+		return nil, fmt.Errorf("open image store: %w", err)
+	}
+	return store, nil
 }
 
 // report forwards events to the server, except those about fetches, which the server knows: there

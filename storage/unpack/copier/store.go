@@ -6,7 +6,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
 
-	"github.com/crius-run/crius/storage/unpack/layers"
+	"github.com/crius-run/crius/storage/unpack/layerstore"
 )
 
 // checked is a store for containers/image, which reads the content of layers from the store to add
@@ -22,7 +22,7 @@ func (s checked) Diff(_, to string, _ *cstorage.DiffOptions) (io.ReadCloser, err
 	if err != nil {
 		return nil, err
 	}
-	return layers.Recall(s.Store, layer), nil
+	return layerstore.Recall(s.Store, layer), nil
 }
 
 // LayersByCompressedDigest implements cstorage.Store.

@@ -9,7 +9,6 @@ import (
 	"sync"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/storage/idlists"
 	"github.com/crius-run/crius/storage/unpack/extract"
 )
 
@@ -148,10 +147,15 @@ func implied(before, name string) int {
 	return depth(name) - shared
 }
 
+// KeptOwners is how many uids and gids a layer's record may list. Real layers have few, which take less
+// space than the rest of the record: they stay, so the file need not be written again, and podman finds
+// its lists. See package idlists.
+const KeptOwners = 8
+
 // owners are the uids or the gids in a layer.
 type owners struct {
 	all   map[uint32]struct{}
-	files map[uint32]struct{} // of what is no whiteout; more than idlists.Kept are not kept
+	files map[uint32]struct{} // of what is no whiteout; more than KeptOwners are not kept
 }
 
 func newOwners() owners { return owners{map[uint32]struct{}{}, map[uint32]struct{}{}} }
@@ -159,7 +163,7 @@ func newOwners() owners { return owners{map[uint32]struct{}{}, map[uint32]struct
 // add adds an id, and reports whether the ids are still few.
 func (o owners) add(id int, whiteout bool) bool {
 	o.all[uint32(id)] = struct{}{}
-	if !whiteout && len(o.files) <= idlists.Kept {
+	if !whiteout && len(o.files) <= KeptOwners {
 		o.files[uint32(id)] = struct{}{}
 	}
 	return len(o.all) <= maxOwners
@@ -178,7 +182,7 @@ func (o owners) list() []uint32 {
 // recorded returns the owners that the layer's record lists: none if there are many.
 func (c *counted) recorded() (uids, gids []uint32) {
 	uids, gids = c.uids.list(), c.gids.list()
-	if len(uids) > idlists.Kept || len(gids) > idlists.Kept {
+	if len(uids) > KeptOwners || len(gids) > KeptOwners {
 		return nil, nil
 	}
 	return uids, gids

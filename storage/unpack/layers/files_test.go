@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/storage/idlists"
 	"github.com/crius-run/crius/storage/unpack/extract"
 )
 
@@ -198,13 +197,13 @@ func TestForgottenLayersDoNotCount(t *testing.T) {
 func TestRecordedOwners(t *testing.T) {
 	t.Parallel()
 	c := newCounted(&image{}, nil)
-	for i := range idlists.Kept {
+	for i := range KeptOwners {
 		if err := errors.Join(c.Entry(&tar.Header{Name: "f", Uid: 100 - i, Gid: 7}), c.Entry(&tar.Header{Name: "d/.wh.f", Uid: i, Gid: i})); err != nil {
 			t.Fatal(err)
 		}
 	}
 	uids, gids := c.recorded()
-	if len(uids) != idlists.Kept || uids[0] != 101-idlists.Kept || !slices.Equal(gids, []uint32{7}) {
+	if len(uids) != KeptOwners || uids[0] != 101-KeptOwners || !slices.Equal(gids, []uint32{7}) {
 		t.Errorf("%d, %d", uids, gids)
 	}
 	if err := c.Entry(&tar.Header{Name: "f"}); err != nil {

@@ -13,10 +13,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"slices"
 
 	"github.com/opencontainers/go-digest"
-	cstorage "go.podman.io/storage"
 	"golang.org/x/sys/unix"
 )
 
@@ -27,10 +25,36 @@ type Layer struct {
 	DiffID digest.Digest `json:"DiffID"` // of the decompressed content, from the image's config; digest.Canonical
 }
 
+// Missing is a layer that a store lacks, and its place there.
+type Missing struct {
+	Layer
+	ID     string  `json:"ID"`
+	Parent string  `json:"Parent"` // id; empty: it is the lowest layer
+	Stored *Stored `json:"Stored"` // a layer that the store has made from the same blob; nil: there is none
+}
+
+// Stored is a layer in a store.
+type Stored struct {
+	Place
+	ID       string        `json:"ID"`
+	BlobSize int64         `json:"BlobSize"` // of the blob from which it was made, in bytes
+	Size     int64         `json:"Size"`     // of its content, in bytes; 0: unknown
+	Content  digest.Digest `json:"Content"`  // of its content; empty: unknown
+}
+
+// Place says where a layer is in a store.
+type Place struct {
+	Files string `json:"Files"` // directory
+	Split string `json:"Split"` // file with its tar-split data, compressed
+}
+
+// ErrGone says that the store lacks what the pull has found there: somebody has removed it. Another
+// pull may help.
+var ErrGone = errors.New("it was removed from the image store during the pull")
+
 // Intake adds layers to a store.
 type Intake struct {
-	Store    cstorage.Store
-	Into     Target                       // of Store
+	Into     Target
 	Dir      string                       // for layers that are copied within the store
 	Parallel int                          // downloads at a time, at least 1
 	Unpack   int                          // layers that are unpacked at a time, at least 1
@@ -41,15 +65,17 @@ type Intake struct {
 
 // Target unpacks the layers of one image for a store.
 type Target interface {
+	// Has reports whether the store has a layer.
+	Has(id string) (bool, error)
 	// Stage unpacks the content of a layer beside the store. The caller must call Drop. blobs
 	// returns the bytes of all blobs of the image that are missing, once they have come. Stage is
 	// safe for concurrent use.
 	Stage(ctx context.Context, content io.Reader, blobs func() (int64, error)) (Staged, error)
 	// CheckRepeat refuses a layer that repeats too much of the layers that have been added.
 	CheckRepeat(content digest.Digest) error
-	// Add adds layers to the store, each above the one before it. It returns how many the store has
-	// now, those that it had already included, and why it has not the next one.
-	Add(ctx context.Context, layers []Addition) (added int, err error)
+	// Add adds layers to the store, each above the one before it. It returns where those are that the
+	// store has now, those that it had already included, and why it has not the next one.
+	Add(ctx context.Context, layers []Addition) (added []Place, err error)
 }
 
 // Addition is a layer and its place in the store.
@@ -76,23 +102,6 @@ type Arrival interface {
 	Close() error
 }
 
-// Present returns the records of an image's layers, or nil unless the store has all of them, one on top
-// of the other. It looks for the top layer first, which is the one that is most often missing.
-func Present(store cstorage.Store, image []Layer) []*cstorage.Layer {
-	var contents []digest.Digest
-	for _, l := range image {
-		contents = append(contents, l.DiffID)
-	}
-	records := make([]*cstorage.Layer, len(image))
-	for i, id := range slices.Backward(IDs(contents)) {
-		var err error
-		if records[i], err = store.Layer(id); err != nil {
-			return nil
-		}
-	}
-	return records
-}
-
 // Top returns the id of an image's top layer, or "" if it has none.
 func Top(image []Layer) (id string) {
 	for _, l := range image {
@@ -111,53 +120,14 @@ func IDs(contents []digest.Digest) (ids []string) {
 	return ids
 }
 
-// step is a layer that must be added.
-type step struct {
-	Layer
-	id, parent string
-	present    bool  // its content is in the store, or will be after an earlier step
-	like       *step // the earlier step, or one with the same content
-	stored     int64 // bytes of the blob from which the stored layer was made
-	blob       *spool
-
-	ready  chan struct{} // closed when staged and err are valid
-	staged Staged        // nil: the store has the layer already
-	err    error
-	added  chan struct{} // closed when the layer is in the store
-}
-
-// plan finds the layers that the store lacks.
-func (in *Intake) plan(image []Layer) (steps []*step) {
-	blobs, contents := map[digest.Digest]*step{}, map[digest.Digest]*step{}
+// NewMissing returns the layers of an image, from the lowest one up, with their ids.
+func NewMissing(image []Layer) (all []Missing) {
 	parent := ""
 	for _, l := range image {
-		s := in.newStep(l, parent)
-		parent = s.id
-		if len(steps) == 0 {
-			if _, err := in.Store.Layer(s.id); err == nil {
-				continue
-			}
-		}
-		source, err := in.source(l)
-		switch {
-		case err == nil:
-			s.stored = source.CompressedSize
-		case blobs[l.Blob] != nil:
-			s.stored = blobs[l.Blob].Size
-		}
-		s.present = err == nil || blobs[l.Blob] != nil
-		s.like = contents[l.DiffID]
-		blobs[l.Blob], contents[l.DiffID] = s, s
-		steps = append(steps, s)
+		all = append(all, Missing{Layer: l, ID: layerID(parent, l.DiffID), Parent: parent})
+		parent = all[len(all)-1].ID
 	}
-	return steps
-}
-
-func (in *Intake) newStep(l Layer, parent string) *step {
-	return &step{
-		Layer: l, id: layerID(parent, l.DiffID), parent: parent, blob: newSpool(in.Dir),
-		ready: make(chan struct{}), added: make(chan struct{}),
-	}
+	return all
 }
 
 // layerID returns the id of a layer with this content, as containers/image computes it.
@@ -168,18 +138,50 @@ func layerID(parent string, content digest.Digest) string {
 	return digest.Canonical.FromString(parent + "+" + content.Encoded()).Encoded()
 }
 
-// source returns a layer in the store that was made from the same blob.
-func (in *Intake) source(l Layer) (*cstorage.Layer, error) {
-	found, err := in.Store.LayersByCompressedDigest(l.Blob)
-	if err != nil {
-		return nil, err
+// step is a layer that must be added.
+type step struct {
+	Missing
+	present bool  // its content is in the store, or will be after an earlier step
+	like    *step // an earlier step with the same content
+	twin    *step // an earlier step with the same content from the same blob
+	blob    *spool
+
+	ready  chan struct{} // closed when staged and err are valid
+	staged Staged        // nil: the store has the layer already
+	err    error
+	added  chan struct{} // closed when the layer is in the store
+	place  Place         // there
+}
+
+// plan finds out which layers need no download.
+func (in *Intake) plan(missing []Missing) (steps []*step) {
+	type made struct{ blob, content digest.Digest }
+	twins, contents := map[made]*step{}, map[digest.Digest]*step{}
+	for _, m := range missing {
+		s := &step{Missing: m, blob: newSpool(in.Dir), ready: make(chan struct{}), added: make(chan struct{})}
+		as := made{m.Blob, m.DiffID}
+		s.like, s.twin = contents[m.DiffID], twins[as]
+		s.present = m.Stored != nil || s.twin != nil
+		contents[m.DiffID], twins[as] = s, s
+		steps = append(steps, s)
 	}
-	for _, layer := range found {
-		if layer.UncompressedDigest == l.DiffID {
-			return &layer, nil
-		}
+	return steps
+}
+
+// stored returns the bytes of the blob from which the stored layer with a step's content was made.
+func (s *step) stored() int64 {
+	if s.Stored != nil {
+		return s.Stored.BlobSize
 	}
-	return nil, cstorage.ErrLayerUnknown
+	return s.Size
+}
+
+// source returns the stored layer with a step's content, after the earlier steps.
+func (s *step) source() *Stored {
+	if s.Stored != nil {
+		return s.Stored
+	}
+	return &Stored{Place: s.twin.place, ID: s.twin.ID, Content: s.DiffID}
 }
 
 // fetch downloads a blob.
@@ -218,8 +220,8 @@ func swept(err error) bool {
 
 // recall writes the content of a stored layer, which is unpacked only after it was found to be
 // whole.
-func (in *Intake) recall(layer *cstorage.Layer, to *spool) error {
-	from := Recall(in.Store, layer)
+func recall(layer *Stored, to *spool) error {
+	from := Recall(layer)
 	_, err := io.Copy(to, from)
 	if err := errors.Join(err, from.Close()); err != nil {
 		return err

@@ -15,16 +15,13 @@ import (
 	"testing"
 
 	"github.com/opencontainers/go-digest"
-	cstorage "go.podman.io/storage"
-	drivers "go.podman.io/storage/drivers"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// fakeStore unpacks nothing, and fails as often as the test wants. It is a store and its Target.
+// fakeStore unpacks nothing, and fails as often as the test wants. It is a Target.
 type fakeStore struct {
-	cstorage.Store
 	mu     sync.Mutex
 	fails  []error // of Stage or Add, in turn
 	late   bool    // it is Add that fails
@@ -33,32 +30,13 @@ type fakeStore struct {
 	added  map[string]bool
 
 	blobs []int64 // what Stage was told, for each layer
-
-	sources [][]cstorage.Layer // of LayersByCompressedDigest, in turn; none: ErrLayerUnknown
-	broken  error              // instead
 }
 
-func (s *fakeStore) Layer(id string) (*cstorage.Layer, error) {
+func (s *fakeStore) Has(id string) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.added[id] {
-		return &cstorage.Layer{ID: id}, nil
-	}
-	return nil, cstorage.ErrLayerUnknown
+	return s.added[id], nil
 }
-
-func (s *fakeStore) LayersByCompressedDigest(digest.Digest) ([]cstorage.Layer, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.broken != nil || len(s.sources) == 0 {
-		return nil, cmp.Or(s.broken, cstorage.ErrLayerUnknown)
-	}
-	found := s.sources[0]
-	s.sources = s.sources[1:]
-	return found, nil
-}
-
-func (s *fakeStore) GraphDriver() (drivers.Driver, error) { return nil, errors.New("no driver") }
 
 func (s *fakeStore) CheckRepeat(digest.Digest) error { return nil }
 
@@ -88,24 +66,25 @@ type fakeStaged struct {
 	gone bool
 }
 
-func (s *fakeStore) Add(_ context.Context, layers []Addition) (added int, err error) {
+func (s *fakeStore) Add(_ context.Context, layers []Addition) (added []Place, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i, l := range layers {
+	for _, l := range layers {
 		if len(s.fails) > 0 {
 			err, s.fails = s.fails[0], s.fails[1:]
-			return i, err
+			return added, err
 		}
 		if l.Record.Blob == "" || l.Record.Content == "" {
-			return i, errors.New("it has no digests")
+			return added, errors.New("it has no digests")
 		}
 		if staged, is := l.Staged.(*fakeStaged); is {
 			s.added[l.ID] = true
 			s.staged--
 			staged.gone = true
 		}
+		added = append(added, Place{Files: l.ID}) // which does not exist
 	}
-	return len(layers), nil
+	return added, nil
 }
 
 func (s *fakeStaged) Drop() error {
@@ -142,11 +121,11 @@ func TestPut(t *testing.T) {
 			store := &fakeStore{fails: test.fails, late: late, added: map[string]bool{}}
 			var added []Layer
 			in := Intake{
-				Store: store, Into: store, Dir: t.TempDir(), Parallel: 1, Unpack: 1,
+				Into: store, Dir: t.TempDir(), Parallel: 1, Unpack: 1,
 				Fetch: func(Layer) (Arrival, error) { return arrive(t, test.sends, test.fetch), nil },
 				Added: func(l Layer) { added = append(added, l) },
 			}
-			err := in.Put(t.Context(), []Layer{layer})
+			err := in.Put(t.Context(), NewMissing([]Layer{layer}))
 			good := test.want == nil
 			if !errors.Is(err, test.want) {
 				t.Errorf("%s: %v", name, err)
@@ -171,28 +150,27 @@ func TestPutDownloadsWhatTheStoreCannotGive(t *testing.T) {
 	t.Parallel()
 	const text = "content, not compressed"
 	layer := Layer{Blob: digest.FromString(text), Size: int64(len(text)), DiffID: digest.FromString(text)}
-	stored := []cstorage.Layer{{ID: "stored", CompressedDigest: layer.Blob, UncompressedDigest: layer.DiffID}}
-	broken := errors.New("broken")
 	for name, test := range map[string]struct {
-		store   *fakeStore
 		image   []Layer
+		stored  int // of them, by other layers
 		fetched int
 		lost    int
 	}{
-		"cannot be rebuilt":        {&fakeStore{sources: [][]cstorage.Layer{stored, stored}}, []Layer{layer}, 1, 1},
-		"removed meanwhile":        {&fakeStore{sources: [][]cstorage.Layer{stored}}, []Layer{layer}, 1, 1},
-		"of another content now":   {&fakeStore{sources: [][]cstorage.Layer{stored, {{ID: "stored", UncompressedDigest: "else"}}}}, []Layer{layer}, 1, 1},
-		"store that is not read":   {&fakeStore{broken: broken}, []Layer{layer}, 1, 0},
-		"twice":                    {&fakeStore{}, []Layer{layer, layer}, 2, 1},
-		"often, and there already": {&fakeStore{sources: [][]cstorage.Layer{stored, stored, stored, stored, stored, stored}}, []Layer{layer, layer, layer}, 3, 3},
+		"removed meanwhile":        {[]Layer{layer}, 1, 1, 1},
+		"twice":                    {[]Layer{layer, layer}, 0, 2, 1},
+		"often, and there already": {[]Layer{layer, layer, layer}, 3, 3, 3},
 	} {
-		store := test.store
+		store := &fakeStore{}
+		missing := NewMissing(test.image)
+		for i := range test.stored {
+			missing[i].Stored = &Stored{ID: "stored", Place: Place{Files: t.TempDir()}, Content: layer.DiffID}
+		}
 		store.added = map[string]bool{}
 		var added, fetched []Layer
 		var lost []error
 		var mu sync.Mutex
 		in := Intake{
-			Store: store, Into: store, Dir: t.TempDir(), Parallel: 1, Unpack: 2,
+			Into: store, Dir: t.TempDir(), Parallel: 1, Unpack: 2,
 			Fetch: func(l Layer) (Arrival, error) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -202,7 +180,7 @@ func TestPutDownloadsWhatTheStoreCannotGive(t *testing.T) {
 			Added: func(l Layer) { added = append(added, l) },
 			Lost:  func(_ Layer, err error) { lost = append(lost, err) },
 		}
-		if err := in.Put(t.Context(), test.image); err != nil {
+		if err := in.Put(t.Context(), missing); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		if len(fetched) != test.fetched || len(added) != test.fetched || len(store.puts) != len(test.image) {
@@ -254,11 +232,11 @@ func TestPutIsCancelled(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	store := &fakeStore{added: map[string]bool{}}
-	in := Intake{Store: store, Into: store, Dir: t.TempDir(), Parallel: 1, Unpack: 2, Fetch: func(l Layer) (Arrival, error) {
+	in := Intake{Into: store, Dir: t.TempDir(), Parallel: 1, Unpack: 2, Fetch: func(l Layer) (Arrival, error) {
 		cancel()
 		return arrive(t, fmt.Sprintf("layer %d: something", slices.Index(image, l)), nil), nil
 	}}
-	if err := in.Put(ctx, image); !errors.Is(err, context.Canceled) {
+	if err := in.Put(ctx, NewMissing(image)); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
 }
@@ -276,10 +254,10 @@ func TestBlobsOfAllLayersCount(t *testing.T) {
 	}
 	for _, parallel := range []int{1, 3} {
 		store := &fakeStore{added: map[string]bool{}}
-		in := Intake{Store: store, Into: store, Dir: t.TempDir(), Parallel: parallel, Unpack: parallel, Fetch: func(l Layer) (Arrival, error) {
+		in := Intake{Into: store, Dir: t.TempDir(), Parallel: parallel, Unpack: parallel, Fetch: func(l Layer) (Arrival, error) {
 			return arrive(t, []string{"small", "of middle size", "the largest of the three"}[slices.Index(image, l)], nil), nil
 		}}
-		if err := in.Put(t.Context(), image); err != nil {
+		if err := in.Put(t.Context(), NewMissing(image)); err != nil {
 			t.Fatal(err)
 		}
 		if want := []int64{sum, sum, sum}; !slices.Equal(store.blobs, want) {
@@ -297,14 +275,14 @@ func TestInvalidLayerIsReportedAtOnce(t *testing.T) {
 	}
 	store := &fakeStore{added: map[string]bool{}}
 	slow := &endless{arrival: arrive(t, "comes", nil), closed: make(chan struct{})}
-	in := Intake{Store: store, Into: store, Dir: t.TempDir(), Parallel: 2, Unpack: 2, Fetch: func(l Layer) (Arrival, error) {
+	in := Intake{Into: store, Dir: t.TempDir(), Parallel: 2, Unpack: 2, Fetch: func(l Layer) (Arrival, error) {
 		if l == image[0] {
 			return slow, nil
 		}
 		return arrive(t, "what it is instead", nil), nil
 	}}
 	ended := make(chan error, 1)
-	go func() { ended <- in.Put(t.Context(), image) }()
+	go func() { ended <- in.Put(t.Context(), NewMissing(image)) }()
 	wait.For(t, "the end of the pull", func() bool { return len(ended) > 0 })
 	if err := <-ended; !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), image[1].Blob.String()) {
 		t.Errorf("%v", err)
@@ -341,24 +319,18 @@ func TestPutInOrder(t *testing.T) {
 		image = append(image, Layer{Blob: digest.FromString(text), Size: int64(len(text)), DiffID: digest.FromString(text)})
 	}
 	store := &fakeStore{added: map[string]bool{layerID("", image[0].DiffID): true}}
-	if Present(store, image) != nil || len(Present(store, image[:1])) != 1 || len(Present(store, nil)) != 0 {
-		t.Error("wrong layers are present")
-	}
 	failure := errors.New("failure")
-	in := Intake{Store: store, Into: store, Dir: t.TempDir(), Parallel: 2, Unpack: 1, Fetch: func(l Layer) (Arrival, error) {
+	in := Intake{Into: store, Dir: t.TempDir(), Parallel: 2, Unpack: 1, Fetch: func(l Layer) (Arrival, error) {
 		i := slices.Index(image, l)
 		if i == 2 {
 			return nil, failure
 		}
 		return arrive(t, fmt.Sprintf("layer %d: something", i), nil), nil
 	}}
-	if err := in.Put(t.Context(), image); !errors.Is(err, failure) || !strings.Contains(err.Error(), image[2].Blob.String()) {
+	if err := in.Put(t.Context(), NewMissing(image)[1:]); !errors.Is(err, failure) || !strings.Contains(err.Error(), image[2].Blob.String()) {
 		t.Errorf("%v", err)
 	}
 	if len(store.added) != 2 || store.staged != 0 {
 		t.Errorf("added are %v, and %d are left unpacked", store.added, store.staged)
-	}
-	if len(Present(store, image[:2])) != 2 || Present(store, image[:3]) != nil {
-		t.Error("wrong layers are present afterwards")
 	}
 }

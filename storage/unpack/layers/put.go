@@ -22,7 +22,7 @@ import (
 //
 // A layer that the store has under its id is not downloaded. Whether the image may use it,
 // containers/image checks by the digest of the blob.
-func (in *Intake) Put(ctx context.Context, image []Layer) error {
+func (in *Intake) Put(ctx context.Context, image []Missing) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	p := &put{
 		Intake: in, ctx: ctx, cancel: cancel, steps: in.plan(image),
@@ -109,7 +109,8 @@ func (p *put) unpackOne(s *step, err error) {
 		return
 	}
 	defer func() { <-p.unpacking }()
-	if _, err := p.Store.Layer(s.id); err == nil { // another pull was faster
+	if has, err := p.Into.Has(s.ID); has || err != nil { // another pull was faster
+		s.err = err
 		return
 	}
 	if s.err = p.Into.CheckRepeat(s.DiffID); s.err == nil && s.present {
@@ -125,11 +126,7 @@ func (p *put) unpackOne(s *step, err error) {
 
 // recallTo makes the content of a stored layer a step's blob.
 func (p *put) recallTo(s *step) error {
-	source, err := p.source(s.Layer)
-	if err != nil { // somebody has removed it
-		return fmt.Errorf("layer with this content in the image store %w: %w", ErrNotRebuilt, err)
-	}
-	err = p.recall(source, s.blob)
+	err := recall(s.source(), s.blob)
 	if err != nil {
 		s.blob.end(err) // nobody else ends it, and it may be read once more
 	}
@@ -170,7 +167,7 @@ func (p *put) blame(s *step, err error) error {
 // blobs returns the bytes of all blobs, once they have come. Downloads wait for no unpacking.
 func (p *put) blobs() (sum int64, err error) {
 	for _, s := range p.steps {
-		size := s.stored
+		size := s.stored()
 		p.changing.Lock()
 		present, blob := s.present, s.blob
 		p.changing.Unlock()
@@ -221,16 +218,16 @@ func (p *put) add(steps []*step) (added int, err error) {
 		if err = s.err; err != nil {
 			break
 		}
-		ready = append(ready, Addition{s.staged, s.id, s.parent, Record{Blob: s.Blob, Size: p.sizeOf(s), Content: s.DiffID}})
+		ready = append(ready, Addition{s.staged, s.ID, s.Parent, Record{Blob: s.Blob, Size: p.sizeOf(s), Content: s.DiffID}})
 	}
 	if p.ctx.Err() != nil {
 		return 0, context.Cause(p.ctx)
 	}
-	added, addErr := p.Into.Add(p.ctx, ready)
-	for _, s := range steps[:added] {
-		p.finish(s)
+	places, addErr := p.Into.Add(p.ctx, ready)
+	for i, place := range places {
+		p.finish(steps[i], place)
 	}
-	return added, cmp.Or(addErr, err)
+	return len(places), cmp.Or(addErr, err)
 }
 
 // arrived reports whether a layer has only to be unpacked: nothing else is waited for, neither a registry nor the layers below.
@@ -266,8 +263,9 @@ func (p *put) addAgain(s *step, err error) error {
 }
 
 // finish ends a step whose layer is in the store.
-func (p *put) finish(s *step) {
+func (p *put) finish(s *step, place Place) {
 	s.blob.close()
+	s.place = place
 	if !s.present && p.Added != nil {
 		p.Added(s.Layer)
 	}
@@ -286,7 +284,7 @@ func (s *step) wrap(err error) error {
 // sizeOf returns the bytes of a step's blob, as far as somebody has seen it.
 func (p *put) sizeOf(s *step) int64 {
 	if s.present {
-		return s.stored
+		return s.stored()
 	}
 	return s.Size
 }

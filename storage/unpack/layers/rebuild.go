@@ -5,14 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
-	"path/filepath"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/vbatts/tar-split/tar/asm"
 	tarsplit "github.com/vbatts/tar-split/tar/storage"
-	cstorage "go.podman.io/storage"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/regular"
@@ -25,8 +22,8 @@ var ErrNotRebuilt = errors.New("cannot be rebuilt")
 
 // Recall returns the content of a stored layer as Rebuild does. All errors of the reader are
 // ErrNotRebuilt; so is a wrong digest, which it finds at the end.
-func Recall(store cstorage.Store, layer *cstorage.Layer) io.ReadCloser {
-	r := &recalled{ReadCloser: Rebuild(store, layer), id: layer.ID, want: layer.UncompressedDigest}
+func Recall(layer *Stored) io.ReadCloser {
+	r := &recalled{ReadCloser: Rebuild(layer.Place, layer.Size), id: layer.ID, want: layer.Content}
 	if r.want.Validate() == nil {
 		r.digester = r.want.Algorithm().Digester()
 	}
@@ -58,56 +55,51 @@ func (r *recalled) Read(p []byte) (int, error) {
 }
 
 // Rebuild returns the uncompressed content of a stored layer, rebuilt from its files and from the
-// data that containers/storage has recorded of the archive (tar-split).
+// data that containers/storage has recorded of the archive (tar-split). It has at most size bytes,
+// unless that is 0.
 //
 // The store's own Diff follows links in the names of files to anywhere on the node, opens fifos and
 // devices, and holds the store's lock meanwhile. Rebuild resolves names below the layer's
 // directory, as when the layer was unpacked, opens only regular files, reads no more than the layer
 // has, and locks nothing: if the layer is deleted meanwhile, the reader fails.
-func Rebuild(store cstorage.Store, layer *cstorage.Layer) io.ReadCloser {
+func Rebuild(at Place, size int64) io.ReadCloser {
 	from, to := io.Pipe()
-	go func() { _ = to.CloseWithError(rebuild(store, layer, to)) }() // never fails
+	go func() { _ = to.CloseWithError(rebuild(at, size, to)) }() // never fails
 	return from
 }
 
-func rebuild(store cstorage.Store, layer *cstorage.Layer, to io.Writer) error {
-	path, description, err := describe(store, layer)
+func rebuild(at Place, size int64, to io.Writer) error {
+	description, err := at.describe()
 	if err != nil {
 		return err
 	}
 	defer description.Close()
-	dir, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	dir, err := unix.Open(at.Files, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return &os.PathError{Op: "open", Path: path, Err: err}
+		return &os.PathError{Op: "open", Path: at.Files, Err: err}
 	}
 	defer unix.Close(dir)
-	if layer.UncompressedSize > 0 {
-		to = &bounded{to, layer.UncompressedSize}
+	if size > 0 {
+		to = &bounded{to, size}
 	}
 	return asm.WriteOutputTarStream(layerFiles(dir), entries{json.NewDecoder(description)}, to)
 }
 
-// describe returns the directory with the files of a layer, and the description of its archive.
-func describe(store cstorage.Store, layer *cstorage.Layer) (path string, description io.ReadCloser, err error) {
-	driver, err := store.GraphDriver()
-	if err != nil {
-		return "", nil, err
+// describe opens the description of a layer's archive.
+func (at Place) describe() (io.ReadCloser, error) {
+	if at.Split == "" {
+		return nil, errors.New("the description of its archive (tar-split) is missing")
 	}
-	paths, err := driver.Metadata(layer.ID)
+	file, err := os.Open(at.Split)
 	if err != nil {
-		return "", nil, err
-	}
-	path = paths["UpperDir"] // ROOT/overlay/ID/diff
-	file, err := openDescription(layer.ID, filepath.Join(store.GraphRoot(), store.GraphDriverName()), filepath.Dir(filepath.Dir(path)))
-	if err != nil {
-		return "", nil, err
+		return nil, err
 	}
 	unpacked, err := decompress(file, func() (func(), error) { return func() {}, nil }) // it is gzip
 	if err != nil {
 		_ = file.Close()
-		return "", nil, fmt.Errorf("description of its archive (tar-split): %w", err)
+		return nil, fmt.Errorf("description of its archive (tar-split): %w", err)
 	}
-	return path, closers{unpacked, file}, nil
+	return closers{unpacked, file}, nil
 }
 
 // closers closes a reader, and then what it reads from.
@@ -130,18 +122,6 @@ func (e entries) Next() (*tarsplit.Entry, error) {
 		return nil, err
 	}
 	return &next, nil
-}
-
-// openDescription opens the tar-split data of a layer: beside the records, which are in the graph
-// root even if layers have an imagestore, or in an additional store.
-func openDescription(layer string, homes ...string) (*os.File, error) {
-	for _, home := range homes {
-		file, err := os.Open(filepath.Join(home+"-layers", layer+".tar-split.gz"))
-		if !errors.Is(err, fs.ErrNotExist) {
-			return file, err
-		}
-	}
-	return nil, errors.New("the description of its archive (tar-split) is missing")
 }
 
 // bounded accepts left bytes.

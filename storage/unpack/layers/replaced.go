@@ -9,14 +9,13 @@ import (
 	"path"
 
 	tarsplit "github.com/vbatts/tar-split/tar/storage"
-	cstorage "go.podman.io/storage"
 )
 
 // Replaced returns the name of an entry of a layer's archive in whose place was a file, or a directory
 // with one; empty if there is none. The content of that file is no longer there, so such a layer cannot
 // be rebuilt.
-func Replaced(store cstorage.Store, layer *cstorage.Layer) (name string, err error) {
-	_, description, err := describe(store, layer)
+func Replaced(at Place) (name string, err error) {
+	description, err := at.describe()
 	if err != nil {
 		return "", err
 	}

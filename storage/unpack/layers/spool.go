@@ -2,6 +2,8 @@ package layers
 
 import (
 	"bufio"
+	"bytes"
+	"compress/bzip2"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +13,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
-	"go.podman.io/storage/pkg/archive"
+	"github.com/ulikunitz/xz"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/frames"
@@ -186,22 +188,41 @@ func (s *step) open(ctx context.Context, large chan struct{}) (*content, error) 
 	return &content{ReadCloser: decompressed, ctx: ctx, layer: s, digester: s.DiffID.Algorithm().Digester()}, nil
 }
 
-// decompress decompresses a blob like archive.DecompressStream, but without the programs pigz and zstd, with
-// buffers that serve one layer after the other, and zstd whose first frame is one to skip. It calls large
-// before it decodes a frame that needs much memory, and calls done when the result is closed.
+// decompress decompresses a blob. It calls large before it decodes a frame of zstd that needs much memory, and calls done
+// when the result is closed.
 //
-// The programs take more CPU, also for a large layer, and memory of their own, and are not the same on all nodes: pigz, built
-// with some versions of zlib-ng, takes whole layers for damaged.
+// No program does it, such as pigz: those take more CPU, also for a large layer, and memory of their own, and are not the same on
+// all nodes: pigz, built with some versions of zlib-ng, takes whole layers for damaged.
 func decompress(blob io.Reader, large func() (done func(), err error)) (io.ReadCloser, error) {
 	reader := bufio.NewReaderSize(blob, 32<<10)
-	first, _ := reader.Peek(frames.MagicSize) // an error comes back with the next read
-	switch {
-	case archive.DetectCompression(first) == archive.Gzip:
+	first, _ := reader.Peek(maxMagic) // an error comes back with the next read
+	switch compressionOf(first) {
+	case "gzip":
 		return gunzip.NewReader(reader), nil
-	case frames.Begin(first):
+	case "zstd":
 		return unzstd(reader, large)
+	case "bzip2":
+		return io.NopCloser(bzip2.NewReader(reader)), nil
+	case "xz":
+		unpacked, err := xz.NewReader(reader)
+		return io.NopCloser(unpacked), err
 	}
-	return archive.DecompressStream(reader)
+	return io.NopCloser(reader), nil
+}
+
+// compressionOf returns how what begins with these bytes is compressed, or "" if it is not.
+func compressionOf(first []byte) string {
+	switch {
+	case bytes.HasPrefix(first, []byte("\x1f\x8b\x08")):
+		return "gzip"
+	case bytes.HasPrefix(first, []byte("BZh")):
+		return "bzip2"
+	case bytes.HasPrefix(first, []byte("\xfd7zXZ\x00")):
+		return "xz"
+	case frames.Begin(first):
+		return "zstd"
+	}
+	return ""
 }
 
 // maxMagic is how many bytes say how something is compressed.
@@ -209,10 +230,7 @@ const maxMagic = 10
 
 // errTwice returns the error of a layer whose decompressed content begins with head, if that is compressed as well.
 func errTwice(head []byte) error {
-	inner := map[archive.Compression]string{archive.Gzip: "gzip", archive.Bzip2: "bzip2", archive.Xz: "xz"}[archive.DetectCompression(head)]
-	if frames.Begin(head) {
-		inner = "zstd"
-	}
+	inner := compressionOf(head)
 	if inner == "" {
 		return nil
 	}

@@ -4,14 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"os"
 	"slices"
-	"strings"
-
-	cstorage "go.podman.io/storage"
-	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/storage/unpack/extract"
 )
@@ -22,13 +16,8 @@ func (s *staged) Drop() error {
 		return nil
 	}
 	s.counted.forget()
-	if s.split != "" {
-		_ = os.Remove(s.split) // if it stays, it goes with its directory
-	}
-	if s.dir == nil {
-		return nil
-	}
-	return s.dir.delete()
+	_ = os.Remove(s.split) // if it stays, it goes with its directory
+	return os.RemoveAll(s.dir)
 }
 
 // inherit gives the directories that no entry of the layer describes the attributes that they have in
@@ -41,17 +30,17 @@ func (s *staged) inherit(ctx context.Context, parent string, below *stack) error
 	if err != nil {
 		return err
 	}
-	err = s.result.Implied.Inherit(ctx, s.out.Target, dirs, &s.unpacker.image.lookups)
+	err = s.result.Implied.Inherit(ctx, s.dir, dirs, &s.unpacker.image.lookups)
 	if errors.Is(err, extract.ErrBelowMissing) {
-		return fmt.Errorf("layer %s: %w: %w", parent, err, cstorage.ErrParentUnknown)
+		return fmt.Errorf("layer %s: %w: %w", parent, err, ErrGone)
 	}
 	return err
 }
 
-// stack is a layer with the directories of it and of all layers below it, from the top. The library looks at each of
+// stack is a layer with the directories of it and of all layers below it, from the top. The store looks at each of
 // them to say where they are, so it is asked once.
 type stack struct {
-	store cstorage.Store
+	store Store
 	top   string
 	dirs  []string
 	rest  string // the highest layer whose directories dirs lacks; empty: there is none
@@ -65,22 +54,11 @@ func (s *stack) of(layer string) ([]string, error) {
 	if s.rest == "" {
 		return s.dirs, nil
 	}
-	driver, err := s.store.GraphDriver()
+	dirs, err := s.store.Dirs(s.rest)
 	if err != nil {
 		return nil, err
 	}
-	metadata, err := driver.Metadata(s.rest)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("layer %s: %w", s.rest, cstorage.ErrParentUnknown)
-	}
-	if err != nil {
-		return nil, err
-	}
-	s.dirs = append(s.dirs, metadata["UpperDir"])
-	if lower := metadata["LowerDir"]; lower != "" {
-		s.dirs = append(s.dirs, strings.Split(lower, ":")...) // overlay takes no colon in a directory either
-	}
-	s.rest = ""
+	s.dirs, s.rest = append(s.dirs, dirs...), ""
 	return s.dirs, nil
 }
 
@@ -93,27 +71,9 @@ func (s *stack) grow(parent, layer, dir string) {
 	s.top, s.dirs = layer, slices.Insert(s.dirs, 0, dir)
 }
 
-// moveSplit moves the tar-split data to where the library has those of a layer. Without a record
-// the file means nothing. Given to the library, the data would be compressed while all layers are
-// locked. The library syncs the file system of the records before it completes that of the layer.
-func (s *staged) moveSplit(to string) error {
-	if s.unpacker.store.ImageStore() == "" { // layers and their tar-split data are in one file system
-		if err := os.Rename(s.split, to); !errors.Is(err, unix.EXDEV) {
-			return err
-		}
-	}
-	from, err := os.Open(s.split)
-	if err != nil {
-		return err
-	}
-	defer from.Close()
-	file, err := os.OpenFile(to, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(file, from)
-	if err == nil {
-		err = file.Sync()
-	}
-	return errors.Join(err, file.Close(), os.Remove(s.split))
+// clone returns a copy that grows by itself.
+func (s *stack) clone() stack {
+	c := *s
+	c.dirs = slices.Clone(s.dirs)
+	return c
 }

@@ -9,5 +9,5 @@ import (
 // Server and worker may be of different packages while one is being upgraded: a change of
 // these names needs another Protocol.
 func TestNamesOnTheWire(t *testing.T) {
-	disk.Names(t, map[string]any{"order": Order{}, "message": Message{}})
+	disk.Names(t, map[string]any{"order": Order{}, "message": Message{}, "question": Question{}, "answer": Answer{}})
 }

@@ -2,8 +2,9 @@
 //
 // The server starts the worker, confined, with a socket, and writes an Order to its standard input.
 // The worker writes each Message to the socket as a line of JSON. Each blob that it fetches comes
-// over a socket of its own, as packets and a descriptor of the file that the server writes. See
-// docs/decisions/0019-pull-worker.md.
+// over a socket of its own, as packets and a descriptor of the file that the server writes. What it
+// has to do with the image store it asks the server, over another socket: each Question and each
+// Answer is a line of JSON. See docs/decisions/0019-pull-worker.md and 0083-server-adds-layers.md.
 package wire
 
 import (
@@ -15,11 +16,10 @@ import (
 	"os"
 
 	"github.com/opencontainers/go-digest"
-	cstorage "go.podman.io/storage"
-	storagetypes "go.podman.io/storage/types"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/diskusage"
 	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
@@ -34,25 +34,57 @@ func Version() string { return fmt.Sprintf("%s with protocol %d", Name, Protocol
 
 // Protocol is the version of the protocol. It changes with the protocol, so that a server detects
 // the program of another package.
-const Protocol = 2
+const Protocol = 3
 
-// Descriptors of a worker, in addition to the standard ones.
+// Descriptors of a worker, in addition to the standard ones. The program of the server, if it is the worker, has the
+// first two.
 const (
 	SocketFD  = 3 // to the server
 	JobFD     = 4 // the job's lock: nobody sweeps files that a worker may still write
 	ProgramFD = 5 // the program itself, by which it was started
+	StoreFD   = 6 // to the server, for questions about the store
+	StagingFD = 7 // the lock of the staging directory: nobody sweeps it
 )
 
-// Order is what a worker reads from its standard input: the layers of an image, and their store.
+// Order is what a worker reads from its standard input: the layers of an image that the store lacks.
 type Order struct {
-	Protocol   int                       `json:"Protocol"`
-	Layers     []layers.Layer            `json:"Layers"` // from the lowest one up
-	Store      storagetypes.StoreOptions `json:"Store"`
-	Temporary  string                    `json:"Temporary"`  // directory for large files
-	Parallel   int                       `json:"Parallel"`   // layers that are downloaded at a time
-	Unpack     int                       `json:"Unpack"`     // layers that are unpacked at a time
-	RepeatRoom int64                     `json:"RepeatRoom"` // bytes
+	Protocol   int              `json:"Protocol"`
+	Layers     []layers.Missing `json:"Layers"` // from the lowest one up
+	Staging    layers.Staging   `json:"Staging"`
+	Temporary  string           `json:"Temporary"`  // directory for large files
+	Parallel   int              `json:"Parallel"`   // layers that are downloaded at a time
+	Unpack     int              `json:"Unpack"`     // layers that are unpacked at a time
+	RepeatRoom int64            `json:"RepeatRoom"` // bytes
 }
+
+// Question is what a worker asks about the store. One of the fields is set.
+type Question struct {
+	Has  string     `json:"Has,omitempty"`  // id of a layer of the order
+	Dirs string     `json:"Dirs,omitempty"` // id of a layer of the order, or of the one below them
+	Add  []Unpacked `json:"Add,omitempty"`
+}
+
+// Unpacked is a layer of the order that is in the staging directory, or in the store.
+type Unpacked struct {
+	ID       string          `json:"ID"`
+	Name     string          `json:"Name,omitempty"` // of its directory in the staging directory; empty: the store has the layer
+	BlobSize int64           `json:"BlobSize"`       // bytes
+	Size     int64           `json:"Size"`           // of its content, in bytes
+	UIDs     []uint32        `json:"UIDs,omitempty"`
+	GIDs     []uint32        `json:"GIDs,omitempty"`
+	Usage    diskusage.Usage `json:"Usage"` // of its files
+}
+
+// Answer is the server's answer to a Question.
+type Answer struct {
+	Has    bool           `json:"Has,omitempty"`
+	Dirs   []string       `json:"Dirs,omitempty"`
+	Added  []layers.Place `json:"Added,omitempty"`  // of the first of the layers, which the store has now
+	Failed *Failure       `json:"Failed,omitempty"` // why it has not the next one, or why the question has no answer
+}
+
+// MaxQuestion is the maximum size of a question, in bytes: all layers of an image can be added at once.
+const MaxQuestion = 1 << 20
 
 // Message is a line that a worker writes to its socket. One of the fields is set.
 type Message struct {
@@ -112,17 +144,17 @@ func SendFile(to *net.UnixConn, packet []byte, file *os.File) error {
 
 // Failure is an error on its way to the server.
 type Failure struct {
-	Text  string `json:"Text"`
-	Kinds []int  `json:"Kinds"` // indexes of carried
-	Fetch int    `json:"Fetch"` // number of the fetch that failed, from 1; 0: none
+	Text     string `json:"Text"`
+	Kinds    []int  `json:"Kinds"`              // indexes of carried
+	Fetch    int    `json:"Fetch"`              // number of the fetch that failed, from 1; 0: none
+	Question int    `json:"Question,omitempty"` // number of the question that failed, from 1; 0: none
 }
 
-// carried are the sentinels by which the server decides.
+// carried are the sentinels by which the server and the worker decide.
 var carried = []error{
 	fault.Invalid, fault.NotFound, fault.Precondition, fault.Unavailable, fault.Timeout, fault.Exhausted, fault.Denied,
-	cstorage.ErrLayerUnknown, cstorage.ErrImageUnknown, cstorage.ErrParentUnknown,
-	cstorage.ErrNotAnImage, cstorage.ErrNotALayer, cstorage.ErrNotAnID,
-	io.ErrUnexpectedEOF, unix.ENOSPC, unix.EDQUOT,
+	layers.ErrGone, layers.ErrNotRebuilt,
+	io.ErrUnexpectedEOF, unix.ENOSPC, unix.EDQUOT, unix.ENOENT, unix.EAGAIN, unix.EACCES,
 }
 
 // FetchError is the error of a fetch. The server has the original.
@@ -132,6 +164,15 @@ type FetchError struct {
 }
 
 func (e *FetchError) Error() string { return e.Text }
+
+// QuestionError is the error of a question. The server has the original.
+type QuestionError struct {
+	Number int // of the question, from 1
+	Err    error
+}
+
+func (e *QuestionError) Error() string { return e.Err.Error() }
+func (e *QuestionError) Unwrap() error { return e.Err }
 
 // FailureOf returns the part of an error that a message carries.
 func FailureOf(err error) *Failure {
@@ -144,15 +185,19 @@ func FailureOf(err error) *Failure {
 	if fetch := new(FetchError); errors.As(err, &fetch) {
 		failure.Fetch = fetch.Number
 	}
+	if question := new(QuestionError); errors.As(err, &question) {
+		failure.Question = question.Number
+	}
 	return failure
 }
 
 // Short cuts a text to what a message can carry: a byte may take six in JSON.
 func Short(text string) string { return text[:min(len(text), MaxMessage/8)] }
 
-// Arrived returns the worker's error. fetch returns the error of the n-th fetch, or nil.
-func (f *Failure) Arrived(fetch func(n int) error) error {
-	if cause := fetch(f.Fetch); cause != nil {
+// Arrived returns the error on the other side. original returns the error of the fetch or question that has
+// failed, if this side has it, or nil.
+func (f *Failure) Arrived(original func(*Failure) error) error {
+	if cause := original(f); cause != nil {
 		return &arrived{f.Text, cause}
 	}
 	var kinds []error

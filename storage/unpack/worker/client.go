@@ -15,7 +15,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crius-run/crius/storage/liblog"
 	"github.com/crius-run/crius/storage/unpack/wire"
 )
 
@@ -30,11 +29,8 @@ type Client struct {
 }
 
 // Work does the work of a worker process, which the server has started and confined, sends its last
-// message, and ends the process. If the server ends, it ends early. Logs of the libraries go to the
-// server.
+// message, and ends the process. If the server ends, it ends early.
 func Work(do func(context.Context, *Client) (last wire.Message, err error)) {
-	unix.CloseOnExec(wire.SocketFD)
-	unix.CloseOnExec(wire.JobFD)
 	socket := os.NewFile(wire.SocketFD, "server")
 	conn, err := net.FileConn(socket)
 	if err != nil {
@@ -42,9 +38,6 @@ func Work(do func(context.Context, *Client) (last wire.Message, err error)) {
 	}
 	_ = socket.Close()
 	c := &Client{conn: conn.(*net.UnixConn), answers: make(chan *os.File)}
-	liblog.Capture(func(_ context.Context, level slog.Level, text string) {
-		c.Send(wire.Message{Log: &wire.Line{Level: level, Text: wire.Short(text)}})
-	})
 	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // the root of the worker process
 	go c.listen(cancel)
 	last, err := do(ctx, c)

@@ -1,10 +1,9 @@
-// Package worker is the program crius-unpack, which adds the layers of one image to
-// containers/storage, and the worker's end of the connection to its server (package wire). See
-// docs/decisions/0019-pull-worker.md.
+// Package worker is the program crius-unpack, which unpacks the layers of one image, and the worker's
+// end of the connection to its server (package wire). See docs/decisions/0019-pull-worker.md.
 //
-// The program is started once for each image. So it links containers/storage and little else, which
+// The program is started once for each image. So it links what unpacks and little else, which
 // test/layout checks: how long it takes to start is most of what a small image costs
-// (docs/decisions/0051-unpack-program.md).
+// (docs/decisions/0051-unpack-program.md). The server adds the layers to the store.
 package worker
 
 import (
@@ -13,8 +12,6 @@ import (
 	"os"
 	"unsafe"
 
-	cstorage "go.podman.io/storage"
-	"go.podman.io/storage/pkg/reexec"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -22,17 +19,12 @@ import (
 	"github.com/crius-run/crius/storage/unpack/wire"
 )
 
-// Main does the work for which a server or containers/storage has started the process, and reports
-// whether there was any.
+// Main does the work for which a server has started the process, and reports whether there was any.
 func Main() bool {
-	if reexec.Init() {
-		return true
-	}
 	if len(os.Args) != 1 || os.Args[0] != wire.Name || !hasServer() {
 		return false
 	}
 	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(unsafe.StringData(wire.Name+"\x00"))), 0, 0, 0) // else it has the name of a descriptor
-	unix.CloseOnExec(wire.ProgramFD)
 	Work(func(ctx context.Context, c *Client) (wire.Message, error) {
 		var order wire.Order
 		if err := c.Order(&order); err != nil || order.Protocol != wire.Protocol {
@@ -50,28 +42,18 @@ func hasServer() bool {
 	return unix.Fstat(wire.SocketFD, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK
 }
 
-// putLayers adds the layers to the store.
+// putLayers unpacks the layers, and has the server add them to the store.
 func (c *Client) putLayers(ctx context.Context, order wire.Order) error {
-	store, err := OpenStore(order)
+	store, err := openStore()
 	if err != nil {
 		return err
 	}
 	in := layers.Intake{
-		Store: store, Into: layers.NewUnpacker(store, order.Temporary, order.RepeatRoom), Dir: order.Temporary,
+		Into: layers.NewUnpacker(store, order.Staging, order.RepeatRoom), Dir: order.Temporary,
 		Parallel: max(order.Parallel, 1), Unpack: max(order.Unpack, 1),
 		Fetch: func(l layers.Layer) (layers.Arrival, error) { return c.Fetch(wire.Blob{Digest: l.Blob, Size: l.Size}) },
 		Added: func(l layers.Layer) { c.Send(wire.Message{Added: &wire.Blob{Digest: l.Blob, Size: l.Size}}) },
 		Lost:  func(l layers.Layer, err error) { c.Lost(fmt.Errorf("blob %s: %w", l.Blob, err)) },
 	}
 	return in.Put(ctx, order.Layers)
-}
-
-// OpenStore opens the store of an order. The server has mounted its directory.
-func OpenStore(order wire.Order) (cstorage.Store, error) {
-	order.Store.GraphDriverOptions = append(order.Store.GraphDriverOptions, order.Store.GraphDriverName+".skip_mount_home=true")
-	store, err := cstorage.GetStore(order.Store)
-	if err != nil {
-		return nil, fmt.Errorf("open image store: %w", err)
-	}
-	return store, nil
 }

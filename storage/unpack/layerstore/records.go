@@ -1,4 +1,4 @@
-package layers
+package layerstore
 
 import (
 	"bytes"
@@ -13,6 +13,8 @@ import (
 	cstorage "go.podman.io/storage"
 	"go.podman.io/storage/pkg/idtools"
 	"go.podman.io/storage/pkg/lockfile"
+
+	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
 // recordsDir is the library's directory for the records of layers, in a root of a store.
@@ -131,17 +133,17 @@ func (r *records) read(file string) (text []byte, err error) {
 
 // missing returns the indices of the layers to add, all below end. The error is why the layer at end cannot be
 // added: it was in the store when it would have been unpacked, but another program has removed it since.
-func (r *records) missing(layers []Addition) (missing []int, end int, err error) {
-	for i, l := range layers {
+func (r *records) missing(all []layers.Unpacked) (missing []int, end int, err error) {
+	for i, l := range all {
 		switch {
 		case r.has(l.ID):
-		case isStaged(l):
+		case l.Dir != "":
 			missing = append(missing, i)
 		default:
 			return missing, i, fmt.Errorf("layer %s was removed during the pull: %w", l.ID, cstorage.ErrLayerUnknown)
 		}
 	}
-	return missing, len(layers), nil
+	return missing, len(all), nil
 }
 
 func (r *records) has(id string) bool {

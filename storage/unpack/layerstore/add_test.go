@@ -1,4 +1,4 @@
-package layers
+package layerstore
 
 import (
 	"archive/tar"
@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
 // newStore opens a store of the library in a directory, over one that it only reads, if there is one.
@@ -31,21 +34,70 @@ func newStore(t *testing.T, dir, readOnly string) cstorage.Store {
 	return store
 }
 
-// stage unpacks count layers, each with a file of its own.
-func stage(t *testing.T, u *Unpacker, count int) (all []Addition) {
+// unpacker unpacks layers for a store of the library.
+type unpacker struct {
+	*layers.Unpacker
+	staging *Staging
+}
+
+func newUnpacker(t *testing.T, store cstorage.Store) unpacker {
 	t.Helper()
-	parent := ""
+	staging, err := NewStaging(store, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := staging.Delete(); err != nil {
+			t.Error(err)
+		}
+	})
+	return unpacker{layers.NewUnpacker(Store{store}, staging.Staging, 0), staging}
+}
+
+// dir is the directory of the n-th layer that was unpacked, from 1.
+func (u unpacker) dir(n int) string { return filepath.Join(u.staging.Dir, fmt.Sprint(n)) }
+
+// add adds layers, and returns how many the store has.
+func (u unpacker) add(t *testing.T, all []layers.Addition) (int, error) {
+	t.Helper()
+	added, err := u.Add(t.Context(), all)
+	return len(added), err
+}
+
+// archive has a file, and directories that are described by entries, or are not.
+func archive(t *testing.T, file string, described bool) []byte {
+	t.Helper()
+	headers := []tar.Header{{Name: file, Typeflag: tar.TypeReg, Mode: 0o644}}
+	if described {
+		headers = append([]tar.Header{{Name: "./", Typeflag: tar.TypeDir, Mode: 0o755}, {Name: "d/", Typeflag: tar.TypeDir, Mode: 0o755}}, headers...)
+	}
+	var all bytes.Buffer
+	w := tar.NewWriter(&all)
+	for i := range headers {
+		if err := w.WriteHeader(&headers[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return all.Bytes()
+}
+
+// stage unpacks count layers, each with a file of its own in the directory d, which has an entry or has none.
+func (u unpacker) stage(t *testing.T, count int, described bool) (all []layers.Addition) {
+	t.Helper()
+	var image []layers.Layer
 	for i := range count {
-		content := packed(t, 1, func(int) tar.Header { return tar.Header{Name: fmt.Sprint("d/file", i), Mode: 0o644} })
-		staged, err := u.Stage(t.Context(), bytes.NewReader(content), nil)
+		image = append(image, layers.Layer{Blob: digest.FromString(fmt.Sprint("blob ", i)), Size: int64(100 + i), DiffID: digest.FromBytes(archive(t, fmt.Sprint("d/file", i), described))})
+	}
+	for i, l := range layers.NewMissing(image) {
+		staged, err := u.Stage(t.Context(), bytes.NewReader(archive(t, fmt.Sprint("d/file", i), described)), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = staged.Drop() })
-		blob, diff := digest.FromString(fmt.Sprint("blob ", i)), digest.FromBytes(content)
-		id := layerID(parent, diff)
-		all = append(all, Addition{staged, id, parent, Record{Blob: blob, Size: int64(100 + i), Content: diff}})
-		parent = id
+		all = append(all, layers.Addition{Staged: staged, ID: l.ID, Parent: l.Parent, Record: layers.Record{Blob: l.Blob, Size: l.Size, Content: l.DiffID}})
 	}
 	return all
 }
@@ -73,10 +125,10 @@ func TestAddTogether(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	u := NewUnpacker(store, t.TempDir(), 0)
-	layers := stage(t, u, 4)
-	for _, together := range [][]Addition{layers[:1], layers[1:], layers} { // the last time they are there
-		if added, err := u.Add(t.Context(), together); added != len(together) || err != nil {
+	u := newUnpacker(t, store)
+	all := u.stage(t, 4, true)
+	for _, together := range [][]layers.Addition{all[:1], all[1:], all} { // the last time they are there
+		if added, err := u.add(t, together); added != len(together) || err != nil {
 			t.Fatalf("%d, %v", added, err)
 		}
 	}
@@ -88,7 +140,7 @@ func TestAddTogether(t *testing.T) {
 	if l, err := store.Layer("somebody's"); err != nil || l.ID != before.ID {
 		t.Errorf("%+v, %v", l, err)
 	}
-	for i, l := range layers {
+	for i, l := range all {
 		got, err := store.Layer(l.ID)
 		if err != nil {
 			t.Fatal(err)
@@ -111,8 +163,8 @@ func TestAddTogether(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if all := recorded(t, store); len(all) != 5 {
-		t.Errorf("%d records", len(all))
+	if records := recorded(t, store); len(records) != 5 {
+		t.Errorf("%d records", len(records))
 	}
 }
 
@@ -121,29 +173,27 @@ func TestAddTogether(t *testing.T) {
 func TestAddUntilOneFails(t *testing.T) {
 	t.Parallel()
 	store := newStore(t, t.TempDir(), "")
-	u := NewUnpacker(store, t.TempDir(), 0)
-	layers := stage(t, u, 4)
-	lost := layers[2].Staged.(*staged)
-	if err := os.RemoveAll(lost.out.Target); err != nil {
+	u := newUnpacker(t, store)
+	all := u.stage(t, 4, true)
+	if err := os.RemoveAll(u.dir(3)); err != nil {
 		t.Fatal(err)
 	}
-	lost.result.Implied = nil // else it is noticed before
-	added, err := u.Add(t.Context(), layers)
-	if added != 2 || !swept(err) {
+	added, err := u.add(t, all)
+	if added != 2 || !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%d, %v", added, err)
 	}
-	if all := recorded(t, store); len(all) != 2 || slices.ContainsFunc(all, func(r map[string]any) bool { return r["flags"] != nil }) {
-		t.Errorf("records %v", all)
+	if records := recorded(t, store); len(records) != 2 || slices.ContainsFunc(records, func(r map[string]any) bool { return r["flags"] != nil }) {
+		t.Errorf("records %v", records)
 	}
-	for i, l := range layers {
+	for i, l := range all {
 		_, missing := os.Stat(filepath.Join(store.GraphRoot(), "overlay", l.ID))
-		_, unsplit := os.Stat(u.split(l.ID))
+		_, unsplit := os.Stat(Store{store}.split(l.ID))
 		if has := missing == nil && unsplit == nil; has != (i < 2) || (missing == nil) != (unsplit == nil) {
 			t.Errorf("layer %d: %v, %v", i, missing, unsplit)
 		}
 	}
-	layers[2].Staged = stage(t, u, 3)[2].Staged
-	if added, err := u.Add(t.Context(), layers[2:]); added != 2 || err != nil {
+	all[2].Staged = u.stage(t, 3, true)[2].Staged
+	if added, err := u.add(t, all[2:]); added != 2 || err != nil {
 		t.Errorf("once more: %d, %v", added, err)
 	}
 }
@@ -154,8 +204,8 @@ func TestAddAboveAnotherStore(t *testing.T) {
 	t.Parallel()
 	dir, other := t.TempDir(), t.TempDir()
 	below := newStore(t, other, "")
-	first := stage(t, NewUnpacker(below, t.TempDir(), 0), 1)
-	if added, err := first[0].Staged.(*staged).unpacker.Add(t.Context(), first); added != 1 || err != nil {
+	first := newUnpacker(t, below)
+	if added, err := first.add(t, first.stage(t, 1, true)); added != 1 || err != nil {
 		t.Fatalf("%d, %v", added, err)
 	}
 	readOnly := filepath.Join(dir, "read-only") // by its other name this process has it open for writing
@@ -163,19 +213,19 @@ func TestAddAboveAnotherStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	store := newStore(t, dir, readOnly)
-	u := NewUnpacker(store, t.TempDir(), 0)
-	layers := stage(t, u, 3)
-	if added, err := u.Add(t.Context(), layers[2:]); added != 0 || !errors.Is(err, cstorage.ErrParentUnknown) {
+	u := newUnpacker(t, store)
+	all := u.stage(t, 3, true)
+	if added, err := u.add(t, all[2:]); added != 0 || !errors.Is(err, cstorage.ErrParentUnknown) {
 		t.Errorf("without its parent: %d, %v", added, err)
 	}
-	layers[2] = stage(t, u, 3)[2]
-	if added, err := u.Add(t.Context(), layers); added != 3 || err != nil {
+	all[2] = u.stage(t, 3, true)[2]
+	if added, err := u.add(t, all); added != 3 || err != nil {
 		t.Errorf("%d, %v", added, err)
 	}
-	if all := recorded(t, store); len(all) != 2 {
-		t.Errorf("records %v", all)
+	if records := recorded(t, store); len(records) != 2 {
+		t.Errorf("records %v", records)
 	}
-	if _, err := os.Stat(filepath.Join(readOnly, "overlay", layers[0].ID, "diff", "d", "file0")); err != nil {
+	if _, err := os.Stat(filepath.Join(readOnly, "overlay", all[0].ID, "diff", "d", "file0")); err != nil {
 		t.Errorf("the other store: %v", err)
 	}
 }
@@ -185,8 +235,8 @@ func TestAddAboveAnotherStore(t *testing.T) {
 func TestAddAfterKilled(t *testing.T) {
 	t.Parallel()
 	store := newStore(t, t.TempDir(), "")
-	u := NewUnpacker(store, t.TempDir(), 0)
-	layer := stage(t, u, 1)[0]
+	u := newUnpacker(t, store)
+	layer := u.stage(t, 1, true)[0]
 	left := filepath.Join(store.GraphRoot(), "overlay", layer.ID, "diff", "half")
 	records, err := openRecords(store)
 	if err == nil {
@@ -203,14 +253,14 @@ func TestAddAfterKilled(t *testing.T) {
 		t.Error("the layer is still recorded")
 	}
 	records.unlock()
-	if added, err := u.Add(t.Context(), []Addition{layer}); added != 1 || err != nil {
+	if added, err := u.add(t, []layers.Addition{layer}); added != 1 || err != nil {
 		t.Errorf("%d, %v", added, err)
 	}
 	if _, err := os.Stat(left); err == nil {
 		t.Error("files of the killed process are in the layer")
 	}
-	if all := recorded(t, store); len(all) != 1 || all[0]["flags"] != nil {
-		t.Errorf("records %v", all)
+	if records := recorded(t, store); len(records) != 1 || records[0]["flags"] != nil {
+		t.Errorf("records %v", records)
 	}
 }
 
@@ -223,24 +273,21 @@ func TestAddAboveRemoved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	u := NewUnpacker(store, t.TempDir(), 0)
-	layers := stage(t, u, 4)
-	for _, l := range layers[1:] {
-		l.Staged.(*staged).result.Implied = nil // else the parent's directories are looked at before
-	}
-	layers[1].Staged = nil
-	if err := driver.Create(layers[1].ID, "", nil); err != nil {
+	u := newUnpacker(t, store)
+	all := u.stage(t, 4, true)
+	all[1].Staged = nil
+	if err := driver.Create(all[1].ID, "", nil); err != nil {
 		t.Fatal(err)
 	}
-	added, err := u.Add(t.Context(), layers)
+	added, err := u.add(t, all)
 	if added != 1 || !errors.Is(err, cstorage.ErrLayerUnknown) {
 		t.Errorf("%d, %v", added, err)
 	}
-	if all := recorded(t, store); len(all) != 1 || all[0]["id"] != layers[0].ID || all[0]["flags"] != nil {
-		t.Errorf("records %v", all)
+	if records := recorded(t, store); len(records) != 1 || records[0]["id"] != all[0].ID || records[0]["flags"] != nil {
+		t.Errorf("records %v", records)
 	}
-	layers[1].Staged = stage(t, u, 2)[1].Staged
-	if added, err := u.Add(t.Context(), layers[1:]); added != 3 || err != nil {
+	all[1].Staged = u.stage(t, 2, true)[1].Staged
+	if added, err := u.add(t, all[1:]); added != 3 || err != nil {
 		t.Errorf("once more: %d, %v", added, err)
 	}
 }
@@ -268,9 +315,9 @@ func TestAddToImageStore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	u := NewUnpacker(store, t.TempDir(), 0)
-	layers := stage(t, u, 2)
-	if added, err := u.Add(t.Context(), layers); added != 2 || err != nil {
+	u := newUnpacker(t, store)
+	all := u.stage(t, 2, true)
+	if added, err := u.add(t, all); added != 2 || err != nil {
 		t.Fatalf("%d, %v", added, err)
 	}
 	if err := os.Chtimes(file, before.ModTime(), before.ModTime()); err != nil {
@@ -279,7 +326,7 @@ func TestAddToImageStore(t *testing.T) {
 	if _, err := store.CreateLayer("after", "", nil, "", false, nil); err != nil {
 		t.Fatal(err)
 	}
-	for _, id := range []string{"before", layers[0].ID, layers[1].ID, "after"} {
+	for _, id := range []string{"before", all[0].ID, all[1].ID, "after"} {
 		if _, err := store.Layer(id); err != nil {
 			t.Errorf("%s: %v", id, err)
 		}
@@ -291,29 +338,28 @@ func TestAddToImageStore(t *testing.T) {
 func TestAddInheritsThroughAddedLayers(t *testing.T) {
 	t.Parallel()
 	store := newStore(t, t.TempDir(), "")
-	first := NewUnpacker(store, t.TempDir(), 0)
-	layers := stage(t, first, 4)
-	if added, err := first.Add(t.Context(), layers[:1]); added != 1 || err != nil {
+	first := newUnpacker(t, store)
+	bottom := first.stage(t, 1, true)
+	if added, err := first.add(t, bottom); added != 1 || err != nil {
 		t.Fatalf("%d, %v", added, err)
 	}
-	base := filepath.Join(store.GraphRoot(), "overlay", layers[0].ID, "diff", "d")
+	base := filepath.Join(store.GraphRoot(), "overlay", bottom[0].ID, "diff", "d")
 	if err := os.Chmod(base, 0o750); err != nil {
 		t.Fatal(err)
 	}
-	u := NewUnpacker(store, t.TempDir(), 0) // of an image that shares the first layer
-	layers = stage(t, u, 4)
-	layers[0].Staged = nil
-	for _, l := range layers[1:3] {
-		s := l.Staged.(*staged)
-		s.result.Implied = nil
-		if err := os.RemoveAll(filepath.Join(s.out.Target, "d")); err != nil {
+	u := newUnpacker(t, store) // of an image that shares the first layer
+	all := u.stage(t, 4, true)
+	all[0].Staged = nil
+	all[3].Staged = u.stage(t, 1, false)[0].Staged
+	for n := 2; n <= 3; n++ { // they are no longer there
+		if err := os.RemoveAll(filepath.Join(u.dir(n), "d")); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if added, err := u.Add(t.Context(), layers); added != 4 || err != nil {
+	if added, err := u.add(t, all); added != 4 || err != nil {
 		t.Fatalf("%d, %v", added, err)
 	}
-	st, err := os.Stat(filepath.Join(store.GraphRoot(), "overlay", layers[3].ID, "diff", "d"))
+	st, err := os.Stat(filepath.Join(store.GraphRoot(), "overlay", all[3].ID, "diff", "d"))
 	if err != nil || st.Mode().Perm() != 0o750 {
 		t.Errorf("%v, %v", st, err)
 	}
@@ -329,8 +375,8 @@ func TestAddAfterFailedCleanup(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 	store := newStore(t, dir, "")
-	u := NewUnpacker(store, t.TempDir(), 0)
-	layer := stage(t, u, 1)[0]
+	u := newUnpacker(t, store)
+	layer := u.stage(t, 1, true)[0]
 	records, err := openRecords(store)
 	if err == nil {
 		err = records.write([]*cstorage.Layer{{ID: layer.ID, Flags: map[string]any{incomplete: true}}})
@@ -349,16 +395,16 @@ func TestAddAfterFailedCleanup(t *testing.T) {
 	if _, err := store.Layers(); err == nil {
 		t.Error("the library could delete the layer")
 	}
-	if added, err := u.Add(t.Context(), []Addition{layer}); added != 0 || err == nil {
+	if added, err := u.add(t, []layers.Addition{layer}); added != 0 || err == nil {
 		t.Errorf("%d, %v", added, err)
 	}
 	if err := os.RemoveAll(filler); err != nil {
 		t.Fatal(err)
 	}
-	if added, err := u.Add(t.Context(), []Addition{layer}); added != 1 || err != nil {
+	if added, err := u.add(t, []layers.Addition{layer}); added != 1 || err != nil {
 		t.Errorf("%d, %v", added, err)
 	}
-	if all := recorded(t, store); len(all) != 1 || all[0]["flags"] != nil {
-		t.Errorf("records %v", all)
+	if records := recorded(t, store); len(records) != 1 || records[0]["flags"] != nil {
+		t.Errorf("records %v", records)
 	}
 }
