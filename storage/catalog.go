@@ -199,6 +199,16 @@ func inAllStores(records []cstorage.Image) []cstorage.Image {
 	return all
 }
 
+// hasName reports whether an image had this name when the records were read last.
+func (c *catalog) hasName(name string) bool {
+	for _, e := range c.known() {
+		if slices.Contains(e.record.Names, name) {
+			return true
+		}
+	}
+	return false
+}
+
 func (c *catalog) known() map[string]entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()

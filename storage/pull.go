@@ -46,6 +46,7 @@ func (s *Store) newPuller(options types.StoreOptions) *pull.Puller {
 		Cgroups:      s.cfg.PullCgroups,
 		Owned:        s.holds.owned,
 		DropLost:     s.dropLost,
+		Known:        s.images.hasName,
 		RepeatRoom:   repeatRoom,
 		Records:      pull.RecordRoom{Most: pull.MaxRecords},
 		LargeWindows: make(chan struct{}, 1),

@@ -486,6 +486,25 @@ func TestIncompleteImageOfADeadProcessIsDeleted(t *testing.T) {
 	n.empty()
 }
 
+// A pull that only asks a registry keeps nothing from being swept: it has written nothing, and may wait for long.
+func TestAskingPullKeepsNothing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	asking, err := n.leftovers.PreparePull(t.Context(), "")
+	ok(t, err)
+	failed, err := n.leftovers.BeginPull(t.Context(), "", "", durable.Needs{})
+	ok(t, err)
+	orphan := filepath.Join("root", driverName+"-images", strings.Repeat("a", 64))
+	ok(t, os.MkdirAll(filepath.Join(n.dir, orphan), 0o700))
+	failed.End(testContext(t), false)
+	if _, err := os.Stat(filepath.Join(n.dir, orphan)); err == nil {
+		t.Error("the files of an image without a record are left")
+	}
+	ok(t, asking.Begin(t.Context(), strings.Repeat("b", 64), durable.Needs{}))
+	asking.End(testContext(t), true)
+	n.noDebris()
+}
+
 // A start does not disturb a pull in another process, and leaves the leftovers of a dead one until
 // that pull is over.
 func TestRecoverLeavesLivePulls(t *testing.T) {

@@ -221,6 +221,50 @@ func TestPresentImageNeedsNoWorker(t *testing.T) {
 	}
 }
 
+// While a registry is asked for an image of an unknown name, a worker is started for it. Whatever becomes of the pull,
+// nothing is left.
+func TestWorkerWaitsForTheRegistry(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := motd(t, "x")
+	r := serve(t, "app", "1", a)
+	asked := func(name string, workers int, end func(cancel, answer func())) error {
+		ctx, cancel := context.WithCancel(testContext(t))
+		defer cancel()
+		silent, answer := context.WithCancel(ctx)
+		r.Forget()
+		r.Inject(registry.Fault{Path: "/manifests/", Times: 1, Do: pausedAfter(0, silent.Done())})
+		ended := make(chan error, 1)
+		go func() {
+			_, err := n.Pull(ctx, PullRequest{Image: name})
+			ended <- err
+		}()
+		wait.For(t, "the registry to be asked, and the worker", func() bool { return len(r.Requests()) > 0 && len(n.workers()) >= workers })
+		if got := len(n.workers()); got != workers {
+			t.Errorf("%d workers while the registry is asked for %s, want %d", got, name, workers)
+		}
+		end(cancel, answer)
+		err := <-ended
+		if left := n.workers(); len(left) > 0 {
+			t.Errorf("workers %d are left", left)
+		}
+		n.noDebris()
+		return err
+	}
+	if err := asked(r.Addr()+"/app:1", 1, func(cancel, _ func()) { cancel() }); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	if err := asked(r.Addr()+"/app:none", 1, func(_, answer func()) { answer() }); err == nil {
+		t.Error("an image was pulled that the registry has not got")
+	}
+	n.empty()
+	n.pull(r.Addr() + "/app:1")
+	n.list() // as kubelets do all the time
+	if err := asked(r.Addr()+"/app:1", 0, func(cancel, _ func()) { cancel() }); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+}
+
 // Without crius-unpack the server's own program unpacks.
 func TestPullWithoutTheUnpacker(t *testing.T) {
 	t.Parallel()

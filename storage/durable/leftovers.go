@@ -63,6 +63,7 @@ type Job struct {
 	start     time.Time
 	removal   bool     // false: a pull
 	layers    []string // to check, whenever they were made
+	asking    bool     // a pull that knows nothing of its image yet, and changes nothing
 	image     string   // being pulled; empty: its id is unknown
 	needs     Needs
 	Temporary string // directory for large files; a removal has none
@@ -89,19 +90,27 @@ type Needs struct {
 	Digests []digest.Digest // of layers from which it may copy, compressed or not
 }
 
-// BeginPull starts a job for an image, whose id is empty if it is unknown, with a directory for
-// large files: below parent or, if that is empty, in the job. Layers that it needs are not swept
-// while it runs.
+// BeginPull starts a job for an image: see PreparePull and Begin.
 func (d *Leftovers) BeginPull(ctx context.Context, image, parent string, needs Needs) (*Job, error) {
-	j, err := d.begin(ctx, &Job{image: image, needs: needs})
+	j, err := d.PreparePull(ctx, parent)
+	if err != nil {
+		return nil, err
+	}
+	if err := j.Begin(ctx, image, needs); err != nil {
+		j.End(ctx, true)
+		return nil, err
+	}
+	return j, nil
+}
+
+// PreparePull starts a job for an image that is not known yet, with a directory for large files: below
+// parent or, if that is empty, in the job. Until Begin the pull must not change the store.
+func (d *Leftovers) PreparePull(ctx context.Context, parent string) (*Job, error) {
+	j, err := d.begin(ctx, &Job{asking: true})
 	if err != nil {
 		return nil, err
 	}
 	j.Temporary = j.dir
-	if err := j.note(ctx, imageName, image); err != nil {
-		j.End(ctx, true)
-		return nil, err
-	}
 	if parent == "" {
 		return j, nil
 	}
@@ -117,6 +126,15 @@ func (d *Leftovers) BeginPull(ctx context.Context, image, parent string, needs N
 		return nil, fmt.Errorf("temporary directory of the pull: %w", err)
 	}
 	return j, nil
+}
+
+// Begin says what the job is for: an image, whose id is empty if it is unknown. Layers that it needs are not
+// swept from now on, while it runs.
+func (j *Job) Begin(ctx context.Context, image string, needs Needs) error {
+	j.all.mu.Lock()
+	j.asking, j.image, j.needs = false, image, needs
+	j.all.mu.Unlock()
+	return j.note(ctx, imageName, image)
 }
 
 // note writes down a fact about the job, for the next process.

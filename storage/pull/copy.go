@@ -168,6 +168,7 @@ func (p *Puller) copyByWorker(ctx context.Context, src incoming, present bool, t
 
 // copyWhole has a worker copy the image.
 func (p *Puller) copyWhole(ctx context.Context, src *source.Image, t unpack.Task) (string, error) {
+	t.Worker.End(ctx) // of another kind
 	if err := p.features.Find(ctx, p.Options); err != nil {
 		return "", err
 	}

@@ -86,6 +86,8 @@ type Puller struct {
 	// DropLost deletes the images that lost layers, so that the next pull does not build on the
 	// records of those layers.
 	DropLost func(context.Context) error
+	// Known reports whether the store has an image of this name, by what it knew last.
+	Known func(name string) bool
 
 	RepeatRoom   int64         // see layers.NewUnpacker
 	Records      RecordRoom    // in Library
@@ -235,6 +237,8 @@ func (p *Puller) pullOnce(ctx context.Context, n named) error {
 	if err := p.Locks.Await(ctx, durable.ToWrite); err != nil {
 		return err
 	}
+	ready := p.prepare(ctx, n)
+	defer ready.end(ctx)
 	src, leave, err := p.reach(ctx, n)
 	if err != nil {
 		return err
@@ -260,7 +264,7 @@ func (p *Puller) pullOnce(ctx context.Context, n named) error {
 		slog.InfoContext(ctx, "image is up to date", "image", id, "name", n.name.String(), "took", time.Since(start))
 		return n.take(ctx, Result{Image: id})
 	}
-	id, err := p.pullImage(ctx, n, src, record)
+	id, err := p.pullImage(ctx, n, src, record, ready)
 	if err != nil {
 		return err
 	}
@@ -268,6 +272,55 @@ func (p *Puller) pullOnce(ctx context.Context, n named) error {
 	p.Counts.Took.Note(src.LayerBytes(), time.Since(start))
 	slog.InfoContext(ctx, "image pulled", "image", id, "name", n.name.String(), "took", time.Since(start))
 	return nil
+}
+
+// prepared is what the pull of a new image needs, as far as it can be had before the image is known.
+type prepared struct {
+	job    *durable.Job   // nil: there is none, or it has begun
+	worker *unpack.Worker // nil: there is none
+}
+
+// prepare begins while the registry is asked what the pull of a new image needs. Most pulls of an image whose name is
+// known need nothing of it.
+func (p *Puller) prepare(ctx context.Context, n named) *prepared {
+	if p.Program == nil || n.request.Kind != nil || p.Known(n.name.String()) {
+		return &prepared{}
+	}
+	job, err := p.Leftovers.PreparePull(ctx, p.temporaryDir())
+	if err != nil { // the pull tries again, and fails
+		return &prepared{}
+	}
+	t := unpack.Task{Library: p.Library, Job: job.Lock, Temporary: job.Temporary, Program: p.Program, Cgroups: p.Cgroups, Pod: n.request.Cgroup}
+	return &prepared{job, t.Begin(ctx)}
+}
+
+// temporaryDir returns where directories for large files are made; empty: in those of jobs.
+func (p *Puller) temporaryDir() string {
+	return cmp.Or(p.Settings.Load().TemporaryDir, p.Library.ImageStore())
+}
+
+// begin begins the job of a pull.
+func (p *Puller) begin(ctx context.Context, src *source.Image, ready *prepared) (job *durable.Job, err error) {
+	job, ready.job = ready.job, nil
+	if job == nil {
+		if job, err = p.Leftovers.PreparePull(ctx, p.temporaryDir()); err != nil {
+			return nil, err
+		}
+	}
+	if err := job.Begin(ctx, src.ImageID(), durable.Needs{Layers: src.LayerIDs(), Digests: src.LayerDigests()}); err != nil {
+		ready.worker.End(ctx)
+		job.End(ctx, true)
+		return nil, err
+	}
+	return job, nil
+}
+
+// end ends what the pull has not needed.
+func (r *prepared) end(ctx context.Context) {
+	r.worker.End(ctx)
+	if r.job != nil {
+		r.job.End(ctx, true)
+	}
 }
 
 // warnIfForeign logs that an image is for another architecture. It is pulled all the same: an
@@ -410,7 +463,7 @@ func (p *Puller) boundReach(ctx context.Context, sources int) (context.Context, 
 
 // pullImage brings an inspected image into the store, hands it to n.take and returns its id. record is
 // that of the image in the store, or nil.
-func (p *Puller) pullImage(ctx context.Context, n named, src *source.Image, record *cstorage.Image) (id string, err error) {
+func (p *Puller) pullImage(ctx context.Context, n named, src *source.Image, record *cstorage.Image, ready *prepared) (id string, err error) {
 	defer src.End()
 	release, err := p.admit(src, record)
 	if err != nil {
@@ -420,15 +473,16 @@ func (p *Puller) pullImage(ctx context.Context, n named, src *source.Image, reco
 	if err := p.DropLost(ctx); err != nil {
 		return "", err
 	}
-	job, err := p.Leftovers.BeginPull(ctx, src.ImageID(), cmp.Or(p.Settings.Load().TemporaryDir, p.Library.ImageStore()), durable.Needs{Layers: src.LayerIDs(), Digests: src.LayerDigests()})
+	job, err := p.begin(ctx, src, ready)
 	if err != nil {
 		return "", err
 	}
-	task := unpack.Task{Secrets: n.secrets, Pod: n.request.Cgroup}
+	task := unpack.Task{Secrets: n.secrets, Pod: n.request.Cgroup, Worker: ready.worker}
 	err = trace.Long(ctx, "copy image", func(ctx context.Context) (err error) {
 		id, err = p.copy(ctx, incoming{src, job, record == nil}, task)
 		return err
 	})
+	ready.worker.End(ctx)
 	job.End(ctx, err == nil)
 	if err != nil {
 		return "", src.Failed(err)

@@ -36,7 +36,6 @@ import (
 	"github.com/crius-run/crius/storage/registry/download"
 	"github.com/crius-run/crius/storage/registry/source"
 	"github.com/crius-run/crius/storage/unpack/copier"
-	"github.com/crius-run/crius/storage/unpack/layerstore"
 	"github.com/crius-run/crius/storage/unpack/wire"
 	"github.com/opencontainers/go-digest"
 )
@@ -67,7 +66,8 @@ type Task struct {
 	Pod       string                        // cgroup parent of the pod for which the image is pulled; empty: there is none
 	Events    chan types.ProgressProperties // receives progress
 
-	RepeatRoom int64 // see layers.NewUnpacker
+	RepeatRoom int64   // see layers.NewUnpacker
+	Worker     *Worker // that waits for this task; nil: Unpack starts one
 }
 
 // Cgroups are the cgroups in which workers run.
@@ -75,49 +75,6 @@ type Cgroups interface {
 	// Enter moves a process to the cgroup for a pod with this cgroup parent, which may be empty.
 	// The caller must call leave when the process has ended.
 	Enter(ctx context.Context, pod string, pid int) (leave func(), err error)
-}
-
-// Unpack has a worker unpack the image's layers, and adds them to the store. All of them must have a
-// format that source.Documents.Layers knows. The error is pullerror.ErrWorkerDied if the worker ended
-// before its work.
-func (t Task) Unpack(ctx context.Context) error {
-	const attempts = 3
-	for attempt := 1; ; attempt++ {
-		swept, err := t.unpack(ctx)
-		if err == nil || !swept || attempt == attempts || ctx.Err() != nil {
-			return err
-		}
-	}
-}
-
-// unpack is one attempt of Unpack. It reports whether another program has deleted the layers meanwhile.
-func (t Task) unpack(ctx context.Context) (swept bool, err error) {
-	staging, err := layerstore.NewStaging(t.Library, t.Temporary)
-	if err != nil {
-		return false, err
-	}
-	defer func() {
-		swept = staging.Swept()
-		if err := staging.Delete(); err != nil {
-			slog.WarnContext(ctx, "cannot delete the directory in which layers were unpacked; the next start retries", "err", err)
-		}
-	}()
-	missing := layerstore.Missing(t.Library, t.Source.Layers())
-	store, err := openQuestions(layerstore.Store{Store: t.Library}, staging.Staging, missing)
-	if err != nil {
-		return false, err
-	}
-	defer store.close()
-	cmd := t.Program.command(ctx)
-	cmd.ExtraFiles = append(cmd.ExtraFiles, store.theirs, staging.Lock)
-	w := &process{Task: t, cmd: cmd, writable: []string{staging.Dir, t.Temporary}, questions: store}
-	last, err := w.carryOut(ctx, wire.Order{
-		Protocol: wire.Protocol, Layers: missing, Staging: staging.Staging, Temporary: t.Temporary, Parallel: t.Parallel, Unpack: t.Unpacking, RepeatRoom: t.RepeatRoom,
-	})
-	if err == nil && !last.Unpacked {
-		err = fmt.Errorf("pull worker ended with an unexpected message: %w", fault.Invalid)
-	}
-	return false, err
 }
 
 // Copy has a worker copy the image, whatever the format of its layers, and returns its id. Errors
@@ -139,13 +96,31 @@ func (t Task) Copy(ctx context.Context) (id string, err error) {
 
 // carryOut has the worker carry out an order and returns its last message.
 func (w *process) carryOut(ctx context.Context, order any) (last wire.Message, err error) {
-	w.blobs = w.Source.Blobs()
-	if err := w.start(); errors.Is(err, fault.Exhausted) {
-		return last, fmt.Errorf("start pull worker: %w", err)
-	} else if err != nil {
-		return last, fmt.Errorf("start pull worker %s (if that goes on, install crius again and restart it): %w", w.cmd.Args[0], err)
+	if err := w.begin(ctx); err != nil {
+		return last, err
 	}
+	w.blobs = w.Source.Blobs()
 	return w.run(ctx, order)
+}
+
+// begin starts the worker and places it. It waits for its order then.
+func (w *process) begin(ctx context.Context) error {
+	if err := w.start(); errors.Is(err, fault.Exhausted) {
+		return fmt.Errorf("start pull worker: %w", err)
+	} else if err != nil {
+		return fmt.Errorf("start pull worker %s (if that goes on, install crius again and restart it): %w", w.cmd.Args[0], err)
+	}
+	w.leave, w.unplaced = w.place(ctx)
+	return nil
+}
+
+// abandon ends a worker that gets no order.
+func (w *process) abandon() {
+	_ = w.cmd.Process.Kill()
+	_ = w.stdin.Close()
+	_ = w.conn.Close()
+	<-w.ended
+	w.leave()
 }
 
 // process is a worker from the server's point of view.
@@ -162,6 +137,8 @@ type process struct {
 	ended  chan struct{}
 	end    error // valid after ended is closed
 
+	leave    func()                 // the cgroup; nil: the worker has not been placed
+	unplaced error                  // why it could not be placed
 	blobs    map[digest.Digest]bool // that the worker may name
 	logged   int                    // lines for the log
 	fetching sync.WaitGroup
@@ -232,9 +209,8 @@ func (w *process) run(ctx context.Context, order any) (last wire.Message, err er
 	defer w.conn.Close()
 	fetching, cancel := context.WithCancel(ctx)
 	defer cancel()
-	leave, placeErr := w.place(ctx)
-	defer leave()
-	err = placeErr
+	defer w.leave()
+	err = w.unplaced
 	if err == nil {
 		err = json.NewEncoder(w.stdin).Encode(order)
 	}
@@ -258,8 +234,8 @@ func (w *process) run(ctx context.Context, order any) (last wire.Message, err er
 		w.questions.close()
 	}
 	switch {
-	case placeErr != nil && !dead:
-		return wire.Message{}, placeErr
+	case w.unplaced != nil && !dead:
+		return wire.Message{}, w.unplaced
 	case last.Copied != "" || last.Unpacked:
 		return last, nil
 	case last.Failed != nil:

@@ -158,6 +158,7 @@ func TestWorkerDiesEarly(t *testing.T) {
 		if test.dead {
 			<-w.ended
 		}
+		w.leave, w.unplaced = w.place(t.Context())
 		_, err = w.run(t.Context(), wire.Order{})
 		if errors.Is(err, pullerror.ErrWorkerDied) != test.died || errors.Is(err, fault.Unavailable) != test.died || errors.Is(err, errRefused) == test.died {
 			t.Errorf("%s: %v", name, err)

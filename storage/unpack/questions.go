@@ -37,8 +37,8 @@ type questions struct {
 	failed error // with that
 }
 
-// openQuestions makes a connection for the questions about these layers. The caller must close it.
-func openQuestions(store layers.Store, staging layers.Staging, missing []layers.Missing) (*questions, error) {
+// openQuestions makes a connection for questions. The caller must close it.
+func openQuestions(store layers.Store, staging layers.Staging) (*questions, error) {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
@@ -49,12 +49,15 @@ func openQuestions(store layers.Store, staging layers.Staging, missing []layers.
 	if err != nil {
 		return nil, errors.Join(err, theirs.Close())
 	}
-	q := &questions{store: store, staging: staging, missing: map[string]layers.Missing{}, conn: conn, theirs: theirs}
+	return &questions{store: store, staging: staging, missing: map[string]layers.Missing{}, conn: conn, theirs: theirs}, nil
+}
+
+// expect says about which layers there will be questions.
+func (q *questions) expect(missing []layers.Missing) {
 	for _, m := range missing {
 		q.missing[m.ID] = m
 	}
 	q.most = 8*len(missing) + 8 // each layer may be unpacked and added three times
-	return q, nil
 }
 
 // answer begins to answer.
