@@ -301,10 +301,21 @@ func gone(name string, err error) error {
 }
 
 // Remove is os.RemoveAll for what a container has made: it has two descriptors
-// open at any depth, and keeps as little as Usage does. Nothing else may change
-// the tree meanwhile. It removes an emptied directory when it comes across it
-// again in the parent. It first moves what is nested too deep to the top.
-func Remove(path string) error {
+// open at any depth, and keeps as little as Usage does. Others may remove the
+// tree as well, but not change it otherwise meanwhile.
+func Remove(path string) (err error) {
+	const attempts = 1000
+	for range attempts {
+		if err = remove(path); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return err
+}
+
+// remove is an attempt of Remove. It removes an emptied directory when it comes
+// across it again in the parent. It first moves what is nested too deep to the top.
+func remove(path string) error {
 	switch err := os.Remove(path); {
 	case err == nil, errors.Is(err, fs.ErrNotExist):
 		return nil
@@ -340,6 +351,9 @@ func Remove(path string) error {
 				continue
 			}
 			down, self, err := open(int(at.Fd()), name)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
 			if err != nil {
 				return &os.PathError{Op: "remove", Path: name, Err: err}
 			}

@@ -7,10 +7,36 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
 )
+
+// Several may remove one tree at once, as a sweep does beside the one who has made it.
+func TestRemoveTogether(t *testing.T) {
+	t.Parallel()
+	for range 3 {
+		dir := filepath.Join(t.TempDir(), "upper")
+		for i := range 100 {
+			if err := os.MkdirAll(filepath.Join(dir, fmt.Sprint(i%10), fmt.Sprint(i), "a/b"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var removing sync.WaitGroup
+		for range 3 {
+			removing.Go(func() {
+				if err := Remove(dir); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		removing.Wait()
+		if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+	}
+}
 
 // deepen makes a chain of directories, deeper than a path can be long, with a
 // file at each level.

@@ -23,6 +23,7 @@ import (
 	"github.com/crius-run/crius/internal/flock"
 	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/internal/tree"
 )
 
 // Leftovers removes what unfinished pulls and removals leave in the store: temporary files of a
@@ -223,18 +224,18 @@ func (j *Job) End(ctx context.Context, succeeded bool) {
 	}
 }
 
-// removeFiles deletes the large files.
+// removeFiles deletes the large files, among which a worker may have nested directories as deep as it liked.
 func (j *Job) removeFiles() error {
 	if j.Temporary == "" {
 		return nil
 	}
 	if j.Temporary != j.dir {
-		return os.RemoveAll(j.Temporary)
+		return tree.Remove(j.Temporary)
 	}
 	entries, err := os.ReadDir(j.dir)
 	for _, entry := range entries {
 		if entry.Name() != imageName { // the image id stays until the job is deleted
-			err = errors.Join(err, os.RemoveAll(filepath.Join(j.dir, entry.Name())))
+			err = errors.Join(err, tree.Remove(filepath.Join(j.dir, entry.Name())))
 		}
 	}
 	return err

@@ -17,7 +17,10 @@ import (
 	"go.podman.io/storage/pkg/lockfile"
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/regular"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/internal/tree"
 	"github.com/crius-run/crius/storage/unpack/layers"
 	"github.com/crius-run/crius/storage/unpack/layerstore"
 )
@@ -151,7 +154,7 @@ func (d *Leftovers) sweepStaged() error {
 		if used, lookErr := inUse(dir); lookErr != nil {
 			err = errors.Join(err, lookErr)
 		} else if !used {
-			err = errors.Join(err, os.RemoveAll(dir))
+			err = errors.Join(err, tree.Remove(dir))
 		}
 	}
 	return err
@@ -181,12 +184,12 @@ func inUse(dir string) (bool, error) {
 }
 
 // locked reports whether another process has a lock on a file. It opens nothing but a regular file: to open
-// a named pipe waits for its other end.
+// a named pipe waits for its other end, and a worker may replace the file at any time.
 func locked(file string) (bool, error) {
-	if st, err := os.Lstat(file); err != nil || !st.Mode().IsRegular() {
-		return false, err
+	f, err := regular.Open(file)
+	if errors.Is(err, fault.Invalid) {
+		return false, nil
 	}
-	f, err := os.Open(file)
 	if err != nil {
 		return false, err
 	}

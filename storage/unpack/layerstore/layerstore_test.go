@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/storage/unpack/layers"
+	"github.com/crius-run/crius/test/kit/deep"
 )
 
 // imageOf returns the layers that have been staged.
@@ -150,5 +151,20 @@ func TestUnpackedWhileOtherProgramsEnd(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(store.GraphRoot(), "overlay", all[0].ID, "diff", "d", "file0")); err != nil {
 		t.Error(err)
+	}
+}
+
+// Whatever a worker that was taken over has left in it, the directory is deleted.
+func TestDeepStagingIsDeleted(t *testing.T) {
+	t.Parallel()
+	if !deep.Alone(t) {
+		return
+	}
+	s, err := NewStaging(newStore(t, t.TempDir(), ""), t.TempDir())
+	ok(t, err)
+	deep.Nest(t, s.Dir)
+	ok(t, s.Delete())
+	if !s.Swept() {
+		t.Error("it is still there")
 	}
 }

@@ -12,6 +12,7 @@ import (
 	cstorage "go.podman.io/storage"
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/internal/tree"
 	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
@@ -76,7 +77,7 @@ func (s *Staging) Swept() bool {
 
 // Delete deletes the directory.
 func (s *Staging) Delete() error {
-	err := os.RemoveAll(s.Dir)
+	err := tree.Remove(s.Dir)
 	if s.Lock != nil {
 		_ = s.Lock.Close()
 	}
