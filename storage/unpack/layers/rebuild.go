@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/regular"
+	"github.com/crius-run/crius/storage/unpack/gunzip"
 )
 
 // ErrNotRebuilt says that a stored layer does not give the content from which it was made: its
@@ -82,7 +83,7 @@ func rebuild(at Place, size int64, to io.Writer) error {
 	if size > 0 {
 		to = &bounded{to, size}
 	}
-	return asm.WriteOutputTarStream(layerFiles(dir), entries{json.NewDecoder(description)}, to)
+	return asm.WriteOutputTarStream(layerFiles(dir), newEntries(description), to)
 }
 
 // describe opens the description of a layer's archive.
@@ -94,12 +95,7 @@ func (at Place) describe() (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	unpacked, err := decompress(file, func() (func(), error) { return func() {}, nil }) // it is gzip
-	if err != nil {
-		_ = file.Close()
-		return nil, fmt.Errorf("description of its archive (tar-split): %w", err)
-	}
-	return closers{unpacked, file}, nil
+	return closers{gunzip.NewReader(file), file}, nil
 }
 
 // closers closes a reader, and then what it reads from.
@@ -113,12 +109,31 @@ func (c closers) Close() error { return errors.Join(c.ReadCloser.Close(), c.from
 
 // entries unpacks tar-split data. The library's unpacker keeps all names in memory, as many and as
 // long as the image has them, to refuse duplicates, which the packer has refused before.
-type entries struct{ *json.Decoder }
+//
+// The worker that has written the data may have been taken over by a layer: an entry has a bound.
+type entries struct {
+	*json.Decoder
+	from *io.LimitedReader
+}
+
+// maxEntry is the maximum size of an entry, in bytes. One that extract.Layer makes has the headers of a file, 8 MiB at
+// most, in base64.
+const maxEntry = 32 << 20
+
+func newEntries(description io.Reader) entries {
+	from := &io.LimitedReader{R: description}
+	return entries{json.NewDecoder(from), from}
+}
 
 // Next implements tarsplit.Unpacker.
 func (e entries) Next() (*tarsplit.Entry, error) {
 	var next tarsplit.Entry
-	if err := e.Decode(&next); err != nil {
+	e.from.N = maxEntry
+	err := e.Decode(&next)
+	if e.from.N == 0 {
+		return nil, fmt.Errorf("the description of its archive (tar-split) has an entry of more than %d bytes", maxEntry)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return &next, nil

@@ -29,7 +29,7 @@ func TestEntriesKeepNoNames(t *testing.T) { //nolint:paralleltest // measures th
 		}
 		_ = w.Close()
 	}()
-	from := tarsplit.Unpacker(entries{json.NewDecoder(r)})
+	from := tarsplit.Unpacker(newEntries(r))
 	before, seen := heap(), 0
 	for {
 		e, err := from.Next()
@@ -45,4 +45,36 @@ func TestEntriesKeepNoNames(t *testing.T) { //nolint:paralleltest // measures th
 		t.Errorf("%d bytes for each of %d entries, of %d", grew/count, seen, count)
 	}
 	runtime.KeepAlive(from)
+}
+
+// Data that a hostile worker has written, and that decompress to one entry without end, take no memory without end.
+func TestEntriesAreBounded(t *testing.T) {
+	t.Parallel()
+	endless := io.MultiReader(strings.NewReader(`{"type":1,"name":"`), repeating('n'))
+	spaces := io.MultiReader(strings.NewReader(`{"type":1,"name":"f"}`), repeating(' '))
+	for what, test := range map[string]struct {
+		from    io.Reader
+		entries int
+	}{"a name": {endless, 0}, "nothing": {spaces, 1}} {
+		from := newEntries(test.from)
+		for range test.entries {
+			if _, err := from.Next(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := from.Next(); err == nil || errors.Is(err, io.EOF) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// repeating is a byte without end.
+type repeating byte
+
+// Read implements io.Reader.
+func (r repeating) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = byte(r)
+	}
+	return len(p), nil
 }

@@ -2,7 +2,6 @@ package layers
 
 import (
 	"archive/tar"
-	"encoding/json"
 	"errors"
 	"hash/maphash"
 	"io"
@@ -20,7 +19,7 @@ func Replaced(at Place) (name string, err error) {
 		return "", err
 	}
 	defer description.Close()
-	return replaced(entries{json.NewDecoder(description)})
+	return replaced(newEntries(description))
 }
 
 // Size of a header in an archive, and where it has the type.

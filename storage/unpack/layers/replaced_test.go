@@ -34,7 +34,7 @@ func TestReplaced(t *testing.T) {
 				}
 			}
 		}
-		if got, err := replaced(entries{json.NewDecoder(&description)}); got != want || err != nil {
+		if got, err := replaced(newEntries(&description)); got != want || err != nil {
 			t.Errorf("got %q, %v, want %q", got, err, want)
 		}
 	}

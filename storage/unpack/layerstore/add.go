@@ -183,6 +183,10 @@ func (s Store) move(l layers.Unpacked, entry *cstorage.Layer, driver drivers.Dri
 	return differ.ApplyDiffFromStagingDirectory(l.ID, l.Parent, out, &drivers.ApplyDiffWithDifferOpts{})
 }
 
+// maxSplit is the maximum size of tar-split data that are copied, in bytes: meanwhile the store is locked. An image may have
+// four million files, of which each takes some hundred bytes.
+const maxSplit = 4 << 30
+
 // moveSplit moves the tar-split data to where the library has those of a layer. Without a record
 // the file means nothing. Given to the library, the data would be compressed while all layers are
 // locked. The library syncs the file system of the records before it completes that of the layer.
@@ -201,11 +205,18 @@ func (s Store) moveSplit(from, to string) error {
 		return err
 	}
 	defer file.Close()
+	st, err := file.Stat()
+	if err == nil && st.Size() > maxSplit {
+		err = fmt.Errorf("%s has %d bytes, more than the tar-split data of any layer: %w", from, st.Size(), fault.Invalid)
+	}
+	if err != nil {
+		return err
+	}
 	copied, err := os.OpenFile(to, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(copied, file)
+	_, err = io.CopyN(copied, file, st.Size()) // a worker may go on writing
 	if err == nil {
 		err = copied.Sync()
 	}

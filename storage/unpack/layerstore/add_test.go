@@ -16,6 +16,7 @@ import (
 	cstorage "go.podman.io/storage"
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/unpack/layers"
 )
 
@@ -292,12 +293,11 @@ func TestAddAboveRemoved(t *testing.T) {
 	}
 }
 
-// A store with an image store notices layers that were added to it, even if the clock of the file system was too coarse
-// to give the records another time. If it did not, its next layer would overwrite their records.
-func TestAddToImageStore(t *testing.T) {
-	t.Parallel()
+// newSplitStore opens a store of the library whose layers are in another directory than their tar-split data.
+func newSplitStore(t *testing.T) (store cstorage.Store, images string) {
+	t.Helper()
 	dir := t.TempDir()
-	images := filepath.Join(dir, "images")
+	images = filepath.Join(dir, "images")
 	store, err := cstorage.GetStore(cstorage.StoreOptions{RunRoot: filepath.Join(dir, "run"), GraphRoot: filepath.Join(dir, "root"), ImageStore: images, GraphDriverName: "overlay"})
 	if err != nil {
 		t.Fatal(err)
@@ -307,6 +307,39 @@ func TestAddToImageStore(t *testing.T) {
 			_ = unix.Unmount(mounted, unix.MNT_DETACH)
 		}
 	})
+	return store, images
+}
+
+// Tar-split data that are copied, since they are in another file system than their records, are those of a regular file
+// of a size that a layer can have: while they are copied the store is locked. What was refused leaves nothing.
+func TestCopiedSplitIsBounded(t *testing.T) {
+	t.Parallel()
+	for what, replace := range map[string]func(file string) error{
+		"sparse": func(file string) error { return os.Truncate(file, 1<<40) },
+		"a link": func(file string) error { return errors.Join(os.Remove(file), os.Symlink("/etc/passwd", file)) },
+		"a pipe": func(file string) error { return errors.Join(os.Remove(file), unix.Mkfifo(file, 0o600)) },
+	} {
+		store, _ := newSplitStore(t)
+		u := newUnpacker(t, store)
+		all := u.stage(t, 1, true)
+		ok(t, replace(u.staging.SplitOf("1")))
+		if added, err := u.add(t, all); added != 0 || !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s: added %d, %v", what, added, err)
+		}
+		if left, err := filepath.Glob(filepath.Join(store.GraphRoot(), "overlay-layers", "*.tar-split.gz")); len(left) > 0 || err != nil {
+			t.Errorf("%s: left %q, %v", what, left, err)
+		}
+		if _, err := store.Layer(all[0].ID); !errors.Is(err, cstorage.ErrLayerUnknown) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// A store with an image store notices layers that were added to it, even if the clock of the file system was too coarse
+// to give the records another time. If it did not, its next layer would overwrite their records.
+func TestAddToImageStore(t *testing.T) {
+	t.Parallel()
+	store, images := newSplitStore(t)
 	if _, err := store.CreateLayer("before", "", nil, "", false, nil); err != nil {
 		t.Fatal(err)
 	}
