@@ -147,6 +147,7 @@ func exists(path string) bool {
 func (p *Puller) copyByWorker(ctx context.Context, src incoming, present bool, t unpack.Task) (id string, err error) {
 	t.Source, t.Library, t.Job, t.Temporary, t.Parallel = src.Image, p.Library, src.job.Lock, src.job.Temporary, p.Settings.Load().ParallelLayers
 	t.Unpacking, t.RepeatRoom, t.Cgroups, t.Program = p.Settings.Load().UnpackParallel, p.RepeatRoom, p.Cgroups, p.Program
+	t.Free = func(ctx context.Context) error { return p.Locks.Await(ctx, durable.ToWrite) }
 	t.Downloads = p.Downloads.Begin(reference.Domain(src.Name))
 	defer func() { t.Downloads.End(err) }()
 	if t.Program == nil || len(src.Layers()) == 0 || present {

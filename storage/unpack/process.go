@@ -52,14 +52,15 @@ var outOfMemory = regexp.MustCompile(`out of memory|cannot allocate memory|pthre
 // Task is a worker's task for one image.
 type Task struct {
 	Source    *source.Image
-	Library   cstorage.Store            // destination
-	Store     storagetypes.StoreOptions // of Library, for Copy
-	Job       *os.File                  // a lock that the worker inherits: nobody sweeps files that it may still write
-	Temporary string                    // directory for large files
-	Parallel  int                       // layers that are fetched at a time
-	Unpacking int                       // layers that are unpacked at a time
-	Writable  []string                  // directories of the store, in which the worker of Copy changes files
-	Secrets   []string                  // hidden from the worker
+	Library   cstorage.Store              // destination
+	Store     storagetypes.StoreOptions   // of Library, for Copy
+	Free      func(context.Context) error // waits until no other program has locked the Library; fault.Timeout: call it again
+	Job       *os.File                    // a lock that the worker inherits: nobody sweeps files that it may still write
+	Temporary string                      // directory for large files
+	Parallel  int                         // layers that are fetched at a time
+	Unpacking int                         // layers that are unpacked at a time
+	Writable  []string                    // directories of the store, in which the worker of Copy changes files
+	Secrets   []string                    // hidden from the worker
 	Downloads *download.Pull
 	Program   *Program                      // for Unpack
 	Cgroups   Cgroups                       // nil: the worker runs in the cgroup of this process

@@ -23,6 +23,7 @@ import (
 // asks must be about the layers of its image, and what it has unpacked be in its own directory.
 type questions struct {
 	store   layers.Store
+	free    func(context.Context) error // see Task
 	staging layers.Staging
 	missing map[string]layers.Missing // by id
 	most    int                       // questions that a worker has reason to ask
@@ -52,8 +53,9 @@ func openQuestions(store layers.Store, staging layers.Staging) (*questions, erro
 	return &questions{store: store, staging: staging, missing: map[string]layers.Missing{}, conn: conn, theirs: theirs}, nil
 }
 
-// expect says about which layers there will be questions.
-func (q *questions) expect(missing []layers.Missing) {
+// expect says about which layers there will be questions. free is that of Task.
+func (q *questions) expect(missing []layers.Missing, free func(context.Context) error) {
+	q.free = free
 	for _, m := range missing {
 		q.missing[m.ID] = m
 	}
@@ -65,7 +67,7 @@ func (q *questions) answer(ctx context.Context) {
 	_ = q.theirs.Close() // the worker has it
 	q.answering.Go(func() {
 		defer q.conn.Close()
-		panics.Run(ctx, "answer pull worker", func() { q.serve() })
+		panics.Run(ctx, "answer pull worker", func() { q.serve(ctx) })
 	})
 }
 
@@ -77,7 +79,7 @@ func (q *questions) close() {
 }
 
 // serve answers until the connection ends, or something comes that is no question.
-func (q *questions) serve() {
+func (q *questions) serve(ctx context.Context) {
 	lines := bufio.NewScanner(q.conn)
 	lines.Buffer(nil, wire.MaxQuestion)
 	to := json.NewEncoder(q.conn)
@@ -86,7 +88,7 @@ func (q *questions) serve() {
 		if json.Unmarshal(lines.Bytes(), &question) != nil {
 			return
 		}
-		answer, err := q.reply(question)
+		answer, err := q.reply(ctx, question)
 		q.mu.Lock()
 		q.asked++
 		if err != nil {
@@ -111,8 +113,21 @@ func (q *questions) failure(number int) error {
 	return q.failed
 }
 
+// awaitStore waits until no other program has locked the store, for as long as the pull goes on: for a lock the library
+// waits whether or not the pull was cancelled.
+func (q *questions) awaitStore(ctx context.Context) error {
+	for {
+		if err := q.free(ctx); ctx.Err() != nil || !errors.Is(err, fault.Timeout) {
+			return err
+		}
+	}
+}
+
 // reply answers a question.
-func (q *questions) reply(question wire.Question) (answer wire.Answer, err error) {
+func (q *questions) reply(ctx context.Context, question wire.Question) (answer wire.Answer, err error) {
+	if err := q.awaitStore(ctx); err != nil {
+		return answer, err
+	}
 	switch {
 	case question.Has != "":
 		if _, known := q.missing[question.Has]; !known {

@@ -105,7 +105,7 @@ func (w *Worker) unpack(ctx context.Context, t Task) (swept bool, err error) {
 	}
 	w.used = true
 	missing := layerstore.Missing(t.Library, t.Source.Layers())
-	w.store.expect(missing)
+	w.store.expect(missing, t.Free)
 	w.process.Task, w.process.blobs = t, t.Source.Blobs()
 	last, err := w.process.run(ctx, wire.Order{
 		Protocol: wire.Protocol, Layers: missing, Staging: w.staging.Staging, Temporary: t.Temporary, Parallel: t.Parallel, Unpack: t.Unpacking, RepeatRoom: t.RepeatRoom,
