@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/storage/diskusage"
 	"github.com/crius-run/crius/storage/unpack"
 	"github.com/crius-run/crius/storage/unpack/layers"
 	"github.com/crius-run/crius/storage/unpack/wire"
@@ -147,7 +149,9 @@ func (h *hostile) addWhatIsNoLayer() {
 		"one layer twice":              {{ID: first, Name: "20"}, {ID: first, Name: "21"}},
 		"a layer with many owners":     {{ID: first, Name: "20", UIDs: make([]uint32, layers.KeptOwners+1)}},
 		"a layer of a negative size":   {{ID: first, Name: "20", Size: -1}},
-		"a blob of a negative size":    {{ID: first, Name: "20", BlobSize: -1}},
+		"a layer of an absurd size":    {{ID: first, Name: "20", Size: math.MaxInt64}},
+		"a layer of absurd files":      {{ID: first, Name: "20", Usage: diskusage.Usage{Bytes: math.MaxUint64}}},
+		"a layer of too many files":    {{ID: first, Name: "20", Usage: diskusage.Usage{Inodes: math.MaxUint64}}},
 		"a layer that nobody unpacked": {{ID: first}},
 	} {
 		h.try("add "+what, wire.Question{Add: all})

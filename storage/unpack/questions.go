@@ -170,6 +170,9 @@ func (q *questions) concerns(id string) bool {
 // stagedName matches the names of directories in a staging directory.
 var stagedName = regexp.MustCompile(`^[0-9]{1,9}$`)
 
+// maxLayer is far more bytes and files than a layer can have. The sum for all layers of a store fits an int64.
+const maxLayer = 1 << 47
+
 // unpacked returns what the worker wants to have added. Where a layer is added, and what its
 // digests are, is up to the server.
 func (q *questions) unpacked(all []wire.Unpacked) (layersToAdd []layers.Unpacked, err error) {
@@ -181,11 +184,12 @@ func (q *questions) unpacked(all []wire.Unpacked) (layersToAdd []layers.Unpacked
 		if i > 0 && m.Parent != all[i-1].ID {
 			return nil, fmt.Errorf("pull worker adds the layer %s above another than its parent: %w", m.ID, fault.Invalid)
 		}
-		if len(u.UIDs) > layers.KeptOwners || len(u.GIDs) > layers.KeptOwners || u.Size < 0 || u.BlobSize < 0 {
+		tooLarge := u.Size > maxLayer || u.Usage.Bytes > maxLayer || u.Usage.Inodes > maxLayer
+		if len(u.UIDs) > layers.KeptOwners || len(u.GIDs) > layers.KeptOwners || u.Size < 0 || tooLarge {
 			return nil, fmt.Errorf("pull worker says of the layer %s what no layer has: %w", m.ID, fault.Invalid)
 		}
 		l := layers.Unpacked{
-			ID: m.ID, Parent: m.Parent, Record: layers.Record{Blob: m.Blob, Size: u.BlobSize, Content: m.DiffID},
+			ID: m.ID, Parent: m.Parent, Record: layers.Record{Blob: m.Blob, Size: m.BlobSize(), Content: m.DiffID},
 			Size: u.Size, UIDs: u.UIDs, GIDs: u.GIDs, Usage: u.Usage,
 		}
 		if u.Name != "" {

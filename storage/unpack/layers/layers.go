@@ -1,5 +1,5 @@
-// Package layers adds the layers of an image to containers/storage while they are being downloaded:
-// it digests, decompresses and unpacks the bytes as they come.
+// Package layers unpacks the layers of an image for containers/storage while they are being downloaded:
+// it digests, decompresses and unpacks the bytes as they come. Package layerstore adds them.
 //
 // containers/image stores a blob, decompresses it to learn the digest of its content, and then
 // decompresses and digests it again to unpack it. Here the content's digest is known from the
@@ -31,6 +31,15 @@ type Missing struct {
 	ID     string  `json:"ID"`
 	Parent string  `json:"Parent"` // id; empty: it is the lowest layer
 	Stored *Stored `json:"Stored"` // a layer that the store has made from the same blob; nil: there is none
+}
+
+// BlobSize returns the bytes of the layer's blob. Those of a blob that is not downloaded again are what the store says,
+// not what the manifest says.
+func (m Missing) BlobSize() int64 {
+	if m.Stored != nil {
+		return m.Stored.BlobSize
+	}
+	return m.Size
 }
 
 // Stored is a layer in a store.
@@ -166,14 +175,6 @@ func (in *Intake) plan(missing []Missing) (steps []*step) {
 		steps = append(steps, s)
 	}
 	return steps
-}
-
-// stored returns the bytes of the blob from which the stored layer with a step's content was made.
-func (s *step) stored() int64 {
-	if s.Stored != nil {
-		return s.Stored.BlobSize
-	}
-	return s.Size
 }
 
 // source returns the stored layer with a step's content, after the earlier steps.

@@ -167,7 +167,7 @@ func (p *put) blame(s *step, err error) error {
 // blobs returns the bytes of all blobs, once they have come. Downloads wait for no unpacking.
 func (p *put) blobs() (sum int64, err error) {
 	for _, s := range p.steps {
-		size := s.stored()
+		size := s.BlobSize()
 		p.changing.Lock()
 		present, blob := s.present, s.blob
 		p.changing.Unlock()
@@ -218,7 +218,7 @@ func (p *put) add(steps []*step) (added int, err error) {
 		if err = s.err; err != nil {
 			break
 		}
-		ready = append(ready, Addition{s.staged, s.ID, s.Parent, Record{Blob: s.Blob, Size: p.sizeOf(s), Content: s.DiffID}})
+		ready = append(ready, Addition{s.staged, s.ID, s.Parent, Record{Blob: s.Blob, Size: s.BlobSize(), Content: s.DiffID}})
 	}
 	if p.ctx.Err() != nil {
 		return 0, context.Cause(p.ctx)
@@ -279,12 +279,4 @@ func (s *step) wrap(err error) error {
 		return err
 	}
 	return fmt.Errorf("%s%w", layer, err)
-}
-
-// sizeOf returns the bytes of a step's blob, as far as somebody has seen it.
-func (p *put) sizeOf(s *step) int64 {
-	if s.present {
-		return s.stored()
-	}
-	return s.Size
 }

@@ -66,13 +66,12 @@ type Question struct {
 
 // Unpacked is a layer of the order that is in the staging directory, or in the store.
 type Unpacked struct {
-	ID       string          `json:"ID"`
-	Name     string          `json:"Name,omitempty"` // of its directory in the staging directory; empty: the store has the layer
-	BlobSize int64           `json:"BlobSize"`       // bytes
-	Size     int64           `json:"Size"`           // of its content, in bytes
-	UIDs     []uint32        `json:"UIDs,omitempty"`
-	GIDs     []uint32        `json:"GIDs,omitempty"`
-	Usage    diskusage.Usage `json:"Usage"` // of its files
+	ID    string          `json:"ID"`
+	Name  string          `json:"Name,omitempty"` // of its directory in the staging directory; empty: the store has the layer
+	Size  int64           `json:"Size"`           // of its content, in bytes
+	UIDs  []uint32        `json:"UIDs,omitempty"`
+	GIDs  []uint32        `json:"GIDs,omitempty"`
+	Usage diskusage.Usage `json:"Usage"` // of its files
 }
 
 // Answer is the server's answer to a Question.

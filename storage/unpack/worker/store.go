@@ -64,7 +64,7 @@ func (s *store) Dirs(id string) ([]string, error) {
 func (s *store) Add(all []layers.Unpacked) (added []layers.Place, err error) {
 	var q wire.Question
 	for _, l := range all {
-		u := wire.Unpacked{ID: l.ID, BlobSize: l.Record.Size, Size: l.Size, UIDs: l.UIDs, GIDs: l.GIDs, Usage: l.Usage}
+		u := wire.Unpacked{ID: l.ID, Size: l.Size, UIDs: l.UIDs, GIDs: l.GIDs, Usage: l.Usage}
 		if l.Dir != "" {
 			u.Name = filepath.Base(l.Dir)
 		}
