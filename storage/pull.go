@@ -3,12 +3,15 @@ package storage
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 
 	cstorage "go.podman.io/storage"
 	"go.podman.io/storage/types"
 
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/pull"
 	"github.com/crius-run/crius/storage/pull/progress"
 	"github.com/crius-run/crius/storage/pull/pullerror"
@@ -102,6 +105,9 @@ func (s *Store) take(ctx context.Context, got pull.Result) (*Image, error) {
 	image, err := s.images.find(ctx, id)
 	if err != nil || image != nil {
 		return image, err
+	}
+	if err := durable.ImageUsable(s.store, id); errors.Is(err, durable.ErrLayersLooped) {
+		return nil, fmt.Errorf("image %s: %w: %w", id, err, fault.Precondition)
 	}
 	return nil, fmt.Errorf("image %s: %w: it was removed as soon as it was pulled", id, cstorage.ErrImageUnknown)
 }

@@ -101,6 +101,9 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 		if err := ctx.Err(); err != nil {
 			return defects, err
 		}
+		if errors.Is(lost, durable.ErrLayersLooped) {
+			defects = append(defects, Defect{Object: "image " + record.ID, Text: lost.Error()})
+		}
 		if !errors.Is(lost, durable.ErrLayersLost) && !errors.Is(lost, durable.ErrDocumentsLost) || record.ReadOnly {
 			continue
 		}

@@ -168,19 +168,24 @@ func (s *check) collect() error {
 func (s *check) image(ctx context.Context, image *cstorage.Image) error {
 	errs := documents(s.store, image)
 	for _, top := range append([]string{image.TopLayer}, image.MappedTopLayers...) {
-		for id := top; id != ""; id = s.layers[id].Parent {
+		for id := range chain(top, s.parentOf) {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
 			if err := s.layer(ctx, id); err != nil {
 				errs = append(errs, err)
 			}
-			if s.layers[id] == nil {
-				break
-			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// parentOf returns the parent of a layer; empty if it has none, or no record.
+func (s *check) parentOf(id string) string {
+	if layer := s.layers[id]; layer != nil {
+		return layer.Parent
+	}
+	return ""
 }
 
 // documents says what is wrong with the manifests and the config of an image.
@@ -247,8 +252,10 @@ func (s *check) look(ctx context.Context, id string) error {
 		return err
 	}
 	depth := 0 // of the chain of lower directories
-	for l := layer; l != nil && depth <= len(s.layers); l = s.layers[l.Parent] {
-		depth++
+	for id := range chain(id, s.parentOf) {
+		if s.layers[id] != nil {
+			depth++
+		}
 	}
 	if depth != len(dirs) {
 		return damage("it has %d parent layers, of which %d are on disk", depth-1, len(dirs)-1)
@@ -339,20 +346,22 @@ func (s *check) sweep() {
 		if why == nil || !certain(why) {
 			continue
 		}
-		if err := s.deleteLayer(id); err != nil && !needed(err) && !errors.Is(err, fs.ErrNotExist) {
+		if err := s.deleteLayer(id, map[string]bool{}); err != nil && !needed(err) && !errors.Is(err, fs.ErrNotExist) {
 			slog.Error("cannot remove damaged layer", "layer", id, "damage", why, "err", err)
 		}
 	}
 }
 
-func (s *check) deleteLayer(id string) error {
+// deleteLayer deletes a layer and those above it, unless they are in begun.
+func (s *check) deleteLayer(id string, begun map[string]bool) error {
 	var errs []error
+	begun[id] = true
 	if layer := s.layers[id]; len(s.aside) > 0 && layer != nil && layer.UncompressedDigest == "" {
 		return nil // maybe a container's, whose record is lost
 	}
 	for child, layer := range s.layers {
-		if layer.Parent == id {
-			errs = append(errs, s.deleteLayer(child))
+		if layer.Parent == id && !begun[child] {
+			errs = append(errs, s.deleteLayer(child, begun))
 		}
 	}
 	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil || needed(err) })

@@ -37,15 +37,14 @@ func DeleteImage(store cstorage.Store, id string) error {
 // DeleteImage makes.
 func LayersOf(store cstorage.Store, image *cstorage.Image) []string {
 	layers := append(slices.Clone(image.MappedTopLayers), guardOf(image.ID))
-	for id := image.TopLayer; id != ""; {
-		layers = append(layers, id)
+	below := chain(image.TopLayer, func(id string) string {
 		layer, err := store.Layer(id)
 		if err != nil {
-			break // a damaged image
+			return "" // a damaged image
 		}
-		id = layer.Parent
-	}
-	return layers
+		return layer.Parent
+	})
+	return slices.AppendSeq(layers, below)
 }
 
 func guardOf(image string) string {

@@ -230,6 +230,11 @@ func (s *Manifest) write(ctx context.Context, files []recordFile) error {
 	now := manifest{Boot: boot, Records: map[string]json.RawMessage{}, Unsure: s.unsure}
 	for _, file := range files {
 		text, err := os.ReadFile(file.path)
+		if strings.HasSuffix(file.name, layersFile) {
+			if loop := looped(text); loop != nil { // the last manifest has better ones
+				return fmt.Errorf("write the store manifest: %s is damaged: %w", file.path, loop)
+			}
+		}
 		if err == nil && json.Valid(text) {
 			now.Records[file.name] = text
 		} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -338,7 +343,7 @@ func covers(known map[string]time.Time, layer *cstorage.Layer) bool {
 
 // restored returns the content that replaces a damaged record file.
 func (s *manifest) restored(file string) []byte {
-	if s != nil && bytes.HasPrefix(bytes.TrimSpace(s.Records[file]), []byte("[")) {
+	if s != nil && bytes.HasPrefix(bytes.TrimSpace(s.Records[file]), []byte("[")) && looped(s.Records[file]) == nil {
 		return s.Records[file]
 	}
 	return []byte("[]")

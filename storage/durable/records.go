@@ -16,9 +16,9 @@ import (
 )
 
 // checkRecords looks at the record files of containers/storage before the library
-// does. The library refuses a file that is cut off, and takes an empty layers.json
-// for a store without layers. Either way the node would have no images until a
-// person came (cri-o#5015). So a damaged file is moved aside, and the file of the
+// does. The library refuses a file that is cut off, takes an empty layers.json
+// for a store without layers, and never deletes a layer that is its own ancestor.
+// Either way the node would have no images until a person came (cri-o#5015). So a damaged file is moved aside, and the file of the
 // last manifest takes its place; without a manifest the list is empty, and its
 // images are pulled again.
 //
@@ -117,7 +117,7 @@ func writeSynced(path string, content []byte) error {
 }
 
 // checkRecord says what is wrong with a file. A missing file and a JSON list are
-// right.
+// right, unless the list has a layer below itself.
 func checkRecord(path string) (wrong, err error) {
 	content, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -133,7 +133,30 @@ func checkRecord(path string) (wrong, err error) {
 	if err := json.Unmarshal(content, &list); err != nil {
 		return fmt.Errorf("it is not valid: %w", err), nil
 	}
-	return nil, nil
+	return looped(content), nil
+}
+
+// looped returns an error if a list of layers has one that is its own ancestor. Lists of anything
+// else name no parents.
+func looped(list []byte) error {
+	var layers []struct{ ID, Parent string }
+	if json.Unmarshal(list, &layers) != nil {
+		return nil // the library says so
+	}
+	parents, walks := map[string]string{}, map[string]int{}
+	for _, layer := range layers {
+		parents[layer.ID] = layer.Parent
+	}
+	for i, layer := range layers {
+		id := layer.ID
+		for ; id != "" && walks[id] == 0; id = parents[id] {
+			walks[id] = i + 1
+		}
+		if id != "" && walks[id] == i+1 {
+			return fmt.Errorf("layer %s is its own ancestor", id)
+		}
+	}
+	return nil
 }
 
 // RecordedLayers reads the library's files of layers. The library replaces them as a whole, so

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
 
@@ -15,6 +16,8 @@ import (
 var (
 	// ErrLayersLost says that a layer of an image no longer has a record or a directory.
 	ErrLayersLost = errors.New("layers are missing")
+	// ErrLayersLooped says that a layer of an image is its own ancestor.
+	ErrLayersLooped = errors.New("damaged records of layers")
 	// ErrDocumentsLost says that a manifest or the config of an image is missing or damaged.
 	ErrDocumentsLost = errors.New("its manifest or config is damaged")
 )
@@ -31,12 +34,18 @@ func UsableLayers(store cstorage.Store, top string) ([]string, error) {
 	return usableDirs(store, top)
 }
 
-// RecordedLayers is UsableLayers for layers that all must have records.
+// RecordedLayers is UsableLayers for layers that all must have records. The error is also
+// ErrLayersLooped.
 func RecordedLayers(store cstorage.Store, top string) ([]string, error) {
 	if top == "" {
 		return nil, nil
 	}
+	seen := map[string]bool{}
 	for id := top; id != ""; {
+		if seen[id] {
+			return nil, fmt.Errorf("%w: layer %s is its own ancestor; restart crius, which restores the last records without such a loop", ErrLayersLooped, id)
+		}
+		seen[id] = true
 		layer, err := recordOf(store, id)
 		if err != nil {
 			return nil, err
@@ -44,6 +53,17 @@ func RecordedLayers(store cstorage.Store, top string) ([]string, error) {
 		id = layer.Parent
 	}
 	return usableDirs(store, top)
+}
+
+// chain yields a layer and all layers below it, top first, and each of them once: damaged records
+// can have a layer below itself. The parent of the lowest one is empty.
+func chain(top string, parent func(id string) string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		seen := map[string]bool{}
+		for id := top; id != "" && !seen[id] && yield(id); id = parent(id) {
+			seen[id] = true
+		}
+	}
 }
 
 func recordOf(store cstorage.Store, id string) (*cstorage.Layer, error) {

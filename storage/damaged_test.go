@@ -1,0 +1,104 @@
+package storage
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/durable"
+)
+
+// setParent changes the record of a layer, as a person with an editor does.
+func (n *node) setParent(id, parent string) {
+	n.t.Helper()
+	n.editLayers(func(layers []map[string]any) []map[string]any {
+		for _, layer := range layers {
+			if layer["id"] == id {
+				layer["parent"] = parent
+			}
+		}
+		return layers
+	})
+	n.othersWrite()
+}
+
+// Damaged records can have a layer below itself. A server that runs says so wherever it meets them, and ends
+// each walk. Its next start restores the records of the last manifest, even if it has pulled since.
+func TestLayersBelowThemselves(t *testing.T) {
+	t.Parallel()
+	for name, parent := range map[string]int{"top": 0, "itself": 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, synced)
+			r := serve(t, "app", "1", motd(t, "precious"))
+			r.Push("app", "2", noise(t, 100))
+			img := n.pull(r.Addr() + "/app:1")
+			own := n.rootfs("own", img.ID)
+			n.mount(own)
+			chain := n.chain(img)
+			n.setParent(chain[1], chain[parent])
+			n.images.forget(img.ID) // as a change of the image's own record does
+
+			const says = " is its own ancestor; restart crius"
+			if images := n.list(); len(images) != 0 {
+				t.Errorf("listed: %+v", images)
+			}
+			_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})
+			if !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), says) {
+				t.Errorf("pull: %v", err)
+			}
+			got := n.verify(true, own)
+			for _, want := range []string{own.ID + " " + img.ID + " its image is damaged: ", " image " + img.ID + " damaged records"} {
+				if !strings.Contains(got, want) || strings.Count(got, says) != 2 {
+					t.Errorf("found %q, want %q", got, want)
+				}
+			}
+			other := n.pull(r.Addr() + "/app:2")
+			if err := n.manifest.Write(testContext(t)); err == nil || !strings.Contains(err.Error(), layersFile+" is damaged: layer") {
+				t.Errorf("manifest: %v", err)
+			}
+
+			n.restart()
+			ok(t, n.Adopt(testContext(t), []Rootfs{own}))
+			if images := n.list(); len(images) != 1 || images[0].ID != img.ID {
+				t.Errorf("listed after the start: %+v", images)
+			}
+			if aside, err := durable.RootsOf(n.store).DamagedRecords(); err != nil || len(aside) != 1 || filepath.Base(aside[0]) != "layers.json.damaged" {
+				t.Errorf("moved aside: %q, %v", aside, err)
+			}
+			n.pull(r.Addr() + "/app:2")
+			c, d := n.rootfs("c", img.ID), n.rootfs("d", other.ID)
+			n.mount(c)
+			n.mount(d)
+			if n.read(c, "etc/motd") != "precious" {
+				t.Error("wrong content")
+			}
+			for _, r := range []Rootfs{own, c, d} {
+				n.removeRootfs(r)
+			}
+			n.remove(img.ID)
+			n.remove(other.ID)
+		})
+	}
+}
+
+// An image whose layers are their own ancestors can be removed. The layers stay until the next start.
+func TestRemovalOfLayersBelowThemselves(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, synced)
+	ref := serve(t, "app", "1", motd(t, "x")).Addr() + "/app:1"
+	img := n.pull(ref)
+	chain := n.chain(img)
+	n.setParent(chain[1], chain[0])
+	n.remove(img.ID)
+	n.leftovers.OrphanAge = 0
+	n.verify(false)
+	if _, err := n.Pull(testContext(t), PullRequest{Image: ref}); !errors.Is(err, fault.Precondition) {
+		t.Errorf("pull: %v", err)
+	}
+	n.restart()
+	n.pull(ref)
+	n.remove(img.ID)
+}
