@@ -37,6 +37,7 @@ type entry struct {
 	record cstorage.Image
 	image  *Image // nil: unusable
 	lost   bool   // unusable because layers are missing
+	stale  bool   // layers may be missing since the record was read
 	kept   int    // bytes of the image's config
 	sized  int    // layers that had been measured when the image's size was an estimate; negative: it is none
 }
@@ -146,7 +147,7 @@ func (c *catalog) read(ctx context.Context) (map[string]entry, error) {
 	entries, sized := make(map[string]entry, len(records)), -1
 	for _, record := range records {
 		known, ok := c.entries[record.ID]
-		same := ok && sameRecord(&known.record, &record) && (known.sized < 0 || known.sized == measured)
+		same := ok && !known.stale && sameRecord(&known.record, &record) && (known.sized < 0 || known.sized == measured)
 		if !same || known.image == nil { // an unusable image may have been repaired
 			var err error
 			if known, err = c.entryOf(ctx, record, left); fault.DiskFull(err) {
@@ -236,6 +237,18 @@ func (c *catalog) forget(id string) {
 	defer c.mu.Unlock()
 	entries := maps.Clone(c.entries) // readers have the former map
 	delete(entries, id)
+	c.entries, c.stamps = entries, nil
+}
+
+// recheck makes the next list look at the layers of all images again.
+func (c *catalog) recheck() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	entries := maps.Clone(c.entries)
+	for id, e := range entries {
+		e.stale = true
+		entries[id] = e
+	}
 	c.entries, c.stamps = entries, nil
 }
 

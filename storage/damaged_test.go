@@ -102,3 +102,80 @@ func TestRemovalOfLayersBelowThemselves(t *testing.T) {
 	n.pull(ref)
 	n.remove(img.ID)
 }
+
+// A pull makes an image whole whose files have vanished while the server runs, before a container fails, and so
+// does the pull of an image that has the same layer.
+func TestPullNoticesLostFiles_containerd_3369_podman_7145_podman_24106(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := serve(t, "app", "1", motd(t, "one"))
+	r.Push("app", "2", motd(t, "two"))
+	for i, tag := range []string{"1", "1", "2"} {
+		img := n.pull(r.Addr() + "/app:1")
+		for what, path := range map[string]func(layer string) string{
+			"files":     n.diff,
+			"directory": func(layer string) string { return filepath.Dir(n.diff(layer)) },
+			"all":       func(string) string { return filepath.Join(n.cfg.Root, "overlay/*") },
+		} {
+			n.list()
+			found, _ := filepath.Glob(path(n.chain(img)[min(i, 1)]))
+			for _, lost := range found {
+				remove(t, lost)
+			}
+			c := n.rootfs("c", n.pull(r.Addr()+"/app:"+tag).ID)
+			n.mount(c)
+			if got := n.read(c, "etc/hostname") + n.read(c, "etc/motd"); got != map[string]string{"1": "base\none", "2": "base\ntwo"}[tag] {
+				t.Errorf("%s, layer %d: %q", what, i, got)
+			}
+			n.removeRootfs(c)
+			n.remove(c.ImageID)
+			n.pull(r.Addr() + "/app:1")
+		}
+	}
+	for _, img := range n.list() {
+		n.remove(img.ID)
+	}
+	n.empty()
+}
+
+// Files that a container of crius or of another program uses are not unpacked below it: the pull says what to do.
+func TestPullOfLostFilesInUse(t *testing.T) {
+	t.Parallel()
+	for name, use := range map[string]func(n *node, img *Image) (end func()){
+		"crius": func(n *node, img *Image) func() {
+			c := n.rootfs("c", img.ID)
+			n.mount(c)
+			return func() { n.removeRootfs(c) }
+		},
+		"podman": func(n *node, img *Image) func() {
+			n.container(podmanID, img.ID, `{"name":"toolbox"}`, "toolbox")
+			return func() { ok(n.t, n.store.DeleteContainer(podmanID)) }
+		},
+	} {
+		n := newNode(t)
+		n.holds.grace = 0
+		r := serve(t, "app", "1", motd(t, "one"))
+		r.Push("app", "2", motd(t, "two"))
+		img := n.pull(r.Addr() + "/app:1")
+		base := n.chain(img)[1]
+		end := use(n, img)
+		remove(t, n.diff(base))
+		for _, tag := range []string{"1", "2"} {
+			_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:" + tag})
+			if !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "the files of layer "+base+" are gone, and something still uses it: remove") {
+				t.Errorf("%s, image %s: %v", name, tag, err)
+			}
+		}
+		if found := n.verify(false); !strings.Contains(found, "image "+img.ID+" layers are missing") {
+			t.Errorf("%s: found %q", name, found)
+		}
+		end()
+		for _, tag := range []string{"1", "2"} {
+			c := n.rootfs(tag, n.pull(r.Addr()+"/app:"+tag).ID)
+			n.mount(c)
+			n.removeRootfs(c)
+			n.remove(c.ImageID)
+		}
+		n.empty()
+	}
+}

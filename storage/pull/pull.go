@@ -83,9 +83,9 @@ type Puller struct {
 
 	// Owned returns an error if another crius has become the owner of the store.
 	Owned func() error
-	// DropLost deletes the images that lost layers, so that the next pull does not build on the
-	// records of those layers.
-	DropLost func(context.Context) error
+	// DropLost deletes the images that lost layers, so that the pull of an image with the given
+	// layers does not build on the records of lost ones.
+	DropLost func(ctx context.Context, layers []string) error
 	// Known reports whether the store has an image of this name, by what it knew last.
 	Known func(name string) bool
 
@@ -470,7 +470,7 @@ func (p *Puller) pullImage(ctx context.Context, n named, src *source.Image, reco
 		return "", err
 	}
 	defer release()
-	if err := p.DropLost(ctx); err != nil {
+	if err := p.DropLost(ctx, src.LayerIDs()); err != nil {
 		return "", err
 	}
 	job, err := p.begin(ctx, src, ready)
