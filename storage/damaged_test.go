@@ -2,9 +2,13 @@ package storage
 
 import (
 	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/durable"
@@ -178,4 +182,75 @@ func TestPullOfLostFilesInUse(t *testing.T) {
 		}
 		n.empty()
 	}
+}
+
+// An image whose manifest was never written, as its program was killed, is in no list: a check names it once
+// nobody may be about to write the manifest, and a repair removes it, unless it was made here under a name.
+func TestVerifyNamesImagesWithoutManifest_podman_12854_podman_4264(t *testing.T) {
+	t.Parallel()
+	const says = " its manifest or config is damaged: the program that made the image ended before it had written the manifest"
+	for _, place := range [][]func(*Options){nil, {apart}} {
+		for name, c := range map[string]struct {
+			names []string
+			local bool
+		}{
+			"registry": {names: []string{"example.com/app:1"}},
+			"unnamed":  {},
+			"local":    {names: []string{"localhost/built:1"}, local: true},
+		} {
+			for _, config := range []bool{false, true} {
+				n := newNode(t, place...)
+				sound := n.pull(serve(t, "app", "1", motd(t, "sound")).Addr() + "/app:1")
+				half := &cstorage.ImageOptions{CreationDate: time.Unix(1e9, 0)} // when the image was built
+				if config {
+					half.BigData = []cstorage.ImageBigDataOption{{Key: "sha256:" + digestOf(name), Data: []byte("{}")}}
+				}
+				_, err := n.store.CreateImage(digestOf(name), c.names, sound.topLayer, "", half)
+				ok(t, err)
+				if got := n.verify(true); got != "" {
+					t.Errorf("%s, which may be in the making: %q", name, got)
+				}
+				records := filepath.Join(n.roots.ForImages(), "overlay-images")
+				for _, path := range []string{digestOf(name), "images.json"} {
+					if err := os.Chtimes(filepath.Join(records, path), time.Time{}, time.Now().Add(-2*time.Hour)); err != nil && config {
+						t.Error(err)
+					}
+				}
+				want := " image " + digestOf(name) + says
+				if got := n.verify(true); !strings.HasPrefix(got, want) || strings.Contains(got, "built on this node") != c.local {
+					t.Errorf("%s, config %t: %q, want %q", name, config, got, want)
+				}
+				if _, err := n.store.Image(digestOf(name)); (err == nil) != c.local {
+					t.Errorf("%s, config %t, after the repair: %v", name, config, err)
+				}
+				n.remove(digestOf(name))
+				n.remove(sound.ID)
+				n.empty()
+			}
+		}
+	}
+}
+
+// The pull of an image that has a record and no manifest makes it whole.
+func TestPullOfImageWithoutManifest(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := motd(t, "whole")
+	ref := serve(t, "app", "1", a).Addr() + "/app:1"
+	img := n.pull(ref)
+	_, err := n.store.CreateImage(digestOf("keeps the layers"), nil, img.topLayer, "", nil)
+	ok(t, err)
+	n.remove(ref)
+	_, err = n.store.CreateImage(img.ID, []string{ref}, img.topLayer, "", nil)
+	ok(t, err)
+	n.remove(digestOf("keeps the layers"))
+	n.list()
+	c := n.rootfs("c", n.pull(ref).ID)
+	n.mount(c)
+	if n.read(c, "etc/motd") != "whole" {
+		t.Error("wrong content")
+	}
+	n.removeRootfs(c)
+	n.remove(ref)
+	n.empty()
 }

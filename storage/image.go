@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"regexp"
 	"strconv"
+	"strings"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/docker/reference"
@@ -223,7 +224,7 @@ func (s *Store) imageBy(ctx context.Context, ref string, find func([]*Image, str
 func (s *Store) Remove(ctx context.Context, ref string) error {
 	image, err := s.LookUp(ctx, ref)
 	if errors.Is(err, fault.NotFound) {
-		return nil
+		return s.removeUnlisted(ctx, strings.TrimPrefix(ref, "sha256:"))
 	}
 	if err == nil {
 		s.artifacts.SweepDownloads() // the disk may have filled up
@@ -240,5 +241,17 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		return fmt.Errorf("remove image: %w", err)
 	}
 	slog.InfoContext(ctx, "image removed", "image", image.ID, "name", ref)
+	return nil
+}
+
+// removeUnlisted removes an image that is in no list since it is damaged, by its whole id.
+func (s *Store) removeUnlisted(ctx context.Context, id string) error {
+	if _, err := s.store.Image(id); err != nil || !isID(id) {
+		return nil
+	}
+	if err := s.holds.remove(ctx, id); err != nil {
+		return fmt.Errorf("remove image: %w", err)
+	}
+	slog.InfoContext(ctx, "damaged image removed", "image", id)
 	return nil
 }

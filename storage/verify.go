@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 
+	cstorage "go.podman.io/storage"
+
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/overlay"
 )
@@ -101,27 +103,9 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 		if err := ctx.Err(); err != nil {
 			return defects, err
 		}
-		if errors.Is(lost, durable.ErrLayersLooped) {
-			defects = append(defects, Defect{Object: "image " + record.ID, Text: lost.Error()})
+		if d, is := s.damaged(&record, lost); is {
+			defects = append(defects, d)
 		}
-		if !errors.Is(lost, durable.ErrLayersLost) && !errors.Is(lost, durable.ErrDocumentsLost) || record.ReadOnly {
-			continue
-		}
-		if !durable.FromRegistry(&record) {
-			defects = append(defects, Defect{Object: "image " + record.ID,
-				Text: lost.Error() + "; it was built on this node and cannot be pulled: rebuild or remove it"})
-			continue
-		}
-		defects = append(defects, Defect{
-			Object: "image " + record.ID, Text: lost.Error(), Remedy: "remove it, so that it is pulled again",
-			Mend: func(ctx context.Context) error {
-				if now, err := s.store.Image(record.ID); err == nil && durable.ImageDamage(s.store, now) == nil {
-					return nil // it has been pulled again
-				}
-				s.images.forget(record.ID)
-				return s.holds.remove(ctx, record.ID)
-			},
-		})
 	}
 	aside, err := s.roots.DamagedRecords()
 	if err != nil {
@@ -140,4 +124,31 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 		})
 	}
 	return defects, err
+}
+
+// damaged returns the defect of an image that has lost something.
+func (s *Store) damaged(record *cstorage.Image, lost error) (d Defect, is bool) {
+	d = Defect{Object: "image " + record.ID}
+	unfinished := errors.Is(lost, durable.ErrDocumentsLost) && durable.NeverWhole(record)
+	switch {
+	case record.ReadOnly, unfinished && s.leftovers.InTheMaking(record):
+		return d, false
+	case errors.Is(lost, durable.ErrLayersLooped):
+		d.Text = lost.Error()
+		return d, true
+	case !errors.Is(lost, durable.ErrLayersLost) && !errors.Is(lost, durable.ErrDocumentsLost):
+		return d, false
+	case !durable.FromRegistry(record) && !(unfinished && len(record.Names) == 0):
+		d.Text = lost.Error() + "; it was built on this node and cannot be pulled: rebuild or remove it"
+		return d, true
+	}
+	d.Text, d.Remedy = lost.Error(), "remove it, so that it is pulled again"
+	d.Mend = func(ctx context.Context) error {
+		if now, err := s.store.Image(record.ID); err == nil && durable.ImageDamage(s.store, now) == nil {
+			return nil // it has been pulled again
+		}
+		s.images.forget(record.ID)
+		return s.holds.remove(ctx, record.ID)
+	}
+	return d, true
 }

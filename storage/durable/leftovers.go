@@ -42,8 +42,8 @@ type Leftovers struct {
 	locks *Locks
 	dir   string
 
-	// OrphanAge is how old a layer without an image must be to count as left over: another tool may
-	// have pulled it, and be about to make its image.
+	// OrphanAge is how old a layer without an image, or an image without a manifest, must be to count
+	// as left over: another tool may be about to make the image.
 	OrphanAge time.Duration
 
 	// Removals changes whenever the deletion of an image begins or ends: a running pull may have
@@ -380,6 +380,28 @@ func (d *Leftovers) Orphans() ([]string, error) {
 		}
 	}
 	return ids, nil
+}
+
+// InTheMaking reports whether a program may be about to write the manifest of an image without one.
+func (d *Leftovers) InTheMaking(image *cstorage.Image) bool {
+	return time.Since(lastWrite(RootsOf(d.store), image.ID)) <= d.OrphanAge
+}
+
+// lastWrite returns when a document of an image was written last. While it has none, that is when
+// the records of images were.
+func lastWrite(roots Roots, image string) (last time.Time) {
+	for _, name := range []string{image, filepath.Base(imagesFile)} {
+		for _, root := range roots.All() {
+			st, err := os.Stat(filepath.Join(root, filepath.Dir(imagesFile), name))
+			if err == nil && st.ModTime().After(last) {
+				last = st.ModTime()
+			}
+		}
+		if !last.IsZero() {
+			break
+		}
+	}
+	return last
 }
 
 // DeleteOrphan deletes a layer like the leftover of unfinished work.

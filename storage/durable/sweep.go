@@ -211,7 +211,7 @@ func (d *Leftovers) sweepHalf(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	if image.ID != id || image.ReadOnly || slices.Contains(image.BigDataNames, cstorage.ImageDigestBigDataKey) {
+	if image.ID != id || image.ReadOnly || !NeverWhole(image) {
 		return nil
 	}
 	err = trace.Call(ctx, "delete incomplete image", func() error { return DeleteImage(d.store, id) })

@@ -7,6 +7,7 @@ import (
 	"iter"
 	"os"
 	"path/filepath"
+	"slices"
 
 	cstorage "go.podman.io/storage"
 
@@ -113,7 +114,7 @@ func ImageUsable(store cstorage.Store, image string) error {
 	return err
 }
 
-// ImageDamage says what an image has lost: the error is that of ImageUsable, or says which of its
+// ImageDamage says what an image lacks: the error is that of ImageUsable, or says which of its
 // manifests and its config is missing or has another digest. Whatever only keeps them from being
 // read is no damage.
 func ImageDamage(store cstorage.Store, image *cstorage.Image) error {
@@ -123,5 +124,14 @@ func ImageDamage(store cstorage.Store, image *cstorage.Image) error {
 	if err := errors.Join(documents(store, image)...); certain(err) {
 		return fmt.Errorf("%w: %w", ErrDocumentsLost, err)
 	}
+	if NeverWhole(image) {
+		return fmt.Errorf("%w: the program that made the image ended before it had written the manifest", ErrDocumentsLost)
+	}
 	return nil
+}
+
+// NeverWhole reports whether an image has no manifest on record: the library writes the record first,
+// then the config and last the manifest.
+func NeverWhole(image *cstorage.Image) bool {
+	return !slices.Contains(image.BigDataNames, cstorage.ImageDigestBigDataKey)
 }
