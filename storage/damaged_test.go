@@ -2,9 +2,11 @@ package storage
 
 import (
 	"errors"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/durable"
+	"github.com/crius-run/crius/test/kit/registry"
 )
 
 // setParent changes the record of a layer, as a person with an editor does.
@@ -253,4 +256,32 @@ func TestPullOfImageWithoutManifest(t *testing.T) {
 	n.removeRootfs(c)
 	n.remove(ref)
 	n.empty()
+}
+
+// A pull whose layers another program removes again and again begins again a few times, and then says what to do.
+func TestPullWhoseLayersOthersRemove(t *testing.T) {
+	t.Parallel()
+	for _, removals := range []int32{2, 3} {
+		n := newNode(t)
+		a := motd(t, "x")
+		r := serve(t, "app", "1", a)
+		var removed atomic.Int32
+		r.Inject(registry.Fault{Path: layerDigest(a, 1), Do: func(answer http.Handler, _ <-chan struct{}) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+				if removed.Add(1) <= removals {
+					n.waitLayers(1)
+					if err := n.store.DeleteLayer(n.layerIDs()[0]); err != nil {
+						t.Error(err)
+					}
+				}
+				answer.ServeHTTP(w, req)
+			})
+		}})
+		_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})
+		if failed := removals == 3; !failed && err != nil {
+			t.Errorf("%d removals: %v", removals, err)
+		} else if failed && (!errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "were removed during each of 3 attempts (")) {
+			t.Errorf("%d removals: %v", removals, err)
+		}
+	}
 }

@@ -220,13 +220,14 @@ func (p *Puller) pullName(ctx context.Context, n named) error {
 		before := p.Leftovers.Removals.Load()
 		err := p.pullOnce(ctx, n)
 		removing := p.Leftovers.Removals.Load() != before
-		if err == nil || ctx.Err() != nil || attempt >= attempts && !removing || attempt == whileRemoving {
-			return err
-		}
 		// The library has errors without a type for this, too. Those of a broken image are like them.
 		unclear := len(pullerror.Kinds(err)) == 0 && removing && attempt < attempts
-		if !unclear && !layerstore.Gone(err) {
+		switch {
+		case err == nil, ctx.Err() != nil, !unclear && !layerstore.Gone(err):
 			return err
+		case attempt >= attempts && !removing, attempt == whileRemoving:
+			return pullerror.Explained(fmt.Errorf("layers of the image were removed during each of %d attempts (%w): have no podman rmi, podman image prune or the like run in this store while images are pulled; the kubelet tries again: %w",
+				attempt, err, fault.Unavailable))
 		}
 		slog.InfoContext(ctx, "layers were removed during the pull, pulling again", "image", n.name.String(), "err", err)
 	}
