@@ -219,6 +219,9 @@ func TestVerifyNamesImagesWithoutManifest_podman_12854_podman_4264(t *testing.T)
 						t.Error(err)
 					}
 				}
+				if images := n.list(); len(images) != 1 || images[0].ID != sound.ID {
+					t.Errorf("listed: %+v", images)
+				}
 				want := " image " + digestOf(name) + says
 				if got := n.verify(true); !strings.HasPrefix(got, want) || strings.Contains(got, "built on this node") != c.local {
 					t.Errorf("%s, config %t: %q, want %q", name, config, got, want)
@@ -283,5 +286,99 @@ func TestPullWhoseLayersOthersRemove(t *testing.T) {
 		} else if failed && (!errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "were removed during each of 3 attempts (")) {
 			t.Errorf("%d removals: %v", removals, err)
 		}
+	}
+}
+
+// Whatever records a person deletes below a server that runs, as advice for other runtimes goes, the next pull
+// brings the image back, and what a container has mounted can be removed.
+func TestRecordsAreDeletedWhileRunning_crio_4285_crio_3768(t *testing.T) {
+	t.Parallel()
+	for _, gone := range []string{"overlay-images", "overlay-layers", "overlay-containers", "*"} {
+		t.Run(gone, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			ref := serve(t, "app", "1", motd(t, "again")).Addr() + "/app:1"
+			img := n.pull(ref)
+			own := n.rootfs("own", img.ID)
+			n.mount(own)
+			n.list()
+			found, _ := filepath.Glob(filepath.Join(n.cfg.Root, gone))
+			for _, path := range found {
+				if err := os.RemoveAll(path); err != nil && filepath.Base(path) != "overlay" { // which is a mount
+					t.Error(err)
+				}
+			}
+			n.pull(ref)
+			c := n.rootfs("c", img.ID)
+			n.mount(c)
+			if n.read(c, "etc/motd") != "again" {
+				t.Error("wrong content")
+			}
+			n.removeRootfs(c)
+			n.removeRootfs(own)
+			n.remove(ref)
+			if layers := n.layerIDs(); len(layers) > 0 {
+				t.Errorf("left over: %q", layers)
+			}
+		})
+	}
+}
+
+// A file that was changed in a layer is right again after the image was removed and pulled again.
+func TestRemovalAndPullReplaceFiles_containerd_934(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	ref := serve(t, "app", "1", motd(t, "right")).Addr() + "/app:1"
+	img := n.pull(ref)
+	truncate(t, filepath.Join(n.diff(n.chain(img)[0]), "etc/motd"))
+	n.remove(ref)
+	c := n.rootfs("c", n.pull(ref).ID)
+	n.mount(c)
+	if got := n.read(c, "etc/motd"); got != "right" {
+		t.Errorf("%q", got)
+	}
+	n.removeRootfs(c)
+}
+
+// If the records give two images one name, one of them has it: the others stay usable, and a pull settles the rest.
+func TestTwoImagesOfOneName_podman_hpc_119(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := serve(t, "app", "1", motd(t, "one"))
+	r.Push("app", "2", motd(t, "two"))
+	one, two := n.pull(r.Addr()+"/app:1"), n.pull(r.Addr()+"/app:2")
+	ok(t, n.Close(testContext(t)))
+	path := filepath.Join(n.cfg.Root, "overlay-images/images.json")
+	ok(t, os.WriteFile(path, []byte(strings.ReplaceAll(n.text(path), "/app:2", "/app:1")), 0o600))
+	ok(t, os.WriteFile(filepath.Join(filepath.Dir(path), "images.lock"), random(64), 0o600))
+	n.open()
+	if images := n.list(); len(images) != 2 || len(images[0].RepoTags)+len(images[1].RepoTags) != 1 {
+		t.Errorf("images: %+v", images)
+	}
+	for tag, want := range map[string]string{"1": one.ID, "2": two.ID} {
+		if img := n.pull(r.Addr() + "/app:" + tag); img.ID != want {
+			t.Errorf("pulled %s, want %s", img.ID, want)
+		}
+	}
+	for _, img := range n.list() {
+		if len(img.RepoTags) != 1 {
+			t.Errorf("image %s has the tags %q", img.ID, img.RepoTags)
+		}
+		n.remove(img.ID)
+	}
+	n.empty()
+}
+
+// What podman system check looks at, it finds right in a store that crius has filled and uses.
+func TestLibraryFindsNoDamage_podman_25101(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, motd(t, "x"))
+	c := n.rootfs("c", img.ID)
+	n.mount(c)
+	n.removeRootfs(c)
+	found, err := n.store.Check(cstorage.CheckEverything())
+	ok(t, err)
+	if len(found.Layers)+len(found.Images)+len(found.Containers) > 0 {
+		t.Errorf("layers: %v, images: %v, containers: %v", found.Layers, found.Images, found.Containers)
 	}
 }
