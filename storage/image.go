@@ -246,7 +246,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 
 // removeUnlisted removes an image that is in no list since it is damaged, by its whole id.
 func (s *Store) removeUnlisted(ctx context.Context, id string) error {
-	if _, err := s.store.Image(id); err != nil || !isID(id) {
+	if image, _ := s.store.Image(id); image == nil || !isID(id) {
 		return nil
 	}
 	if err := s.holds.remove(ctx, id); err != nil {
