@@ -16,6 +16,11 @@ func (s *staged) Drop() error {
 		return nil
 	}
 	s.counted.forget()
+	return s.delete()
+}
+
+// delete deletes what was unpacked and has not been moved.
+func (s *staged) delete() error {
 	_ = os.Remove(s.split) // if it stays, it goes with its directory
 	return os.RemoveAll(s.dir)
 }

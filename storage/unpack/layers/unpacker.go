@@ -123,6 +123,7 @@ func (u *Unpacker) Add(ctx context.Context, layers []Addition) (added []Place, e
 			s.result.Implied = nil
 			u.added(layers[i].Record.Content, s.result.Size+s.counted.mine.holes) // the library does not count holes
 			s.added = true
+			_ = s.delete() // there is something left if another pull was faster
 		}
 	}
 	if err != nil {

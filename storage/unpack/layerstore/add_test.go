@@ -441,3 +441,25 @@ func TestAddAfterFailedCleanup(t *testing.T) {
 		t.Errorf("records %v", records)
 	}
 }
+
+// A layer that another pull has added meanwhile is not added again, and what was unpacked of it is deleted.
+func TestAddWhatAnotherPullHasAdded(t *testing.T) {
+	t.Parallel()
+	store := newStore(t, t.TempDir(), "")
+	first, second := newUnpacker(t, store), newUnpacker(t, store)
+	theirs, ours := first.stage(t, 1, true), second.stage(t, 2, true)
+	if added, err := first.add(t, theirs); added != 1 || err != nil {
+		t.Fatalf("%d, %v", added, err)
+	}
+	if added, err := second.add(t, ours); added != 2 || err != nil {
+		t.Errorf("%d, %v", added, err)
+	}
+	for n := 1; n <= 2; n++ {
+		if _, err := os.Lstat(second.dir(n)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("layer %d is left unpacked: %v", n, err)
+		}
+	}
+	if records := recorded(t, store); len(records) != 2 {
+		t.Errorf("records %v", records)
+	}
+}
