@@ -129,11 +129,11 @@ func (d *Leftovers) PreparePull(ctx context.Context, parent string) (*Job, error
 	return j, nil
 }
 
-// Begin says what the job is for: an image, whose id is empty if it is unknown. Layers that it needs are not
-// swept from now on, while it runs.
+// Begin says what the job is for: an image, whose id is empty if it is unknown. From now on layers that it needs are not
+// swept while it runs, and those that are made may be its own.
 func (j *Job) Begin(ctx context.Context, image string, needs Needs) error {
 	j.all.mu.Lock()
-	j.asking, j.image, j.needs = false, image, needs
+	j.asking, j.image, j.needs, j.start = false, image, needs, time.Now()
 	j.all.mu.Unlock()
 	return j.note(ctx, imageName, image)
 }
