@@ -76,7 +76,7 @@ func (s Store) record(all []layers.Unpacked) (added int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	records, err := lockRecords(s, all[0].Parent, s.elsewhere(all))
+	records, err := lockRecords(s, all[0].Parent, s.elsewhere(all, driver))
 	if err != nil {
 		return 0, err
 	}
@@ -124,7 +124,11 @@ func (s Store) record(all []layers.Unpacked) (added int, err error) {
 }
 
 // elsewhere returns those of the layers, and of the one below them, that are in other stores, which this one only reads.
-func (s Store) elsewhere(all []layers.Unpacked) (found []*cstorage.Layer) {
+// Most have none, and each look costs locks.
+func (s Store) elsewhere(all []layers.Unpacked, driver drivers.Driver) (found []*cstorage.Layer) {
+	if s.ImageStore() == "" && len(driver.AdditionalImageStores()) == 0 {
+		return nil
+	}
 	ids := []string{all[0].Parent}
 	for _, l := range all {
 		ids = append(ids, l.ID)
