@@ -156,8 +156,13 @@ func (h *hostile) addWhatIsNoLayer() {
 	} {
 		h.try("add "+what, wire.Question{Add: all})
 	}
-	h.try("look for a foreign layer", wire.Question{Has: strings.Repeat("a", 64)})
-	h.try("find a foreign layer", wire.Question{Dirs: elsewhere})
+	h.try("find a directory elsewhere", wire.Question{Dirs: elsewhere})
+	stored, err := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(h.order.Staging.Dir)), strings.Repeat("?", 64)))
+	if err != nil || len(stored) == 0 {
+		panic("there is no layer of another image")
+	}
+	h.try("look for a foreign layer", wire.Question{Has: filepath.Base(stored[0])})
+	h.try("find a foreign layer", wire.Question{Dirs: filepath.Base(stored[0])})
 	h.try("ask nothing", wire.Question{})
 }
 

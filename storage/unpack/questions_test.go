@@ -142,3 +142,18 @@ func TestQuestionsEnd(t *testing.T) {
 		t.Errorf("one more: %+v", answer)
 	}
 }
+
+// The error of a question is the server's own, by which pulls are repeated, and not what the worker says of it.
+func TestErrorOfAQuestionIsTheOriginal(t *testing.T) {
+	t.Parallel()
+	gone := errors.New("gone")
+	w := &process{questions: &questions{number: 2, failed: gone}}
+	if err := w.original(&wire.Failure{Question: 2}); !errors.Is(err, gone) {
+		t.Errorf("%v", err)
+	}
+	for _, other := range []int{1, 3} {
+		if err := w.original(&wire.Failure{Question: other}); err != nil {
+			t.Errorf("question %d: %v", other, err)
+		}
+	}
+}
