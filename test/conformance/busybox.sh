@@ -6,17 +6,19 @@
 #   busybox.sh FILE     where the program goes
 #
 # With CROSS_COMPILE=aarch64-linux-gnu- and the like it is built for another processor.
+# The exit code is 75 if no archive has answered: the next time one may.
 set -euo pipefail
 
 out=$(realpath -m "$1")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+failed=75 # until an archive has answered
 quietly() {
 	"$@" >"$work/log" 2>&1 || {
 		cat "$work/log" >&2
 		echo "busybox.sh: failed: $*" >&2
-		exit 1
+		exit $failed
 	}
 }
 
@@ -29,7 +31,8 @@ echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror
 apt=(apt-get -qq -o Dir::Etc::SourceList="$work/sources.list" -o Dir::Etc::SourceParts=/dev/null
 	-o Dir::State::Lists="$work/lists" -o Dir::Cache="$work/cache" -o APT::Sandbox::User=root)
 cd "$work/source"
-quietly "${apt[@]}" update
+quietly "${apt[@]}" --error-on=any update
+failed=1
 quietly "${apt[@]}" source busybox
 cd busybox-*/
 

@@ -41,8 +41,16 @@ func Busybox(ctx context.Context) (string, error) { return busybox(ctx, runtime.
 var compilers = map[string]string{"amd64": "x86_64-linux-gnu-", "arm64": "aarch64-linux-gnu-"}
 
 func busybox(ctx context.Context, arch string) (string, error) {
-	return cached(filepath.Join(dirOf(arch), "busybox"), func(repo, dir string) *exec.Cmd {
-		script := filepath.Join(repo, "test", "conformance", "busybox.sh")
+	repo, err := Repository()
+	if err != nil {
+		return "", err
+	}
+	script := filepath.Join(repo, "test", "conformance", "busybox.sh")
+	text, err := os.ReadFile(script)
+	if err != nil {
+		return "", err
+	}
+	return fromDebian(ctx, filepath.Join(dirOf(arch), "busybox"), text, func(_, dir string) *exec.Cmd {
 		cmd := exec.CommandContext(ctx, script, filepath.Join(dir, "busybox"))
 		if dirOf(arch) != "" {
 			cmd.Env = append(os.Environ(), "CROSS_COMPILE="+compilers[arch])

@@ -26,11 +26,10 @@ var ErrNoCriu = errors.New("criu is not available")
 // its directory: this machine's packages and apt's configuration are neither used nor changed.
 func Criu(ctx context.Context) (string, error) {
 	name := "criu-" + criuVersion
-	dir, err := cached(name, func(_, dir string) *exec.Cmd {
+	dir, err := fromDebian(ctx, name, []byte(criuScript), func(_, dir string) *exec.Cmd {
 		return exec.CommandContext(ctx, "bash", "-c", criuScript, "criu.sh", filepath.Join(dir, name), criuVersion)
 	})
-	const temporary = 75 // EX_TEMPFAIL
-	if failed := new(exec.ExitError); errors.As(err, &failed) && failed.ExitCode() == temporary {
+	if errors.Is(err, errUnreachable) {
 		return "", fmt.Errorf("%w: %w", ErrNoCriu, err)
 	}
 	return filepath.Join(dir, "criu"), err
