@@ -119,6 +119,14 @@ func (a asked) took() (ms []float64) {
 	return ms
 }
 
+// serverRan returns how long the threads of the server ran for a call, on average.
+func (a asked) serverRan() (ms float64) {
+	for _, s := range a.samples {
+		ms += s.server.ran / float64(len(a.samples))
+	}
+	return ms
+}
+
 // ask times calls. With busy, another container is created and removed again
 // and again meanwhile.
 func (s *server) ask(ctx context.Context, count int, busy bool) (all []asked, err error) {
@@ -134,17 +142,26 @@ func (s *server) ask(ctx context.Context, count int, busy bool) (all []asked, er
 	}
 	p := s.pod(podName(listPods / 2))
 	for _, call := range append(s.calls(p, count), s.arrival(count)) {
-		a := asked{call: call.name}
-		for range listCalls {
-			one, err := sampled(s.program.PID(), func() error { return call.ask(ctx) })
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", call.name, err)
-			}
-			a.samples = append(a.samples, one)
+		a, err := s.timed(ctx, call)
+		if err != nil {
+			return nil, err
 		}
 		all = append(all, a)
 	}
 	return all, nil
+}
+
+// timed times a call, again and again.
+func (s *server) timed(ctx context.Context, call call) (asked, error) {
+	a := asked{call: call.name}
+	for range listCalls {
+		one, err := sampled(s.program.PID(), func() error { return call.ask(ctx) })
+		if err != nil {
+			return a, fmt.Errorf("%s: %w", call.name, err)
+		}
+		a.samples = append(a.samples, one)
+	}
+	return a, nil
 }
 
 // call is a request of a kubelet.

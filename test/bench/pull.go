@@ -34,7 +34,7 @@ func pullRow(ctx context.Context) (tables []table, err error) {
 		return nil, err
 	}
 	p := pulls{c.names(), []*server{us, them}}
-	for _, part := range []func(context.Context) (table, error){p.large, p.larger, p.deep, p.small, p.again} {
+	for _, part := range []func(context.Context) (table, error){p.large, p.larger, p.deep, p.small, p.listed, p.again} {
 		t, err := part(ctx)
 		if err != nil {
 			return nil, err
@@ -149,6 +149,64 @@ func (p pulls) small(ctx context.Context) (table, error) {
 	}
 	title := fmt.Sprintf("%d images of 1 to 3 MB on one base, one after the other, %d times: seconds for all", smallCount, pullRounds)
 	return p.table(title, pullRounds, sums, "nothing of them there", fmt.Sprintf("the same, and each answer of the registry %v later", farAway)), nil
+}
+
+// listed measures what a kubelet asks about images, again and again, of servers that have many.
+func (p pulls) listed(ctx context.Context) (table, error) {
+	images, err := smallImages(smallCount)
+	if err != nil {
+		return table{}, err
+	}
+	var all [][]asked
+	for _, s := range p.servers {
+		answers, err := s.askForImages(ctx, images)
+		if err != nil {
+			return table{}, fmt.Errorf("%s: %w", s.label, err)
+		}
+		all = append(all, answers)
+	}
+	t := compare(fmt.Sprintf("%d images, %d calls each: ms", smallCount, listCalls), 99, p.names...)
+	for i, a := range all[0] {
+		t.line(a.call, a.took(), all[1][i].took())
+		t.line("CPU", []float64{a.serverRan()}, []float64{all[1][i].serverRan()})
+	}
+	return t.table, nil
+}
+
+// askForImages pulls images, asks for them, and removes them.
+func (s *server) askForImages(ctx context.Context, images []*image.Artifact) (all []asked, err error) {
+	names := make([]string, len(images))
+	for i, built := range images {
+		names[i] = s.push(built)
+		if err := s.pull(ctx, names[i], built); err != nil {
+			return nil, err
+		}
+	}
+	r := s.images()
+	for _, call := range []call{
+		{"ListImages", func(ctx context.Context) error {
+			got, err := r.ListImages(ctx, &cri.ListImagesRequest{})
+			return wrong(err, len(got.GetImages()), len(images), 10) // of the node itself
+		}},
+		{"ImageStatus", func(ctx context.Context) error {
+			got, err := r.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: names[0]}})
+			if err == nil && got.Image == nil {
+				err = fmt.Errorf("it has no image %s", names[0])
+			}
+			return err
+		}},
+		{"ImageFsInfo", func(ctx context.Context) error {
+			got, err := r.ImageFsInfo(ctx, &cri.ImageFsInfoRequest{})
+			return wrong(err, len(got.GetImageFilesystems()), 1, 0)
+		}},
+	} {
+		answers, err := s.timed(ctx, call)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, answers)
+	}
+	return all, s.removeImages(ctx, names...)
 }
 
 // inTurns has each server do the steps of a round, and adds up what each step
