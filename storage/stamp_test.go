@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crius-run/crius/test/kit/image"
 )
 
@@ -110,11 +112,37 @@ func TestUnchangedImagesAreNotReadAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	soon := time.Now().Add(time.Hour)
+	if err := os.Chtimes(images, soon, soon); err != nil {
+		t.Fatal(err)
+	}
 	opened := watchRecords(t, n.cfg.Root)
 	for range 3 { // too young: the next change might not show
 		ask(1)
 	}
 	if times := opened(); times["images.lock"] < 3 || times[driverName] > 0 {
 		t.Errorf("to list images that have just changed uses %v", times)
+	}
+}
+
+// What was changed a moment ago may be changed once more at the same time, by the clock of a file system.
+func TestSettled(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		changed, now unix.Timespec
+		want         bool
+	}{
+		{unix.Timespec{Sec: 7, Nsec: 5e8}, unix.Timespec{Sec: 7, Nsec: 5e8}, false},
+		{unix.Timespec{Sec: 7, Nsec: 5e8}, unix.Timespec{Sec: 7, Nsec: 5.9e8}, false},
+		{unix.Timespec{Sec: 7, Nsec: 5e8}, unix.Timespec{Sec: 7, Nsec: 6e8}, true},
+		{unix.Timespec{Sec: 7, Nsec: 9.5e8}, unix.Timespec{Sec: 8, Nsec: 0}, false},
+		{unix.Timespec{Sec: 7, Nsec: 9.5e8}, unix.Timespec{Sec: 8, Nsec: 5e7}, true},
+		{unix.Timespec{Sec: 7}, unix.Timespec{Sec: 9, Nsec: 9.9e8}, false}, // whole seconds, or pairs of them
+		{unix.Timespec{Sec: 7}, unix.Timespec{Sec: 10}, true},
+		{unix.Timespec{Sec: 7, Nsec: 1}, unix.Timespec{Sec: 6}, false}, // the clock was set back
+	} {
+		if got := settled(c.changed, c.now); got != c.want {
+			t.Errorf("changed at %v, at %v: %t", c.changed, c.now, got)
+		}
 	}
 }
