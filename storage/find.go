@@ -78,9 +78,10 @@ func byID(images []*Image, id string) *Image {
 }
 
 func byName(images []*Image, names []reference.Named) *Image {
-	for _, name := range names {
+	for _, named := range names {
+		name := named.String()
 		for _, image := range images {
-			if slices.Contains(image.RepoTags, name.String()) || slices.Contains(image.RepoDigests, name.String()) {
+			if slices.Contains(image.RepoTags, name) || slices.Contains(image.RepoDigests, name) {
 				return image
 			}
 		}
