@@ -18,7 +18,7 @@ func TestReadmeSaysWhatIsTested(t *testing.T) {
 		"test/tools/go.mod":               `sigs\.k8s\.io/cri-tools (v\S+)`,
 		"test/tools/distribution/go.mod":  `distribution/distribution/v3 (v\S+)`,
 		"test/tools/checkpointctl/go.mod": `checkpoint-restore/checkpointctl (v\S+)`,
-		"test/kit/tools/tools.go":         `runcVersion = "(v[^"]+)"`,
+		"test/tools/runc/go.mod":          `opencontainers/runc (v\S+)`,
 		"test/kit/tools/criu.go":          `criuVersion = "([^"]+)"`,
 	} {
 		found := regexp.MustCompile(version).FindStringSubmatch(read(t, file))

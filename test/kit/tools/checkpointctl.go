@@ -11,12 +11,7 @@ import (
 // version is that of the module in test/tools/checkpointctl.
 func Checkpointctl(ctx context.Context) (string, error) {
 	const module = "github.com/checkpoint-restore/checkpointctl"
-	repo, err := Repository()
-	if err != nil {
-		return "", err
-	}
-	dir := filepath.Join(repo, "test", "tools", "checkpointctl")
-	version, err := required(filepath.Join(dir, "go.mod"), module)
+	dir, version, err := pinned("checkpointctl", module)
 	if err != nil {
 		return "", err
 	}

@@ -62,12 +62,7 @@ func ClusterPrograms(ctx context.Context, version string) (c Cluster, err error)
 // test/tools/etcd.
 func etcd(ctx context.Context) (string, error) {
 	const module = "go.etcd.io/etcd/server/v3"
-	repo, err := Repository()
-	if err != nil {
-		return "", err
-	}
-	dir := filepath.Join(repo, "test", "tools", "etcd")
-	version, err := required(filepath.Join(dir, "go.mod"), module)
+	dir, version, err := pinned("etcd", module)
 	if err != nil {
 		return "", err
 	}

@@ -14,12 +14,7 @@ func Distribution(ctx context.Context) (string, error) {
 	distribution.Lock() // for tests that need it at the same time
 	defer distribution.Unlock()
 	const module = "github.com/distribution/distribution/v3"
-	repo, err := Repository()
-	if err != nil {
-		return "", err
-	}
-	dir := filepath.Join(repo, "test", "tools", "distribution")
-	version, err := required(filepath.Join(dir, "go.mod"), module)
+	dir, version, err := pinned("distribution", module)
 	if err != nil {
 		return "", err
 	}

@@ -1,7 +1,7 @@
 // Package tools builds the programs with which crius is tested and that Debian
 // lacks, or has too old, into the repository's .cache/bin: those of CRI from
-// the module in test/tools, gVisor, a registry and checkpointctl from those below it, runc and
-// containerd from their own.
+// the module in test/tools, runc, gVisor, a registry and checkpointctl from those below it,
+// containerd from its own.
 package tools
 
 import (
@@ -30,12 +30,7 @@ func critest(ctx context.Context, arch string) (string, error) {
 // criTool builds a program in the version of the module in test/tools.
 func criTool(ctx context.Context, arch, name string, verb ...string) (string, error) {
 	const module = "sigs.k8s.io/cri-tools"
-	repo, err := Repository()
-	if err != nil {
-		return "", err
-	}
-	source := filepath.Join(repo, "test", "tools")
-	version, err := required(filepath.Join(source, "go.mod"), module)
+	source, version, err := pinned("", module)
 	if err != nil {
 		return "", err
 	}
@@ -47,15 +42,18 @@ func criTool(ctx context.Context, arch, name string, verb ...string) (string, er
 	})
 }
 
-// runcVersion is a current version. Debian's (1.1) has no id-mapped mounts.
-const runcVersion = "v1.5.3"
-
-// Runc is the same for a current runc; building it needs a C compiler and
-// libseccomp-dev.
+// Runc is the same for a current runc: Debian's (1.1) has no id-mapped mounts. The version is that of the module in
+// test/tools/runc. Building it needs a C compiler and libseccomp-dev.
 func Runc(ctx context.Context) (string, error) {
-	return cached(filepath.Join("runc-"+runcVersion, "runc"), func(_, dir string) *exec.Cmd {
-		cmd := exec.CommandContext(ctx, "go", "install", "-trimpath", "-tags", "seccomp", "github.com/opencontainers/runc@"+runcVersion)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "GOFLAGS=", "GOBIN="+dir)
+	const module = "github.com/opencontainers/runc"
+	dir, version, err := pinned("runc", module)
+	if err != nil {
+		return "", err
+	}
+	return cached(filepath.Join("runc-"+version, "runc"), func(_, out string) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags", "seccomp", "-o", filepath.Join(out, "runc"), module)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "GOFLAGS=")
 		return cmd
 	})
 }
@@ -85,12 +83,7 @@ func Containerd(ctx context.Context) (path string, err error) {
 // options. The version is that of the module in test/tools/runsc.
 func Runsc(ctx context.Context) (string, error) {
 	const module = "gvisor.dev/gvisor"
-	repo, err := Repository()
-	if err != nil {
-		return "", err
-	}
-	dir := filepath.Join(repo, "test", "tools", "runsc")
-	version, err := required(filepath.Join(dir, "go.mod"), module)
+	dir, version, err := pinned("runsc", module)
 	if err != nil {
 		return "", err
 	}
@@ -107,12 +100,7 @@ func Runsc(ctx context.Context) (string, error) {
 // runsc in PATH unless its configuration names another.
 func RunscShim(ctx context.Context) (string, error) {
 	const module = "gvisor.dev/gvisor"
-	repo, err := Repository()
-	if err != nil {
-		return "", err
-	}
-	source := filepath.Join(repo, "test", "tools", "runsc")
-	version, err := required(filepath.Join(source, "go.mod"), module)
+	source, version, err := pinned("runsc", module)
 	if err != nil {
 		return "", err
 	}
@@ -228,6 +216,17 @@ func dirOf(arch string) string {
 		return ""
 	}
 	return arch
+}
+
+// pinned returns a directory in test/tools, and the version of a module that the module there requires.
+func pinned(name, module string) (dir, version string, err error) {
+	repo, err := Repository()
+	if err != nil {
+		return "", "", err
+	}
+	dir = filepath.Join(repo, "test", "tools", name)
+	version, err = required(filepath.Join(dir, "go.mod"), module)
+	return dir, version, err
 }
 
 // required returns the version of a module that a go.mod requires.
