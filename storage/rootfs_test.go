@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/owner"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
@@ -502,6 +504,63 @@ func TestAskingPullKeepsNothing(t *testing.T) {
 	}
 	ok(t, asking.Begin(t.Context(), strings.Repeat("b", 64), durable.Needs{}))
 	asking.End(testContext(t), true)
+	n.noDebris()
+}
+
+// A crash leaves layers to other programs that were made before the pull knew its image, as a failure does.
+func TestDeadPullOwnsNothingMadeBeforeItBegan(t *testing.T) {
+	t.Parallel()
+	for _, begins := range []bool{false, true} {
+		t.Run(fmt.Sprintf("begins %t", begins), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			dead, err := n.leftovers.PreparePull(t.Context(), "")
+			ok(t, err)
+			others, err := n.store.CreateLayer("", "", nil, "", false, nil)
+			ok(t, err)
+			if begins {
+				wait.For(t, "the clock of files to pass that layer", func() bool {
+					n.write("clock", "")
+					st, err := os.Stat(filepath.Join(n.dir, "clock"))
+					return err == nil && st.ModTime().After(others.Created)
+				})
+				ok(t, dead.Begin(t.Context(), "", durable.Needs{}))
+				_, err = n.store.CreateLayer("", "", nil, "", false, nil)
+				ok(t, err)
+			}
+			dead.Lock.Close() // as the kernel does when the process dies
+			n.restart()
+			if left := n.layerIDs(); !slices.Equal(left, []string{others.ID}) {
+				t.Errorf("layers %q, want %s of another program alone", left, others.ID)
+			}
+			ok(t, n.store.DeleteLayer(others.ID))
+			n.empty()
+		})
+	}
+}
+
+// A pull asks a registry while layers of others are swept, which can take long.
+func TestPullIsPreparedDuringASweep(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	failed, err := n.leftovers.BeginPull(t.Context(), "", "", durable.Needs{})
+	ok(t, err)
+	prepared := make(chan *durable.Job, 1)
+	tracer := &trace.Tracer{Hook: func(at trace.Point) error {
+		if at.Step == "sweep staging directories" && !at.After {
+			go func() {
+				asking, _ := n.leftovers.PreparePull(testContext(t), "")
+				prepared <- asking
+			}()
+			wait.For(t, "the other pull", func() bool { return len(prepared) > 0 })
+		}
+		return nil
+	}}
+	ok(t, tracer.Do(testContext(t), "pull image", "", func(ctx context.Context) error {
+		failed.End(ctx, false)
+		return nil
+	}))
+	(<-prepared).End(testContext(t), true)
 	n.noDebris()
 }
 

@@ -64,7 +64,6 @@ type Job struct {
 	start     time.Time
 	removal   bool     // false: a pull
 	layers    []string // to check, whenever they were made
-	asking    bool     // a pull that knows nothing of its image yet, and changes nothing
 	image     string   // being pulled; empty: its id is unknown
 	needs     Needs
 	Temporary string // directory for large files; a removal has none
@@ -107,7 +106,7 @@ func (d *Leftovers) BeginPull(ctx context.Context, image, parent string, needs N
 // PreparePull starts a job for an image that is not known yet, with a directory for large files: below
 // parent or, if that is empty, in the job. Until Begin the pull must not change the store.
 func (d *Leftovers) PreparePull(ctx context.Context, parent string) (*Job, error) {
-	j, err := d.begin(ctx, &Job{asking: true})
+	j, err := d.makeJob(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -132,9 +131,8 @@ func (d *Leftovers) PreparePull(ctx context.Context, parent string) (*Job, error
 // Begin says what the job is for: an image, whose id is empty if it is unknown. From now on layers that it needs are not
 // swept while it runs, and those that are made may be its own.
 func (j *Job) Begin(ctx context.Context, image string, needs Needs) error {
-	j.all.mu.Lock()
-	j.asking, j.image, j.needs, j.start = false, image, needs, time.Now()
-	j.all.mu.Unlock()
+	j.image, j.needs = image, needs
+	j.run()
 	return j.note(ctx, imageName, image)
 }
 
@@ -145,10 +143,12 @@ func (j *Job) note(ctx context.Context, name, text string) error {
 
 // BeginRemoval starts a job that removes layers.
 func (d *Leftovers) BeginRemoval(ctx context.Context, layers []string) (*Job, error) {
-	j, err := d.begin(ctx, &Job{removal: true, layers: layers})
+	j, err := d.makeJob(ctx)
 	if err != nil {
 		return nil, err
 	}
+	j.removal, j.layers = true, layers
+	j.run()
 	if err := j.note(ctx, layersName, strings.Join(layers, "\n")); err != nil {
 		j.End(ctx, true)
 		return nil, err
@@ -156,10 +156,16 @@ func (d *Leftovers) BeginRemoval(ctx context.Context, layers []string) (*Job, er
 	return j, nil
 }
 
-// begin makes the directory of a job.
-func (d *Leftovers) begin(ctx context.Context, j *Job) (*Job, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+// run adds the job to those that are running: what is made in the store from now on may be its own.
+func (j *Job) run() {
+	j.all.mu.Lock()
+	defer j.all.mu.Unlock()
+	j.start = time.Now()
+	j.all.running = append(j.all.running, j)
+}
+
+// makeJob makes the directory of a job. It does not wait while layers are swept.
+func (d *Leftovers) makeJob(ctx context.Context) (*Job, error) {
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -179,9 +185,7 @@ func (d *Leftovers) begin(ctx context.Context, j *Job) (*Job, error) {
 			lock.Close()
 			continue
 		}
-		j.all, j.dir, j.Lock, j.start = d, dir, lock, start
-		d.running = append(d.running, j)
-		return j, nil
+		return &Job{all: d, dir: dir, Lock: lock, start: start}, nil
 	}
 	return nil, err
 }
@@ -327,19 +331,28 @@ func (d *Leftovers) read(ctx context.Context, name string) (*Job, error) {
 		j.removal, j.layers = true, strings.Fields(string(list))
 		return j, nil
 	}
-	if image, err := os.ReadFile(filepath.Join(dir, imageName)); err == nil {
-		j.image = string(image)
+	if image, err := os.ReadFile(filepath.Join(dir, imageName)); err == nil { // otherwise the pull has not begun
+		j.image, j.start = string(image), begun(dir)
 	}
 	j.Temporary = dir
-	since, _, _ := strings.Cut(name, "-")
-	if nanoseconds, err := strconv.ParseInt(since, 10, 64); err == nil {
-		j.start = time.Unix(0, nanoseconds)
-	}
 	if elsewhere, err := os.Readlink(filepath.Join(dir, temporaryName)); err == nil &&
 		strings.HasPrefix(filepath.Base(elsewhere), temporaryMark) {
 		j.Temporary = elsewhere
 	}
 	return j, nil
+}
+
+// begun returns when a pull began, by the directory of its job. The name says when that was made, the image id when it
+// was written: not as exactly, but maybe long afterwards.
+func begun(dir string) (start time.Time) {
+	since, _, _ := strings.Cut(filepath.Base(dir), "-")
+	if nanoseconds, err := strconv.ParseInt(since, 10, 64); err == nil {
+		start = time.Unix(0, nanoseconds)
+	}
+	if st, err := os.Stat(filepath.Join(dir, imageName)); err == nil && st.ModTime().After(start) {
+		start = st.ModTime()
+	}
+	return start
 }
 
 // Close unlocks the jobs that remain, for the next start.

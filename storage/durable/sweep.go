@@ -127,7 +127,7 @@ func (d *Leftovers) sweepRest(ctx context.Context, jobs []*Job) error {
 
 // pulls reports whether the image is being pulled.
 func (d *Leftovers) pulls(image string) bool {
-	return slices.ContainsFunc(d.running, func(j *Job) bool { return !j.removal && !j.asking && j.image == image })
+	return slices.ContainsFunc(d.running, func(j *Job) bool { return !j.removal && j.image == image })
 }
 
 // sweepStaging makes the library delete the directories in which dead workers were unpacking: it
