@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/opencontainers/go-digest"
@@ -258,10 +260,56 @@ func TestWorkerWaitsForTheRegistry(t *testing.T) {
 		t.Error("an image was pulled that the registry has not got")
 	}
 	n.empty()
-	n.pull(r.Addr() + "/app:1")
+	// The kernel kills workers before anything else, and this one is none of the image's doing.
+	if err := asked(r.Addr()+"/app:1", 1, func(_, answer func()) {
+		for _, pid := range n.workers() {
+			ok(t, unix.Kill(pid, unix.SIGKILL))
+		}
+		answer()
+	}); err != nil {
+		t.Errorf("its worker was killed meanwhile: %v", err)
+	}
 	n.list() // as kubelets do all the time
 	if err := asked(r.Addr()+"/app:1", 0, func(cancel, _ func()) { cancel() }); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
+	}
+}
+
+// cgroupLater lets no worker in but those for which it is asked again.
+type cgroupLater struct{ asked atomic.Int32 }
+
+func (c *cgroupLater) Enter(context.Context, string, int) (leave func(), err error) {
+	if c.asked.Add(1) == 1 {
+		return nil, unix.EAGAIN
+	}
+	return func() {}, nil
+}
+
+// What the node lacks while the registry is asked fails no pull if it is there when the worker has work.
+func TestWorkerThatCannotWait(t *testing.T) {
+	t.Parallel()
+	for what, spoil := range map[string]func(*node) (mend func()){
+		"no cgroup": func(n *node) func() {
+			n.puller.Cgroups = &cgroupLater{}
+			return func() {}
+		},
+		"no directory": func(n *node) func() {
+			n.write("root/overlay/tempdirs", "")
+			return func() { ok(t, os.Remove(filepath.Join(n.dir, "root/overlay/tempdirs"))) }
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			r := serve(t, "app", "1", motd(t, "x"))
+			mend := spoil(n)
+			r.Inject(registry.Fault{Path: "/manifests/", Times: 1, Do: func(answer http.Handler, _ <-chan struct{}) http.Handler {
+				mend()
+				return answer
+			}})
+			n.pull(r.Addr() + "/app:1")
+			n.noDebris()
+		})
 	}
 }
 

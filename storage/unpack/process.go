@@ -141,6 +141,7 @@ type process struct {
 	leave    func()                 // the cgroup; nil: the worker has not been placed
 	unplaced error                  // why it could not be placed
 	blobs    map[digest.Digest]bool // that the worker may name
+	heard    bool                   // it has sent a message
 	logged   int                    // lines for the log
 	fetching sync.WaitGroup
 	mu       sync.Mutex
@@ -274,7 +275,7 @@ func (w *process) serve(ctx context.Context) (last wire.Message) {
 	lines := bufio.NewScanner(w.conn)
 	lines.Buffer(nil, wire.MaxMessage)
 	for lines.Scan() {
-		last = wire.Message{}
+		w.heard, last = true, wire.Message{}
 		if err := json.Unmarshal(lines.Bytes(), &last); err != nil {
 			break
 		}

@@ -87,21 +87,23 @@ func (t Task) Unpack(ctx context.Context) error {
 		if worker == nil {
 			worker = t.Begin(ctx)
 		}
-		swept, err := worker.unpack(ctx, t)
+		again, err := worker.unpack(ctx, t)
 		worker.End(ctx)
-		if err == nil || !swept || attempt == attempts || ctx.Err() != nil {
+		if err == nil || !again || attempt == attempts || ctx.Err() != nil {
 			return err
 		}
 		worker = nil
 	}
 }
 
-// unpack is one attempt of Unpack. It reports whether another program has deleted the layers meanwhile.
-func (w *Worker) unpack(ctx context.Context, t Task) (swept bool, err error) {
+// unpack is one attempt of Unpack. It reports whether another may succeed: another program has deleted the layers meanwhile, or
+// what the node lacked when this worker was started to wait, or what has killed it since, has nothing to do with the image.
+func (w *Worker) unpack(ctx context.Context, t Task) (again bool, err error) {
+	waited := w == t.Worker
 	defer context.AfterFunc(ctx, w.cancel)()
 	<-w.begun
 	if w.err != nil {
-		return false, w.err
+		return waited, w.err
 	}
 	w.used = true
 	missing := layerstore.Missing(t.Library, t.Source.Layers())
@@ -113,5 +115,5 @@ func (w *Worker) unpack(ctx context.Context, t Task) (swept bool, err error) {
 	if err == nil && !last.Unpacked {
 		err = fmt.Errorf("pull worker ended with an unexpected message: %w", fault.Invalid)
 	}
-	return w.staging.Swept(), err
+	return w.staging.Swept() || waited && !w.process.heard, err
 }
