@@ -49,7 +49,7 @@ func (s *Store) newPuller(options types.StoreOptions) *pull.Puller {
 		Cgroups:      s.cfg.PullCgroups,
 		Owned:        s.holds.owned,
 		DropLost:     s.dropLost,
-		Known:        s.images.hasName,
+		Known:        func(name string) bool { return s.images.hasName(name) || s.artifacts.HasName(name) },
 		RepeatRoom:   repeatRoom,
 		Records:      pull.RecordRoom{Most: pull.MaxRecords},
 		LargeWindows: make(chan struct{}, 1),

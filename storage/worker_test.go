@@ -273,6 +273,11 @@ func TestWorkerWaitsForTheRegistry(t *testing.T) {
 	if err := asked(r.Addr()+"/app:1", 0, func(cancel, _ func()) { cancel() }); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
+	r.Push("model", "1", model(t, "weights"))
+	n.pull(r.Addr() + "/model:1")
+	if err := asked(r.Addr()+"/model:1", 0, func(_, answer func()) { answer() }); err != nil {
+		t.Errorf("an artifact: %v", err)
+	}
 }
 
 // cgroupLater lets no worker in but those for which it is asked again.

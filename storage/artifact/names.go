@@ -35,6 +35,11 @@ func TakeName(images cstorage.Store, name string) (taken bool, err error) {
 	return true, images.RemoveNames(record.ID, []string{name})
 }
 
+// HasName reports whether an artifact in this store has a name.
+func (s *Store) HasName(name string) bool {
+	return slices.ContainsFunc(s.own(), func(a *Artifact) bool { return slices.Contains(a.Names, name) })
+}
+
 // WithDigest returns the artifact in this store that a digest means, or nil: one with this manifest,
 // or an index or reference with this digest has led to it.
 func (s *Store) WithDigest(d digest.Digest) *Artifact {

@@ -86,7 +86,7 @@ type Puller struct {
 	// DropLost deletes the images that lost layers, so that the pull of an image with the given
 	// layers does not build on the records of lost ones.
 	DropLost func(ctx context.Context, layers []string) error
-	// Known reports whether the store has an image of this name, by what it knew last.
+	// Known reports whether the store has an image or artifact of this name, by what it knew last.
 	Known func(name string) bool
 
 	RepeatRoom   int64         // see layers.NewUnpacker
