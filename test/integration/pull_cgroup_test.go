@@ -53,9 +53,9 @@ func TestPullCgroup(t *testing.T) {
 				_, err := w.Images().PullImage(t.Context(), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref}, SandboxConfig: p.config})
 				return err
 			}
-			killAmidPull := func() {
+			killAmidPull := func(path string, after int) {
 				ended := make(chan error, 1)
-				w.Registry.Inject(registry.Fault{Path: "/large/blobs/", Do: registry.Stall(3 * mib)})
+				w.Registry.Inject(registry.Fault{Path: path, Do: registry.Stall(after)})
 				go func() { ended <- pull() }()
 				wait.For(t, "a worker in the cgroup", func() bool { return pullWorkers(parent+"/crius-pulls") == 1 })
 				must(t, w.Kill())
@@ -63,10 +63,12 @@ func TestPullCgroup(t *testing.T) {
 				w.Registry.Heal()
 				wait.For(t, "the worker to end", func() bool { pids, _ := cgroup.Procs(parent + "/crius-pulls"); return len(pids) == 0 })
 			}
-			killAmidPull()
-			must(t, w.Start(t.Context()))
-			if left := inventory.Cgroups(parent + "/crius-pulls"); len(left) > 0 {
-				t.Errorf("left of the server that was killed: %q", left)
+			for path, after := range map[string]int{"/large/manifests/": 0, "/large/blobs/": 3 * mib} { // before and after it has its order
+				killAmidPull(path, after)
+				must(t, w.Start(t.Context()))
+				if left := inventory.Cgroups(parent + "/crius-pulls"); len(left) > 0 {
+					t.Errorf("left of the server that was killed: %q", left)
+				}
 			}
 			must(t, pull())
 			if left := inventory.Cgroups(parent + "/crius-pulls"); len(left) > 0 {
@@ -74,7 +76,7 @@ func TestPullCgroup(t *testing.T) {
 			}
 			_, err = w.Images().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}})
 			must(t, err)
-			killAmidPull()
+			killAmidPull("/large/manifests/", 0)
 			if out, code := w.wipe(t, "", "--yes"); code != 0 {
 				t.Fatalf("code %d: %s", code, out)
 			}
