@@ -280,6 +280,31 @@ func TestWorkerWaitsForTheRegistry(t *testing.T) {
 	}
 }
 
+// A new image may turn out to be an artifact, whose files can take hours: no worker waits meanwhile.
+func TestNoWorkerWaitsForAnArtifact(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := serve(t, "model", "1", model(t, "weights"))
+	until, finish := context.WithCancel(testContext(t))
+	asked := make(chan struct{}, 8)
+	r.Inject(registry.Fault{Path: "/blobs/", Do: func(answer http.Handler, stop <-chan struct{}) http.Handler {
+		asked <- struct{}{}
+		return held(until.Done())(answer, stop)
+	}})
+	ended := make(chan error, 1)
+	go func() {
+		_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/model:1"})
+		ended <- err
+	}()
+	<-asked
+	if workers, jobs := n.workers(), n.entries("root/crius-pulls"); len(workers)+len(jobs) > 0 {
+		t.Errorf("workers %d and jobs %q while the file is downloaded", workers, jobs)
+	}
+	finish()
+	ok(t, <-ended)
+	n.noDebris()
+}
+
 // cgroupLater lets no worker in but those for which it is asked again.
 type cgroupLater struct{ asked atomic.Int32 }
 

@@ -252,6 +252,7 @@ func (p *Puller) pullOnce(ctx context.Context, n named) error {
 		return err
 	}
 	if len(src.Files) > 0 {
+		ready.end(ctx)
 		return p.pullArtifact(ctx, src, n)
 	}
 	release, err := p.Artifacts.Reserve(src.ImageID())
@@ -316,11 +317,12 @@ func (p *Puller) begin(ctx context.Context, src *source.Image, ready *prepared) 
 	return job, nil
 }
 
-// end ends what the pull has not needed.
+// end ends what the pull has not needed. It may be called again.
 func (r *prepared) end(ctx context.Context) {
 	r.worker.End(ctx)
-	if r.job != nil {
-		r.job.End(ctx, true)
+	if job := r.job; job != nil {
+		r.job = nil
+		job.End(ctx, true)
 	}
 }
 
