@@ -318,17 +318,12 @@ func (f *forwarder) forward(ctx context.Context, port uint16, stream io.ReadWrit
 // Neither side can end its half alone.
 func (f *forwarder) forwardWebSocket(ports []int32) {
 	channels := slices.Repeat([]wsstream.ChannelType{wsstream.ReadWriteChannel, wsstream.WriteChannel}, len(ports))
-	offer := make(map[string]wsstream.ChannelProtocolConfig)
-	for _, name := range []string{"", "v4.channel.k8s.io", "v4.base64.channel.k8s.io"} {
-		offer[name] = wsstream.ChannelProtocolConfig{Binary: name != "v4.base64.channel.k8s.io", Channels: channels}
-	}
 	if !f.admit(len(ports)) {
 		http.Error(f.session.w, errForwards.Error(), http.StatusServiceUnavailable)
 		return
 	}
 	defer f.session.server.forwards.release(f.party, len(ports))
-	ws := wsstream.NewConn(offer)
-	_, c, err := ws.Open(inParts{f.session.w}, f.session.r)
+	ws, _, c, err := f.session.channelsOver([]string{"", "v4.channel.k8s.io", "v4.base64.channel.k8s.io"}, channels)
 	if err != nil {
 		slog.DebugContext(f.session.ctx, "WebSocket upgrade failed", "err", err)
 		return

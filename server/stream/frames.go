@@ -11,7 +11,10 @@ import (
 
 // inParts is the answer to a request whose connection becomes a WebSocket with
 // channels: large frames reach the library in parts.
-type inParts struct{ http.ResponseWriter }
+type inParts struct {
+	http.ResponseWriter
+	base64 bool // the protocol's payloads are in base64
+}
 
 // Hijack implements http.Hijacker.
 func (p inParts) Hijack() (net.Conn, *bufio.ReadWriter, error) {
@@ -19,7 +22,7 @@ func (p inParts) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return conn, bufio.NewReadWriter(bufio.NewReader(&frameGuard{r: buffered.Reader}), buffered.Writer), nil
+	return conn, bufio.NewReadWriter(bufio.NewReader(&frameGuard{r: buffered.Reader, base64: p.base64}), buffered.Writer), nil
 }
 
 // frameGuard reads the frames of a WebSocket whose messages begin with the byte of
@@ -28,14 +31,19 @@ func (p inParts) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // is the same to whoever reads the channel: in protocols with base64, too, as
 // parts are multiples of four characters. The library also takes each frame for a
 // message, and the first byte of one that continues a message for its channel; so
-// such a frame comes out with the channel of its message.
+// such a frame comes out with the channel of its message. It also decodes each by itself:
+// characters of base64 that do not make four come out with the next frame.
 type frameGuard struct {
-	r    io.Reader
+	r      io.Reader
+	base64 bool // the payloads of the protocol are in base64
+
 	left []byte // header to be passed on
 	part uint64 // payload to be passed on before the next header
 	rest uint64 // payload of the same frame after that
+	tail uint64 // payload of the same frame after that, to be held
 
 	begin [1 + 4 + 1]byte // of each part: the frame's first byte, masking key, and channel
+	held  []byte          // characters that come between begin and the payload of the next part
 
 	message, channel byte // first byte and channel of a message that goes on; 0: there is none
 }
@@ -66,9 +74,12 @@ func (g *frameGuard) Read(p []byte) (int, error) {
 func (g *frameGuard) next() error {
 	const final, opcode, control = 0x80, 0x0f, 0x08
 	const largestControl = 125
-	if g.rest > 0 {
+	switch {
+	case g.rest > 0:
 		g.nextPart()
 		return nil
+	case g.tail > 0:
+		return g.hold()
 	}
 	header, size, err := g.header()
 	if err != nil {
@@ -96,14 +107,14 @@ func (g *frameGuard) next() error {
 		}
 		return nil
 	}
-	g.begin[0], g.rest = header[0]|final, size-1
+	g.begin[0] = header[0] | final
 	if _, err := io.ReadFull(g.r, g.begin[1:]); err != nil {
 		return err
 	}
 	if header[0]&final == 0 {
 		g.message, g.channel = g.begin[0], g.begin[1]^g.begin[5]
 	}
-	g.nextPart()
+	g.divide(size-1, g.message == 0)
 	return nil
 }
 
@@ -132,8 +143,8 @@ func (g *frameGuard) header() (header []byte, size uint64, err error) {
 	return header, size, nil
 }
 
-// nextFragment prepares a frame that continues a message. With the channel before it, its payload
-// is masked by the same key, which begins one byte later.
+// nextFragment prepares a frame that continues a message. Behind the channel and what is held, its
+// payload is masked by the same key, which begins as many bytes later.
 func (g *frameGuard) nextFragment(size uint64, last bool) error {
 	if g.message == 0 {
 		return errFrame
@@ -142,25 +153,60 @@ func (g *frameGuard) nextFragment(size uint64, last bool) error {
 	if _, err := io.ReadFull(g.r, key[:]); err != nil {
 		return err
 	}
-	g.begin = [...]byte{g.message, key[3], key[0], key[1], key[2], g.channel ^ key[3]}
+	g.begin[0] = g.message
+	for i := range key {
+		g.begin[1+i] = key[(i+3-len(g.held))%4]
+	}
+	g.begin[5] = g.channel ^ g.begin[1]
 	if last {
 		g.message = 0
 	}
-	if g.rest = size; size > 0 {
+	g.divide(size, last)
+	return nil
+}
+
+// divide says how much of a payload that follows begin is passed on in parts, and how much is held.
+func (g *frameGuard) divide(size uint64, last bool) {
+	g.rest = size
+	if g.base64 && !last {
+		g.tail = min(size, (uint64(len(g.held))+size)%4)
+		g.rest -= g.tail
+	}
+	if g.rest > 0 || last && len(g.held) > 0 {
 		g.nextPart()
+	}
+}
+
+// hold reads the end of a payload.
+func (g *frameGuard) hold() error {
+	tail := make([]byte, g.tail)
+	if _, err := io.ReadFull(g.r, tail); err != nil {
+		return err
+	}
+	g.tail = 0
+	for _, c := range tail {
+		g.held = append(g.held, c^g.mask(len(g.held)))
 	}
 	return nil
 }
 
-// nextPart prepares a part whose payload is masked as it was: its length is a
+// mask returns what masks a byte of a part, that many behind the channel.
+func (g *frameGuard) mask(at int) byte { return g.begin[1+(1+at)%4] }
+
+// nextPart prepares a part whose payload is masked as it was: its length, with what was held, is a
 // multiple of the key's.
 func (g *frameGuard) nextPart() {
 	const lengthFollows = 126
-	g.part = min(g.rest, largestPart)
+	g.part = min(g.rest, largestPart-uint64(len(g.held)))
 	g.rest -= g.part
-	header := []byte{g.begin[0], masked | byte(1+g.part)}
-	if 1+g.part >= lengthFollows {
-		header = binary.BigEndian.AppendUint16([]byte{g.begin[0], masked | lengthFollows}, uint16(1+g.part))
+	size := 1 + uint64(len(g.held)) + g.part
+	header := []byte{g.begin[0], masked | byte(size)}
+	if size >= lengthFollows {
+		header = binary.BigEndian.AppendUint16([]byte{g.begin[0], masked | lengthFollows}, uint16(size))
 	}
 	g.left = append(header, g.begin[1:]...)
+	for i, c := range g.held {
+		g.left = append(g.left, c^g.mask(i))
+	}
+	g.held = nil
 }

@@ -161,6 +161,44 @@ func TestFrameGuardNamesTheChannelOfFragments_kubernetes_client_python_2375(t *t
 	}
 }
 
+// A message in base64 may be divided anywhere, also within the four characters that make three bytes.
+func TestFragmentsOfBase64(t *testing.T) {
+	t.Parallel()
+	const first, next, last, ping = 0x01, 0x00, 0x80, 0x89
+	content := strings.Repeat("0123456789", largestPart/5) + "x"
+	heard := make(chan string, 1)
+	s := serveFake(t, &fakeEngine{exec: func(_ context.Context, _ oci.Command, client pod.Client) (int32, error) {
+		text := make([]byte, 2*len(content))
+		n, err := io.ReadFull(client.Stdin, text)
+		heard <- string(text[:n])
+		return 0, err
+	}})
+	for _, size := range []int{1, 2, 3, 5, 4097, largestPart + 1, 2*largestPart + 3} {
+		address, err := s.Exec(t.Context(), &cri.ExecRequest{Cmd: []string{"x"}, Stdin: true, Stdout: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := openWebSocket(t, address, "unknown, base64.channel.k8s.io, v5.channel.k8s.io")
+		frames := webFrame(first, 1, []byte("0"))
+		for part := range slices.Chunk([]byte(base64.StdEncoding.EncodeToString([]byte(content))), size) {
+			frames = append(frames, webFrame(next, uint64(len(part)), part)...)
+			frames = append(frames, webFrame(ping, 2, []byte("hi"))...)
+		}
+		frames = append(frames, webFrame(last, 0, nil)...)
+		frames = append(frames, webFrame(first|last, 1+4, []byte("0"+base64.StdEncoding.EncodeToString([]byte("end"))))...)
+		go io.Copy(io.Discard, c)
+		if _, err := c.Write(append(frames, webFrame(0x88, 0, nil)...)); err != nil {
+			t.Fatal(err)
+		}
+		within(t, "what was sent in fragments", func() {
+			if got := <-heard; got != content+"end" {
+				t.Errorf("fragments of %d bytes: %d bytes of %d arrived, or others", size, len(got), len(content)+3)
+			}
+		})
+		c.Close()
+	}
+}
+
 // What the library is to refuse, it gets as it is.
 func TestFrameGuardLeavesOthersAlone(t *testing.T) {
 	t.Parallel()
@@ -197,9 +235,11 @@ func FuzzFrameGuard(f *testing.F) {
 	f.Add(webFrame(0x82, 5, []byte("12345")))
 	f.Add(webFrame(0x82, 1<<62, []byte("the beginning")))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		n, err := io.Copy(io.Discard, io.LimitReader(&frameGuard{r: bytes.NewReader(text)}, 1<<20))
-		if parts := int64(len(text))/largestPart + 1; n > int64(len(text))*8/7+9*parts { // a fragment of one byte becomes eight
-			t.Errorf("%d bytes made of %d (%v)", n, len(text), err)
+		for _, base64 := range []bool{false, true} {
+			n, err := io.Copy(io.Discard, io.LimitReader(&frameGuard{r: bytes.NewReader(text), base64: base64}, 1<<20))
+			if parts := int64(len(text))/largestPart + 1; n > int64(len(text))*8/7+9*parts { // a fragment of one byte becomes eight
+				t.Errorf("%d bytes made of %d (base64: %t, %v)", n, len(text), base64, err)
+			}
 		}
 	})
 }

@@ -2,6 +2,7 @@ package stream
 
 import (
 	"bufio"
+	"io"
 	"net"
 	"net/http"
 	"slices"
@@ -16,6 +17,25 @@ import (
 // frames are text; from v4 on the status is a document; in v5 a client can end
 // its input and go on listening.
 var webSocketProtocols = []string{"", "channel.k8s.io", "base64.channel.k8s.io", "v4.channel.k8s.io", "v4.base64.channel.k8s.io", "v5.channel.k8s.io"}
+
+// channelsOver opens the channels of a WebSocket that speaks one of the protocols: the first that its
+// client offers.
+func (v *session) channelsOver(protocols []string, channels []wsstream.ChannelType) (over *wsstream.Conn, protocol string, c []io.ReadWriteCloser, err error) {
+	isBase64 := func(name string) bool { return strings.Contains(name, "base64") }
+	offer := make(map[string]wsstream.ChannelProtocolConfig)
+	for _, name := range protocols {
+		offer[name] = wsstream.ChannelProtocolConfig{Binary: !isBase64(name), Channels: channels}
+	}
+	for name := range strings.SplitSeq(v.r.Header.Get(wsstream.WebSocketProtocolHeader), ",") { // as the library chooses
+		if name = strings.TrimSpace(name); slices.Contains(protocols, name) {
+			protocol = name
+			break
+		}
+	}
+	over = wsstream.NewConn(offer)
+	protocol, c, err = over.Open(inParts{v.w, isBase64(protocol)}, v.r)
+	return over, protocol, c, err
+}
 
 // webSocketStreams opens the channels of a WebSocket.
 func (v *session) webSocketStreams(w wanted) (*dialogue, error) {
@@ -36,12 +56,7 @@ func (v *session) webSocketStreams(w wanted) (*dialogue, error) {
 			channels[c.number] = c.kind
 		}
 	}
-	offer := make(map[string]wsstream.ChannelProtocolConfig)
-	for _, name := range webSocketProtocols {
-		offer[name] = wsstream.ChannelProtocolConfig{Binary: !strings.Contains(name, "base64"), Channels: channels}
-	}
-	ws := wsstream.NewConn(offer)
-	protocol, c, err := ws.Open(inParts{v.w}, v.r)
+	ws, protocol, c, err := v.channelsOver(webSocketProtocols, channels)
 	if err != nil {
 		return nil, err
 	}
