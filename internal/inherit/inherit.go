@@ -11,11 +11,14 @@
 package inherit
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -79,7 +82,49 @@ func ExplainOutput(err error, said string) error {
 }
 
 func crowded(err error) error {
-	return fmt.Errorf("%w: the node, or a cgroup of crius, has as many processes and threads as it may have: find out which pod has them, or raise kernel.pid_max, kernel.threads-max or pids.max: %w", err, fault.Exhausted)
+	full := limitReached("/")
+	if full == "" {
+		full = "the node, or a cgroup of crius, has as many processes and threads as it may have (kernel.pid_max, kernel.threads-max or pids.max)"
+	}
+	return fmt.Errorf("%w: %s: find out which pod has them, or raise the limit: %w", err, full, fault.Exhausted)
+}
+
+// limitReached names a limit of processes and threads that leaves this process no room for what a
+// program needs, and how many there are; "" if there is none, or that is unknown. Some may have ended
+// since one could not be started.
+func limitReached(root string) string {
+	const needed = 16
+	read := func(file string) string {
+		text, _ := os.ReadFile(root + file)
+		return strings.TrimSpace(string(text))
+	}
+	full := func(whose, name, tasks, most string) string {
+		n, err := strconv.ParseUint(tasks, 10, 64)
+		m, wrong := strconv.ParseUint(most, 10, 64) // "max" is no limit
+		if err != nil || wrong != nil || n+needed <= m {
+			return ""
+		}
+		return fmt.Sprintf("%s has as many processes and threads as it may have (%d of %s %d)", whose, n, name, m)
+	}
+	for line := range strings.Lines(read("proc/self/cgroup")) { // 0::/a/b, 8:pids:/a/b
+		id := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(id) < 3 || id[1] != "" && id[1] != "pids" {
+			continue
+		}
+		for at := id[2]; ; at = path.Dir(at) {
+			dir := path.Join("sys/fs/cgroup", id[1], at) + "/"
+			if found := full("the cgroup "+at, "pids.max", read(dir+"pids.current"), read(dir+"pids.max")); found != "" {
+				return found
+			}
+			if len(at) < 2 {
+				break
+			}
+		}
+	}
+	_, tasks, _ := strings.Cut(read("proc/loadavg"), "/")
+	tasks, _, _ = strings.Cut(tasks, " ")
+	return cmp.Or(full("the node", "kernel.pid_max", tasks, read("proc/sys/kernel/pid_max")),
+		full("the node", "kernel.threads-max", tasks, read("proc/sys/kernel/threads-max")))
 }
 
 // Thread gives the calling thread, which must be one of thread.Run's, the

@@ -93,6 +93,30 @@ func TestProgramWithoutRoom(t *testing.T) {
 	}
 }
 
+// The message names the limit that is reached, and not all that there are.
+func TestLimitReached(t *testing.T) {
+	t.Parallel()
+	for want, files := range map[string]map[string]string{
+		"": {"proc/self/cgroup": "0::/a/b\n", "proc/loadavg": "0.1 0.2 0.3 1/900 77", "proc/sys/kernel/pid_max": "32768\n", "proc/sys/kernel/threads-max": "30000\n",
+			"sys/fs/cgroup/a/b/pids.max": "max\n", "sys/fs/cgroup/a/b/pids.current": "890\n", "sys/fs/cgroup/a/pids.max": "910\n", "sys/fs/cgroup/a/pids.current": "893\n"},
+		"the cgroup /a has as many processes and threads as it may have (893 of pids.max 900)": {"proc/self/cgroup": "1:name=systemd:/x\n0::/a/b\n", "proc/loadavg": "0.1 0.2 0.3 1/900 77", "proc/sys/kernel/pid_max": "900\n",
+			"sys/fs/cgroup/a/b/pids.max": "max\n", "sys/fs/cgroup/a/b/pids.current": "890\n", "sys/fs/cgroup/a/pids.max": "900\n", "sys/fs/cgroup/a/pids.current": "893\n"},
+		"the cgroup / has as many processes and threads as it may have (99 of pids.max 100)":          {"proc/self/cgroup": "8:pids:/\n0::/\n", "sys/fs/cgroup/pids/pids.max": "100\n", "sys/fs/cgroup/pids/pids.current": "99\n"},
+		"the node has as many processes and threads as it may have (1020 of kernel.pid_max 1024)":     {"proc/loadavg": "0.1 0.2 0.3 1/1020 77", "proc/sys/kernel/pid_max": "1024\n", "proc/sys/kernel/threads-max": "1024\n"},
+		"the node has as many processes and threads as it may have (1020 of kernel.threads-max 1020)": {"proc/loadavg": "0.1 0.2 0.3 1/1020 77", "proc/sys/kernel/pid_max": "4194304\n", "proc/sys/kernel/threads-max": "1020\n"},
+	} {
+		root := t.TempDir() + "/"
+		for name, text := range files {
+			if err := errors.Join(os.MkdirAll(filepath.Dir(root+name), 0o700), os.WriteFile(root+name, []byte(text), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := limitReached(root); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 // inherited returns what a process started by a server inherits, and what the
 // server reports as not reset. prepared are shell commands that run before the
 // server starts.
