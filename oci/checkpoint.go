@@ -208,7 +208,7 @@ func (t *cliTask) Dump(ctx context.Context, d Dump) error {
 	}
 	err = fmt.Errorf("%s checkpoint: %w", t.runtime.name, describe(err, text))
 	if full {
-		err = fmt.Errorf("%w: %w", err, fault.Exhausted)
+		err = fmt.Errorf("%w: %w: %w", err, syscall.ENOSPC, fault.Exhausted)
 	}
 	return err
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/pod"
@@ -24,7 +25,9 @@ var restoreReasons = slices.Concat([]reason{{"denied", fault.Denied}}, checkpoin
 // checkpointReasons are in order of precedence, as pullReasons.
 var checkpointReasons = []reason{
 	{"unsupported", fault.Unimplemented},
-	{"disk full", fault.Exhausted},
+	{"disk full", unix.ENOSPC},
+	{"disk full", unix.EDQUOT},
+	{"limit", fault.Exhausted},
 	{"timeout", fault.Timeout},
 	{"timeout", context.DeadlineExceeded},
 	{"exists", fault.Exists},

@@ -19,12 +19,14 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/inherit"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/pod/view"
@@ -85,10 +87,11 @@ func full(t *testing.T) *Metrics {
 	for _, verb := range []string{"create container", "start"} {
 		_ = tracer.Do(t.Context(), verb, "a", func(context.Context) error { return nil })
 	}
-	for _, err := range []error{fmt.Errorf("pull: %w", fault.NotFound), errors.Join(fault.Denied, storage.ErrSignature), errors.New("odd"), nil} {
+	for _, err := range []error{fmt.Errorf("pull: %w", fault.NotFound), errors.Join(fault.Denied, storage.ErrSignature), errors.New("odd"),
+		inherit.Explain(unix.EAGAIN), fmt.Errorf("%w: %w", unix.EDQUOT, fault.Exhausted), nil} {
 		_ = tracer.Do(t.Context(), "pull image", "x", func(context.Context) error { return err })
 	}
-	for _, err := range []error{fmt.Errorf("dump: %w", fault.Timeout), fmt.Errorf("no space: %w", fault.Exhausted), errors.New("odd"), nil} {
+	for _, err := range []error{fmt.Errorf("dump: %w", fault.Timeout), fmt.Errorf("no space: %w: %w", unix.ENOSPC, fault.Exhausted), errors.New("odd"), nil} {
 		_ = tracer.Do(t.Context(), "checkpoint", "x", func(context.Context) error { return err })
 		_ = tracer.Do(t.Context(), "checkpoint pod", "y", func(context.Context) error { return err })
 		_ = tracer.Do(t.Context(), "restore pod", "z", func(context.Context) error { return err })
@@ -114,6 +117,7 @@ func TestMetrics(t *testing.T) {
 		`crius_events_dropped_total 11`, `crius_sessions_refused_total{reason="node"} 13`, `crius_sessions_refused_total{reason="container"} 0`,
 		`crius_stream_connections_closed_total 14`, `crius_image_pull_failures_total{reason="not found"} 1`, `crius_image_pull_failures_total{reason="signature"} 1`,
 		`crius_image_pull_failures_total{reason="denied"} 0`, `crius_image_pull_failures_total{reason="other"} 1`,
+		`crius_image_pull_failures_total{reason="limit"} 1`, `crius_image_pull_failures_total{reason="disk full"} 1`,
 		`crius_restore_bytes_total 16`, `crius_restore_failures_total{reason="timeout"} 1`, `crius_restore_failures_total{reason="denied"} 0`,
 		`crius_checkpoint_bytes_total 15`, `crius_checkpoint_frozen_seconds_count 3`, `crius_checkpoint_frozen_seconds_sum 4`, `crius_checkpoint_frozen_seconds_bucket{le="0.5"} 1`,
 		`crius_checkpoint_failures_total{reason="timeout"} 2`, `crius_checkpoint_failures_total{reason="disk full"} 2`, `crius_checkpoint_failures_total{reason="other"} 2`, `crius_checkpoint_failures_total{reason="exists"} 0`,

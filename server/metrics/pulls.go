@@ -6,6 +6,7 @@ import (
 	"maps"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage"
@@ -30,7 +31,9 @@ var pullReasons = []reason{
 	{"unauthenticated", fault.Unauthenticated},
 	{"denied", fault.Denied},
 	{"timeout", fault.Timeout},
-	{"disk full", fault.Exhausted},
+	{"disk full", unix.ENOSPC},
+	{"disk full", unix.EDQUOT},
+	{"limit", fault.Exhausted},
 	{"unavailable", fault.Unavailable},
 	{"invalid", fault.Invalid},
 	{"configuration", fault.Precondition},

@@ -45,8 +45,8 @@ func CheckRoom(bytes uint64, rooms ...Room) error {
 	}
 	for _, r := range rooms {
 		if need := needs[r.Device]; need > r.Free {
-			return fmt.Errorf("no space for the checkpoint: it needs at least %s on the file system of %s, which has %s; free some, or choose another directory: %w",
-				mib(need), r.Path, mib(r.Free), fault.Exhausted)
+			return fmt.Errorf("no space for the checkpoint: it needs at least %s on the file system of %s, which has %s; free some, or choose another directory: %w: %w",
+				mib(need), r.Path, mib(r.Free), unix.ENOSPC, fault.Exhausted)
 		}
 	}
 	return nil

@@ -109,7 +109,7 @@ func Kinds(err error) []error {
 	case errors.Is(err, docker.ErrTooManyRequests), errors.Is(err, gzip.ErrHeader): // of an answer: layers are decompressed elsewhere
 		return []error{fault.Unavailable}
 	case fault.DiskFull(err):
-		return []error{fault.Exhausted}
+		return append([]error{fault.Exhausted}, besides(err)...)
 	}
 	if status := StatusOf(err); status != 0 {
 		return statusKind(status)
@@ -120,9 +120,9 @@ func Kinds(err error) []error {
 	return nil
 }
 
-// besides returns the sentinels by which callers decide in addition to a fault.
+// besides returns the errors by which callers decide in addition to a fault.
 func besides(err error) (kinds []error) {
-	for _, kind := range []error{trust.ErrSignature, ErrWorkerDied} {
+	for _, kind := range []error{trust.ErrSignature, ErrWorkerDied, unix.ENOSPC, unix.EDQUOT} {
 		if errors.Is(err, kind) {
 			kinds = append(kinds, kind)
 		}

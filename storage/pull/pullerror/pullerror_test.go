@@ -63,7 +63,7 @@ func TestKinds(t *testing.T) {
 		{registryv2.ErrorCodeDigestInvalid, []error{fault.Denied}},
 		{&url.Error{Op: "Get", URL: "https://a", Err: x509.UnknownAuthorityError{}}, []error{fault.Unavailable}},
 		{&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", unix.ECONNREFUSED)}, []error{fault.Unavailable}},
-		{&os.PathError{Op: "write", Path: "/x", Err: unix.ENOSPC}, []error{fault.Exhausted}},
+		{&os.PathError{Op: "write", Path: "/x", Err: unix.ENOSPC}, []error{fault.Exhausted, unix.ENOSPC}},
 		{&os.PathError{Op: "open", Path: "/x", Err: unix.EROFS}, nil},
 		{fmt.Errorf("read: %w", unix.ECONNRESET), []error{fault.Unavailable}},
 	} {
