@@ -260,7 +260,7 @@ func TestKeptLayersAreRememberedOnce(t *testing.T) {
 				layers, wanted = append(layers, l), append(wanted, l.DiffID)
 			}
 			begin := func(digests []digest.Digest) *durable.Job {
-				job, err := n.leftovers.BeginPull(ctx, "", "", durable.Needs{Digests: digests})
+				job, err := beginPull(ctx, n.leftovers, "", "", durable.Needs{Digests: digests})
 				ok(t, err)
 				return job
 			}

@@ -414,6 +414,15 @@ func TestAdopt(t *testing.T) {
 	n.empty()
 }
 
+// beginPull starts the job of a pull.
+func beginPull(ctx context.Context, d *durable.Leftovers, image, parent string, needs durable.Needs) (*durable.Job, error) {
+	j, err := d.PreparePull(ctx, parent)
+	if err != nil {
+		return nil, err
+	}
+	return j, j.Begin(ctx, image, needs)
+}
+
 // A crash between the deletion of an image's record and that of its layers,
 // and one in the middle of a pull, are made good at the next start.
 func TestRecoverAfterCrash(t *testing.T) {
@@ -435,7 +444,7 @@ func TestRecoverAfterCrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pull, err := n.leftovers.BeginPull(t.Context(), "", t.TempDir(), durable.Needs{})
+	pull, err := beginPull(t.Context(), n.leftovers, "", t.TempDir(), durable.Needs{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -477,7 +486,7 @@ func TestIncompleteImageOfADeadProcessIsDeleted(t *testing.T) {
 		dead = append(dead, id)
 	}
 	for _, image := range dead {
-		job, err := n.leftovers.BeginPull(t.Context(), image, "", durable.Needs{})
+		job, err := beginPull(t.Context(), n.leftovers, image, "", durable.Needs{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -494,7 +503,7 @@ func TestAskingPullKeepsNothing(t *testing.T) {
 	n := newNode(t)
 	asking, err := n.leftovers.PreparePull(t.Context(), "")
 	ok(t, err)
-	failed, err := n.leftovers.BeginPull(t.Context(), "", "", durable.Needs{})
+	failed, err := beginPull(t.Context(), n.leftovers, "", "", durable.Needs{})
 	ok(t, err)
 	orphan := filepath.Join("root", driverName+"-images", strings.Repeat("a", 64))
 	ok(t, os.MkdirAll(filepath.Join(n.dir, orphan), 0o700))
@@ -543,7 +552,7 @@ func TestDeadPullOwnsNothingMadeBeforeItBegan(t *testing.T) {
 func TestPullIsPreparedDuringASweep(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	failed, err := n.leftovers.BeginPull(t.Context(), "", "", durable.Needs{})
+	failed, err := beginPull(t.Context(), n.leftovers, "", "", durable.Needs{})
 	ok(t, err)
 	prepared := make(chan *durable.Job, 1)
 	tracer := &trace.Tracer{Hook: func(at trace.Point) error {
@@ -570,7 +579,7 @@ func TestRecoverLeavesLivePulls(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	other := durable.NewLeftovers(n.store, n.locks) // of another process
-	dead, err := other.BeginPull(t.Context(), "", "", durable.Needs{})
+	dead, err := beginPull(t.Context(), other, "", "", durable.Needs{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -578,7 +587,7 @@ func TestRecoverLeavesLivePulls(t *testing.T) {
 		t.Fatal(err)
 	}
 	dead.Lock.Close()
-	live, err := n.leftovers.BeginPull(t.Context(), "", "", durable.Needs{})
+	live, err := beginPull(t.Context(), n.leftovers, "", "", durable.Needs{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -597,7 +606,7 @@ func TestRecoverLeavesLivePulls(t *testing.T) {
 func TestNextStartTriesAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	dead, err := n.leftovers.BeginPull(t.Context(), "", "", durable.Needs{})
+	dead, err := beginPull(t.Context(), n.leftovers, "", "", durable.Needs{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -698,7 +707,7 @@ func TestTemporaryFilesThatStayAreNotForgotten(t *testing.T) {
 	for _, again := range []string{"pull", "start"} {
 		t.Run(again, func(t *testing.T) {
 			n := newNode(t)
-			job, err := n.leftovers.BeginPull(testContext(t), "", t.TempDir(), durable.Needs{})
+			job, err := beginPull(testContext(t), n.leftovers, "", t.TempDir(), durable.Needs{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -714,7 +723,7 @@ func TestTemporaryFilesThatStayAreNotForgotten(t *testing.T) {
 				t.Fatal(err)
 			}
 			if again == "pull" {
-				next, err := n.leftovers.BeginPull(testContext(t), "", "", durable.Needs{})
+				next, err := beginPull(testContext(t), n.leftovers, "", "", durable.Needs{})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -305,6 +305,27 @@ func TestNoWorkerWaitsForAnArtifact(t *testing.T) {
 	n.noDebris()
 }
 
+// A pull that cannot say what its job is for leaves neither its worker nor its job.
+func TestJobThatCannotBegin(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := serve(t, "app", "1", motd(t, "x"))
+	r.Inject(registry.Fault{Path: "/manifests/", Times: 1, Do: func(answer http.Handler, _ <-chan struct{}) http.Handler {
+		for _, job := range n.entries("root/crius-pulls") {
+			ok(t, os.Mkdir(filepath.Join(n.dir, "root/crius-pulls", job, "image"), 0o700)) // where a file is to be
+		}
+		return answer
+	}})
+	if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"}); err == nil || !strings.Contains(err.Error(), "is a directory") {
+		t.Errorf("%v", err)
+	}
+	if left := n.workers(); len(left) > 0 {
+		t.Errorf("workers %d are left", left)
+	}
+	n.empty()
+	n.pull(r.Addr() + "/app:1")
+}
+
 // cgroupLater lets no worker in but those for which it is asked again.
 type cgroupLater struct{ asked atomic.Int32 }
 

@@ -90,19 +90,6 @@ type Needs struct {
 	Digests []digest.Digest // of layers from which it may copy, compressed or not
 }
 
-// BeginPull starts a job for an image: see PreparePull and Begin.
-func (d *Leftovers) BeginPull(ctx context.Context, image, parent string, needs Needs) (*Job, error) {
-	j, err := d.PreparePull(ctx, parent)
-	if err != nil {
-		return nil, err
-	}
-	if err := j.Begin(ctx, image, needs); err != nil {
-		j.End(ctx, true)
-		return nil, err
-	}
-	return j, nil
-}
-
 // PreparePull starts a job for an image that is not known yet, with a directory for large files: below
 // parent or, if that is empty, in the job. Until Begin the pull must not change the store.
 func (d *Leftovers) PreparePull(ctx context.Context, parent string) (*Job, error) {

@@ -303,17 +303,15 @@ func (p *Puller) temporaryDir() string {
 
 // begin begins the job of a pull.
 func (p *Puller) begin(ctx context.Context, src *source.Image, ready *prepared) (job *durable.Job, err error) {
-	job, ready.job = ready.job, nil
-	if job == nil {
-		if job, err = p.Leftovers.PreparePull(ctx, p.temporaryDir()); err != nil {
+	if ready.job == nil {
+		if ready.job, err = p.Leftovers.PreparePull(ctx, p.temporaryDir()); err != nil {
 			return nil, err
 		}
 	}
-	if err := job.Begin(ctx, src.ImageID(), durable.Needs{Layers: src.LayerIDs(), Digests: src.LayerDigests()}); err != nil {
-		ready.worker.End(ctx)
-		job.End(ctx, true)
+	if err := ready.job.Begin(ctx, src.ImageID(), durable.Needs{Layers: src.LayerIDs(), Digests: src.LayerDigests()}); err != nil {
 		return nil, err
 	}
+	job, ready.job = ready.job, nil
 	return job, nil
 }
 
