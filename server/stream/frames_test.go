@@ -199,6 +199,41 @@ func TestFragmentsOfBase64(t *testing.T) {
 	}
 }
 
+// A client learns why its WebSocket is refused, and not that it lacks a permission.
+func TestUnknownWebSocketProtocolsAreNamed_containerd_11136(t *testing.T) {
+	t.Parallel()
+	s := serveFake(t, &fakeEngine{})
+	exec, err := s.Exec(t.Context(), &cri.ExecRequest{Cmd: []string{"x"}, Stdout: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	forward := func() string {
+		address, err := s.PortForward(t.Context(), &cri.PortForwardRequest{PodSandboxId: "x", Port: []int32{80}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return address
+	}
+	for _, test := range []struct{ address, offer, known string }{
+		{exec, "v5.channels.k8s.io, v9", "v5.channel.k8s.io"},
+		{forward(), "v5.channel.k8s.io", "v4.channel.k8s.io"},
+		{forward(), "SPDY/3.1+v9.k8s.io", "SPDY/3.1+" + forwardProtocol},
+	} {
+		r := webSocketRequest(t, test.address)
+		r.Header.Set("Sec-WebSocket-Protocol", test.offer)
+		answer, err := http.DefaultTransport.RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := io.ReadAll(answer.Body)
+		answer.Body.Close()
+		words := strings.Split(test.offer, ", ")[0]
+		if answer.StatusCode != http.StatusBadRequest || !strings.Contains(string(text), words) || !strings.Contains(string(text), test.known) {
+			t.Errorf("%s: %s, %q", test.offer, answer.Status, text)
+		}
+	}
+}
+
 // What the library is to refuse, it gets as it is.
 func TestFrameGuardLeavesOthersAlone(t *testing.T) {
 	t.Parallel()

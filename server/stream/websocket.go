@@ -2,7 +2,9 @@ package stream
 
 import (
 	"bufio"
+	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"slices"
@@ -26,15 +28,34 @@ func (v *session) channelsOver(protocols []string, channels []wsstream.ChannelTy
 	for _, name := range protocols {
 		offer[name] = wsstream.ChannelProtocolConfig{Binary: !isBase64(name), Channels: channels}
 	}
-	for name := range strings.SplitSeq(v.r.Header.Get(wsstream.WebSocketProtocolHeader), ",") { // as the library chooses
-		if name = strings.TrimSpace(name); slices.Contains(protocols, name) {
-			protocol = name
-			break
-		}
+	offered := v.offered()
+	if i := slices.IndexFunc(offered, func(name string) bool { return offer[name].Channels != nil }); i >= 0 { // as the library chooses
+		protocol = offered[i]
+	} else if len(offered) > 0 {
+		return nil, "", nil, v.refuseProtocols(protocols)
 	}
 	over = wsstream.NewConn(offer)
 	protocol, c, err = over.Open(inParts{v.w, isBase64(protocol)}, v.r)
 	return over, protocol, c, err
+}
+
+// offered returns the subprotocols that the client of a WebSocket offers.
+func (v *session) offered() (names []string) {
+	for name := range strings.SplitSeq(v.r.Header.Get(wsstream.WebSocketProtocolHeader), ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// refuseProtocols says which subprotocols there are. The library would answer 403 without a word, as if
+// the client lacked permissions.
+func (v *session) refuseProtocols(known []string) error {
+	known = slices.DeleteFunc(slices.Clone(known), func(name string) bool { return name == "" })
+	err := fmt.Errorf("unsupported WebSocket subprotocols %q: offer one of %s", v.offered(), strings.Join(known, ", "))
+	http.Error(v.w, err.Error(), http.StatusBadRequest)
+	return err
 }
 
 // webSocketStreams opens the channels of a WebSocket.
@@ -80,12 +101,13 @@ func (v *session) webSocketStreams(w wanted) (*dialogue, error) {
 
 // tunnel serves port-forward to clients that speak SPDY inside a WebSocket.
 func (f *forwarder) tunnel() {
+	const tunnelled = "SPDY/3.1+" + forwardProtocol
+	if !slices.Contains(f.session.offered(), tunnelled) {
+		slog.DebugContext(f.session.ctx, "WebSocket upgrade failed", "err", f.session.refuseProtocols([]string{tunnelled}))
+		return
+	}
 	server := websocket.Server{
 		Handshake: func(config *websocket.Config, _ *http.Request) error {
-			const tunnelled = "SPDY/3.1+" + forwardProtocol
-			if !slices.Contains(config.Protocol, tunnelled) {
-				return websocket.ErrBadWebSocketProtocol
-			}
 			config.Protocol = []string{tunnelled}
 			return nil
 		},
