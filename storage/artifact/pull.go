@@ -299,7 +299,7 @@ func (p *pull) checkRoom() error {
 	}
 	fits, err := p.downloads.Fits(missing)
 	if err == nil && !fits {
-		err = fmt.Errorf("the artifact is larger than the free space of the image store: %w: %w", unix.ENOSPC, fault.Exhausted)
+		err = fmt.Errorf("the artifact is larger than the free space of the image store: %w", fault.Exhausted)
 	}
 	return err
 }
