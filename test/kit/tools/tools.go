@@ -1,7 +1,7 @@
 // Package tools builds the programs with which crius is tested and that Debian
 // lacks, or has too old, into the repository's .cache/bin: those of CRI from
-// the module in test/tools, runc, gVisor, a registry and checkpointctl from those below it,
-// containerd from its own.
+// the module in test/tools, runc, containerd, gVisor, a registry and checkpointctl from those
+// below it.
 package tools
 
 import (
@@ -58,18 +58,20 @@ func Runc(ctx context.Context) (string, error) {
 	})
 }
 
-// containerdVersion is a current version. Debian's (1.6) is much slower at
-// pulling.
-const containerdVersion = "v2.4.2"
-
-// Containerd is the same for a current containerd, with its shim for runc in the same
-// directory.
+// Containerd is the same for a current containerd, with its shim for runc in the same directory: Debian's (1.6) is much
+// slower at pulling. The version is that of the module in test/tools/containerd.
 func Containerd(ctx context.Context) (path string, err error) {
+	const module = "github.com/containerd/containerd/v2"
+	dir, version, err := pinned("containerd", module)
+	if err != nil {
+		return "", err
+	}
 	for _, name := range []string{"containerd-shim-runc-v2", "containerd"} {
-		path, err = cached(filepath.Join("containerd-"+containerdVersion, name), func(_, dir string) *exec.Cmd {
-			cmd := exec.CommandContext(ctx, "go", "install", "-trimpath", "-ldflags", "-X github.com/containerd/containerd/v2/version.Version="+containerdVersion,
-				"github.com/containerd/containerd/v2/cmd/"+name+"@"+containerdVersion)
-			cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOBIN="+dir)
+		path, err = cached(filepath.Join("containerd-"+version, name), func(_, out string) *exec.Cmd {
+			cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-X "+module+"/version.Version="+version,
+				"-o", filepath.Join(out, name), module+"/cmd/"+name)
+			cmd.Dir = dir
+			cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
 			return cmd
 		})
 		if err != nil {
