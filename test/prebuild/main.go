@@ -42,6 +42,7 @@ var builds = []struct {
 	{"critest", "critest", tools.Critest},
 	{"busybox", "busybox, from Debian's sources", tools.Busybox},
 	{"runc", "a current runc", tools.Runc},
+	{"containerd", "a current containerd", tools.Containerd},
 	{"runsc", "a current runsc (gVisor)", tools.Runsc},
 	{runscShim, "gVisor's shim", tools.RunscShim},
 	{"distribution", "CNCF Distribution's registry", tools.Distribution},
