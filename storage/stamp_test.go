@@ -146,3 +146,23 @@ func TestSettled(t *testing.T) {
 		}
 	}
 }
+
+// Another tool gives a name to another image, and the next look shows it, however soon it comes.
+func TestTagMovedByAnotherTool_containerd_3401_containers_storage_943(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := serve(t, "app", "1", motd(t, "one"))
+	r.Push("app", "2", motd(t, "two"))
+	images := []*Image{n.pull(r.Addr() + "/app:1"), n.pull(r.Addr() + "/app:2")}
+	for round := range 4 {
+		want := images[(round+1)%2]
+		if out, err := skopeo(t, "copy", "-q", "--src-tls-verify=false", fmt.Sprintf("docker://%s/app:%d", r.Addr(), (round+1)%2+1), n.transport("example.org/app:latest")); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		for range 3 {
+			if image, err := n.Image(t.Context(), "example.org/app:latest"); err != nil || image.ID != want.ID {
+				t.Errorf("round %d: %+v, %v, want image %s", round, image, err, want.ID)
+			}
+		}
+	}
+}
