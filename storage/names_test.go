@@ -96,3 +96,16 @@ func TestStagedLayersAreSwept(t *testing.T) {
 		return len(n.entries("root/overlay/staging"))+len(n.entries("root/overlay/tempdirs")) == 0
 	})
 }
+
+// What could not be deleted after a pull that succeeded, whose job is gone, goes at the next start.
+func TestStartSweepsWhatNoJobRemembers(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	ok(t, os.MkdirAll(filepath.Join(n.cfg.Root, "crius-pulls"), 0o700)) // there has been a pull
+	ok(t, os.MkdirAll(filepath.Join(n.cfg.Root, "overlay/tempdirs/crius-unpack-7/1"), 0o700))
+	ok(t, os.WriteFile(filepath.Join(n.cfg.Root, "overlay/tempdirs/crius-unpack-7/staging.lock"), nil, 0o600))
+	n.restart()
+	if left := n.entries("root/overlay/tempdirs"); len(left) > 0 {
+		t.Errorf("left %q", left)
+	}
+}

@@ -280,7 +280,8 @@ func (d *Leftovers) Recover(ctx context.Context) error {
 	}
 	left, sweepErr := d.sweep(ctx, dead)
 	d.left = left // until the end of the next pull
-	return errors.Join(err, sweepErr, d.settleShortNames(ctx))
+	// The job of a pull that succeeded is gone, even if what its worker has left could not be deleted.
+	return errors.Join(err, sweepErr, d.sweepUnpacked(), d.settleShortNames(ctx))
 }
 
 // settleShortNames deletes those of layers that the library has deleted: in an imagestore it leaves them.

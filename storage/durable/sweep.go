@@ -111,7 +111,9 @@ func (j *Job) left(layer cstorage.Layer) bool {
 
 // sweepRest deletes the other leftovers of jobs, at their first sweep, since no pull can need them.
 func (d *Leftovers) sweepRest(ctx context.Context, jobs []*Job) error {
-	if err := trace.Do(ctx, "sweep staging directories", func(context.Context) error { return errors.Join(d.sweepStaging(), d.sweepStaged()) }); err != nil {
+	if err := trace.Do(ctx, "sweep staging directories", func(context.Context) error {
+		return errors.Join(d.sweepStaging(), d.sweepUnpacked(), d.sweepStaged("staging", "*"))
+	}); err != nil {
 		return err
 	}
 	for _, j := range jobs {
@@ -143,14 +145,16 @@ func (d *Leftovers) sweepStaging() error {
 	return err
 }
 
-// sweepStaged deletes the directories into which dead workers unpacked layers, and those of the library, where earlier
-// versions did so. A directory in use is locked.
-func (d *Leftovers) sweepStaged() error {
-	place := filepath.Join(RootsOf(d.store).ForImages(), d.store.GraphDriverName())
-	found, err := filepath.Glob(filepath.Join(place, layerstore.StagingPlace, layerstore.StagingPrefix+"*"))
-	earlier, earlierErr := filepath.Glob(filepath.Join(place, "staging", "*"))
-	err = errors.Join(err, earlierErr)
-	for _, dir := range slices.Concat(found, earlier) {
+// sweepUnpacked deletes the directories into which dead workers unpacked layers.
+func (d *Leftovers) sweepUnpacked() error {
+	return d.sweepStaged(layerstore.StagingPlace, layerstore.StagingPrefix+"*")
+}
+
+// sweepStaged deletes directories with layers that nobody will add. The library's are in "staging", where earlier
+// versions unpacked, too. A directory in use is locked.
+func (d *Leftovers) sweepStaged(place, pattern string) error {
+	found, err := filepath.Glob(filepath.Join(RootsOf(d.store).ForImages(), d.store.GraphDriverName(), place, pattern))
+	for _, dir := range found {
 		if used, lookErr := inUse(dir); lookErr != nil {
 			err = errors.Join(err, lookErr)
 		} else if !used {
