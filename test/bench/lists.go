@@ -14,6 +14,9 @@ const (
 	// listPods each have a running container, and others that have ended.
 	listPods  = 100
 	listCalls = 300
+	// listTurns is how often the servers take turns in that, because the
+	// machine's own speed changes within seconds.
+	listTurns = 5
 )
 
 // listsRow sends nodes the frequent requests of a kubelet: with a few
@@ -41,13 +44,9 @@ func listsRow(ctx context.Context) (tables []table, err error) {
 	}
 	measure := func(what string, count int, busy bool) error {
 		t := compare(fmt.Sprintf("%s, %d calls each: ms", what, listCalls), 99, c.names()...)
-		var all [][]asked
-		for _, s := range servers {
-			answers, err := s.ask(ctx, count, busy)
-			if err != nil {
-				return fmt.Errorf("%s: %s: %w", s.label, what, err)
-			}
-			all = append(all, answers)
+		all, err := askInTurns(servers, func(s *server) ([]asked, error) { return s.ask(ctx, count, busy) })
+		if err != nil {
+			return fmt.Errorf("%s: %w", what, err)
 		}
 		for i, a := range all[0] {
 			t.line(a.call, a.took(), all[1][i].took())
@@ -127,7 +126,29 @@ func (a asked) serverRan() (ms float64) {
 	return ms
 }
 
-// ask times calls. With busy, another container is created and removed again
+// askInTurns has each server answer the same calls in turns, and returns the
+// answers of each to all turns.
+func askInTurns(servers []*server, ask func(*server) ([]asked, error)) (all [][]asked, err error) {
+	all = make([][]asked, len(servers))
+	for range listTurns {
+		for i, s := range servers {
+			answers, err := ask(s)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", s.label, err)
+			}
+			if all[i] == nil {
+				all[i] = make([]asked, len(answers))
+			}
+			for j, a := range answers {
+				all[i][j].call = a.call
+				all[i][j].samples = append(all[i][j].samples, a.samples...)
+			}
+		}
+	}
+	return all, nil
+}
+
+// ask times the calls of a turn. With busy, another container is created and removed again
 // and again meanwhile.
 func (s *server) ask(ctx context.Context, count int, busy bool) (all []asked, err error) {
 	if busy {
@@ -151,10 +172,10 @@ func (s *server) ask(ctx context.Context, count int, busy bool) (all []asked, er
 	return all, nil
 }
 
-// timed times a call, again and again.
+// timed times a call, as often as it is made in a turn.
 func (s *server) timed(ctx context.Context, call call) (asked, error) {
 	a := asked{call: call.name}
-	for range listCalls {
+	for range listCalls / listTurns {
 		one, err := sampled(s.program.PID(), func() error { return call.ask(ctx) })
 		if err != nil {
 			return a, fmt.Errorf("%s: %w", call.name, err)

@@ -157,13 +157,23 @@ func (p pulls) listed(ctx context.Context) (table, error) {
 	if err != nil {
 		return table{}, err
 	}
-	var all [][]asked
+	names := make([]string, len(images))
+	for i, built := range images {
+		for _, s := range p.servers {
+			names[i] = s.push(built)
+			if err := s.pull(ctx, names[i], built); err != nil {
+				return table{}, fmt.Errorf("%s: %w", s.label, err)
+			}
+		}
+	}
+	all, err := askInTurns(p.servers, func(s *server) ([]asked, error) { return s.askForImages(ctx, names) })
+	if err != nil {
+		return table{}, err
+	}
 	for _, s := range p.servers {
-		answers, err := s.askForImages(ctx, images)
-		if err != nil {
+		if err := s.removeImages(ctx, names...); err != nil {
 			return table{}, fmt.Errorf("%s: %w", s.label, err)
 		}
-		all = append(all, answers)
 	}
 	t := compare(fmt.Sprintf("%d images, %d calls each: ms", smallCount, listCalls), 99, p.names...)
 	for i, a := range all[0] {
@@ -173,20 +183,13 @@ func (p pulls) listed(ctx context.Context) (table, error) {
 	return t.table, nil
 }
 
-// askForImages pulls images, asks for them, and removes them.
-func (s *server) askForImages(ctx context.Context, images []*image.Artifact) (all []asked, err error) {
-	names := make([]string, len(images))
-	for i, built := range images {
-		names[i] = s.push(built)
-		if err := s.pull(ctx, names[i], built); err != nil {
-			return nil, err
-		}
-	}
+// askForImages times what a kubelet asks of a server that has images with names.
+func (s *server) askForImages(ctx context.Context, names []string) (all []asked, err error) {
 	r := s.images()
 	for _, call := range []call{
 		{"ListImages", func(ctx context.Context) error {
 			got, err := r.ListImages(ctx, &cri.ListImagesRequest{})
-			return wrong(err, len(got.GetImages()), len(images), 10) // of the node itself
+			return wrong(err, len(got.GetImages()), len(names), 10) // of the node itself
 		}},
 		{"ImageStatus", func(ctx context.Context) error {
 			got, err := r.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: names[0]}})
@@ -206,7 +209,7 @@ func (s *server) askForImages(ctx context.Context, images []*image.Artifact) (al
 		}
 		all = append(all, answers)
 	}
-	return all, s.removeImages(ctx, names...)
+	return all, nil
 }
 
 // inTurns has each server do the steps of a round, and adds up what each step
