@@ -85,12 +85,34 @@ func (h *hostile) writeElsewhere() {
 		},
 		"write to the directory of the job": func() error { return os.WriteFile(filepath.Join(filepath.Dir(h.order.Temporary), "x"), nil, 0o600) },
 		"move its directory":                func() error { return os.Rename(h.order.Staging.Dir, filepath.Join(overlay, "x")) },
+		"change a layer's mode":             func() error { return unix.Chmod(h.stored(), 0o777) },
+		"read the node's files":             func() error { _, err := os.ReadDir("/etc"); return err },
+		"open a device":                     func() error { return openDevice(filepath.Join(h.order.Staging.Dir, "null")) },
 		"listen":                            func() error { _, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0); return err },
 	} {
 		if try() == nil {
 			h.done = append(h.done, what)
 		}
 	}
+}
+
+// stored returns the directory of a layer of another image.
+func (h *hostile) stored() string {
+	stored, err := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(h.order.Staging.Dir)), strings.Repeat("?", 64)))
+	if err != nil || len(stored) == 0 {
+		panic("there is no layer of another image")
+	}
+	return stored[0]
+}
+
+// openDevice makes a device and opens it.
+func openDevice(path string) error {
+	if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil {
+		panic(err)
+	}
+	device, err := os.OpenFile(path, os.O_WRONLY, 0)
+	_ = device.Close()
+	return err
 }
 
 // addWhatIsNoLayer has the server add things that are no layers, or that are elsewhere.
@@ -157,12 +179,8 @@ func (h *hostile) addWhatIsNoLayer() {
 		h.try("add "+what, wire.Question{Add: all})
 	}
 	h.try("find a directory elsewhere", wire.Question{Dirs: elsewhere})
-	stored, err := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(h.order.Staging.Dir)), strings.Repeat("?", 64)))
-	if err != nil || len(stored) == 0 {
-		panic("there is no layer of another image")
-	}
-	h.try("look for a foreign layer", wire.Question{Has: filepath.Base(stored[0])})
-	h.try("find a foreign layer", wire.Question{Dirs: filepath.Base(stored[0])})
+	h.try("look for a foreign layer", wire.Question{Has: filepath.Base(h.stored())})
+	h.try("find a foreign layer", wire.Question{Dirs: filepath.Base(h.stored())})
 	h.try("ask nothing", wire.Question{})
 }
 
@@ -208,7 +226,9 @@ func TestHostileWorker(t *testing.T) {
 	r.Push("app", "base", base)
 	n.pull(r.Addr() + "/app:base")
 	before := n.layerRecords()
-	itself, err := unpack.OpenProgram("/proc/self/exe")
+	path, err := os.Executable()
+	ok(t, err)
+	itself, err := unpack.OpenProgram(path, n.cfg.Root, filepath.Join(n.cfg.Root, "overlay"))
 	ok(t, err)
 	good := n.puller.Program
 	n.puller.Program = itself

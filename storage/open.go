@@ -217,12 +217,29 @@ func (s *Store) furnish(ctx context.Context, options types.StoreOptions, lock ow
 	s.puller = s.newPuller(options)
 	s.Profiles.puller = s.puller
 	if err == nil && cfg.Unpacker != "" {
-		s.puller.Program, err = unpack.OpenProgram(cfg.Unpacker)
+		s.puller.Program, err = s.openUnpacker()
 	}
 	if err == nil && !cfg.ReadOnly {
 		err = trace.Long(ctx, "post-crash check", func(ctx context.Context) error { return s.manifest.Check(ctx, s.store) })
 	}
 	return err
+}
+
+// openUnpacker opens the program of pull workers. They find the store in their mount namespace, with its additional image stores, and where
+// pulls have temporary files.
+func (s *Store) openUnpacker() (*unpack.Program, error) {
+	driver, err := s.store.GraphDriver()
+	if err != nil {
+		return nil, err
+	}
+	var dirs []string
+	for _, root := range slices.Concat(s.roots.All(), driver.AdditionalImageStores()) {
+		dirs = append(dirs, root, filepath.Join(root, driverName)) // the driver mounts the latter
+	}
+	if s.cfg.TemporaryDir != "" {
+		dirs = append(dirs, s.cfg.TemporaryDir)
+	}
+	return unpack.OpenProgram(s.cfg.Unpacker, dirs...)
 }
 
 // tidy removes leftovers of killed servers and earlier configurations. Errors, as on a full disk,

@@ -11,3 +11,12 @@ func Environ() []string {
 	}
 	return []string{"GORACE=" + os.Getenv("GORACE")}
 }
+
+// Needs returns the directories of the node that a program built with the race detector needs, because it is linked
+// dynamically: none without it.
+func Needs() []string {
+	if !Enabled {
+		return nil
+	}
+	return []string{"/lib", "/lib64", "/proc", "/usr/lib", "/usr/lib64"}
+}

@@ -104,32 +104,61 @@ const lookups = 128
 // OpenBelow opens a file for reading like a process whose root is the directory
 // dir, a descriptor: links cannot lead out of it. Anything not regular is
 // fault.Invalid.
+//
+// It is for processes without /proc, by which Open opens what it has looked at.
+// So it looks the name up twice, and fails if another file has it meanwhile.
 func OpenBelow(dir int, name string) (*os.File, error) {
-	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT}
-	var fd int
-	var err error
+	fd, err := lookUp(dir, name, unix.O_PATH)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	defer unix.Close(fd)
+	looked, err := check(fd, name, math.MaxInt64)
+	if err != nil {
+		return nil, err
+	}
+	real, err := lookUp(dir, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	opened, err := check(real, name, math.MaxInt64)
+	if err == nil && (opened.Dev != looked.Dev || opened.Ino != looked.Ino) {
+		err = fmt.Errorf("%s was replaced while it was opened: %w", name, fault.Invalid)
+	}
+	if err != nil {
+		_ = unix.Close(real)
+		return nil, err
+	}
+	return os.NewFile(uintptr(real), name), nil
+}
+
+func lookUp(dir int, name string, flags uint64) (fd int, err error) {
+	how := unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT}
 	for range lookups {
 		if fd, err = unix.Openat2(dir, name, &how); err != unix.EAGAIN {
 			break
 		}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+	return fd, err
+}
+
+// check returns what a descriptor stands for, which must be a regular file of at most limit bytes.
+func check(fd int, name string, limit int64) (st unix.Stat_t, err error) {
+	if err := unix.Fstat(fd, &st); err != nil {
+		return st, fmt.Errorf("%s: %w", name, err)
 	}
-	defer unix.Close(fd)
-	return open(fd, name, math.MaxInt64)
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return st, fmt.Errorf("%s is not a regular file: %w", name, fault.Invalid)
+	}
+	if st.Size > limit {
+		return st, fmt.Errorf("%s is larger than %d bytes: %w", name, limit, fault.Invalid)
+	}
+	return st, nil
 }
 
 func open(fd int, name string, limit int64) (*os.File, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return nil, fmt.Errorf("%s is not a regular file: %w", name, fault.Invalid)
-	}
-	if st.Size > limit {
-		return nil, fmt.Errorf("%s is larger than %d bytes: %w", name, limit, fault.Invalid)
+	if _, err := check(fd, name, limit); err != nil {
+		return nil, err
 	}
 	// Its owner may hold a lease on it, which would block a plain open.
 	real, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)

@@ -15,11 +15,11 @@ import (
 
 // confine takes privileges from the calling thread, for good, that copying an image does not need.
 // The programs that the thread starts inherit what remains: they cannot regain privileges, have the
-// capabilities of unpackingNeeds, cannot make the system calls in refusedCalls, and change files
-// only below the directories writable.
+// capabilities of unpackingNeeds, cannot make the system calls in refusedCalls and refused, and change
+// files only below the directories writable.
 //
 // Without Landlock, which needs Linux 5.19, they may change files anywhere.
-func confine(writable []string) error {
+func confine(writable []string, refused []uint32) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return os.NewSyscallError("prctl(PR_SET_NO_NEW_PRIVS)", err)
 	}
@@ -29,7 +29,7 @@ func confine(writable []string) error {
 	if err := dropCapabilities(); err != nil {
 		return err
 	}
-	return refuseCalls()
+	return refuseCalls(slices.Concat(refusedCalls, refused))
 }
 
 // unpackingNeeds are the capabilities without which some layers cannot be unpacked: owners, modes
@@ -124,15 +124,22 @@ func allowBelow(rules int, path string, rights uint64) error {
 // leaves Go's runtime and the libraries free to use new calls in later versions. Capabilities
 // refuse others.
 var refusedCalls = []uint32{
-	unix.SYS_SOCKET, unix.SYS_CONNECT, unix.SYS_BIND,
+	unix.SYS_SOCKET, unix.SYS_SOCKETPAIR, unix.SYS_CONNECT, unix.SYS_BIND, // a datagram of either end of a pair goes to any name
+	unix.SYS_SHMAT, unix.SYS_SHMCTL, unix.SYS_SEMCTL, unix.SYS_MSGCTL, unix.SYS_MSGSND, unix.SYS_MSGRCV, unix.SYS_MQ_OPEN, unix.SYS_MQ_UNLINK,
 	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PIDFD_GETFD,
 	unix.SYS_SETNS,
-	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_OPEN_TREE, unix.SYS_MOVE_MOUNT, unix.SYS_MOUNT_SETATTR,
+	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_OPEN_TREE, unix.SYS_OPEN_TREE_ATTR, unix.SYS_MOVE_MOUNT, unix.SYS_MOUNT_SETATTR,
 	unix.SYS_FSOPEN, unix.SYS_FSCONFIG, unix.SYS_FSMOUNT, unix.SYS_FSPICK, unix.SYS_OPEN_BY_HANDLE_AT,
+	unix.SYS_FANOTIFY_INIT, // which opens the files that others open, by their mounts
 	unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_USERFAULTFD, unix.SYS_IO_URING_SETUP,
 	unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_KEYCTL,
 	unix.SYS_SWAPON, unix.SYS_SWAPOFF, unix.SYS_SETHOSTNAME, unix.SYS_SETDOMAINNAME,
 }
+
+// refusedToUnpacker are further calls that crius-unpack does without. They change quotas and, of a file system of which the
+// worker has but one directory, all: FIFREEZE stops it, XFS_IOC_OPEN_BY_HANDLE opens any file. Containers/storage in the worker that
+// copies an image needs some.
+var refusedToUnpacker = []uint32{unix.SYS_IOCTL, unix.SYS_QUOTACTL, unix.SYS_QUOTACTL_FD}
 
 // architectures are those with a filter: their numbers for seccomp, and calls that exist on them
 // alone. On s390x, Go makes all socket calls by one system call, and clone(2) has its flags
@@ -144,19 +151,19 @@ var architectures = map[string]struct {
 	"amd64":   {audit: unix.AUDIT_ARCH_X86_64},
 	"arm":     {audit: unix.AUDIT_ARCH_ARM},
 	"arm64":   {audit: unix.AUDIT_ARCH_AARCH64},
-	"ppc64le": {unix.AUDIT_ARCH_PPC64LE, []uint32{102}}, // socketcall(2), which makes all of them
+	"ppc64le": {unix.AUDIT_ARCH_PPC64LE, []uint32{102, 117}}, // socketcall(2) and ipc(2), which make all of them
 	"riscv64": {audit: unix.AUDIT_ARCH_RISCV64},
 }
 
-// refuseCalls makes the kernel answer EPERM to refusedCalls, to all calls of another architecture,
+// refuseCalls makes the kernel answer EPERM to some calls, to all calls of another architecture,
 // and to new threads and processes with namespaces of their own, except the PID namespace in which
 // the worker starts. A thread may have a root of its own. It does nothing on other architectures.
-func refuseCalls() error {
+func refuseCalls(refused []uint32) error {
 	here, known := architectures[runtime.GOARCH]
 	if !known {
 		return nil
 	}
-	filter := callFilter(here.audit, slices.Concat(refusedCalls, here.refused))
+	filter := callFilter(here.audit, slices.Concat(refused, here.refused))
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
 	err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0)
 	return os.NewSyscallError("prctl(PR_SET_SECCOMP)", err)

@@ -129,7 +129,9 @@ type process struct {
 	Task
 
 	cmd       *exec.Cmd
+	room      *os.File   // in which it runs; nil: none
 	writable  []string   // the only directories in which it changes files
+	calls     []uint32   // refused to it, besides refusedCalls
 	questions *questions // nil: it asks none
 
 	stdin  io.WriteCloser // for its order
@@ -187,7 +189,7 @@ func (w *process) start() error {
 		defer close(w.ended)
 		w.end = thread.Run(func() error { return w.runConfined(started) })
 	}()
-	if err := <-started; err != nil {
+	if err := inherit.Explain(<-started); err != nil {
 		return errors.Join(err, w.conn.Close(), w.stdin.Close())
 	}
 	return nil
@@ -195,9 +197,15 @@ func (w *process) start() error {
 
 // runConfined runs the worker on a thread that it confines.
 func (w *process) runConfined(started chan<- error) error {
-	err := confine(w.writable)
+	var err error
+	if w.room != nil {
+		err = enterRoom(w.room, w.writable)
+	}
 	if err == nil {
-		err = inherit.Explain(w.cmd.Start())
+		err = confine(w.writable, w.calls)
+	}
+	if err == nil {
+		err = w.cmd.Start()
 	}
 	started <- err
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/types"
@@ -47,6 +48,22 @@ func TestConfine(t *testing.T) {
 		"root and mounts":  func() error { return unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS) },
 		"own descriptors":  func() error { return unix.Unshare(unix.CLONE_FILES) },
 		"join a namespace": func() error { return unix.Setns(0, unix.CLONE_NEWNS) },
+		"copy a mount": func() error {
+			path, err := unix.BytePtrFromString(outside)
+			if err != nil {
+				return err
+			}
+			_, _, errno := unix.Syscall6(unix.SYS_OPEN_TREE_ATTR, 0, uintptr(unsafe.Pointer(path)), unix.OPEN_TREE_CLONE, 0, 0, 0)
+			return errno
+		},
+		"open what others open": func() error { _, err := unix.FanotifyInit(unix.FAN_CLASS_NOTIF, unix.O_RDONLY); return err },
+		"send datagrams":        func() error { _, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM, 0); return err },
+		"remove shared memory":  func() error { _, err := unix.SysvShmCtl(-1, unix.IPC_RMID, nil); return err },
+		"command file systems":  func() error { _, err := unix.IoctlGetInt(0, unix.TIOCINQ); return err },
+		"change quotas": func() error {
+			_, _, errno := unix.Syscall6(unix.SYS_QUOTACTL_FD, ^uintptr(0), 0, 0, 0, 0, 0)
+			return errno
+		},
 		"trace the server": func() error { return unix.PtraceAttach(os.Getppid()) },
 	}
 	allowed := map[string]func() error{
@@ -59,7 +76,7 @@ func TestConfine(t *testing.T) {
 		"root":    func() error { return errors.Join(unix.Unshare(unix.CLONE_FS), unix.Chroot(inside)) },
 	}
 	err := thread.Run(func() error {
-		if err := confine([]string{inside}); err != nil {
+		if err := confine([]string{inside}, refusedToUnpacker); err != nil {
 			return err
 		}
 		for what, try := range refused {

@@ -12,9 +12,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"time"
 
 	"go.podman.io/storage/pkg/reexec"
@@ -35,7 +37,16 @@ func Register() {
 
 // Program is crius-unpack as it was when it was opened: if a package replaces it, the server still
 // starts the program of its own version.
-type Program struct{ file *os.File }
+type Program struct {
+	file     *os.File
+	empty    *os.File // a room without dirs
+	roomless error    // why there is none
+	dirs     []string // that it needs
+
+	making sync.Mutex
+	made   room
+	warned sync.Once
+}
 
 // FindProgram finds the program beside the running one, or else in PATH. The error is
 // fault.Precondition.
@@ -66,13 +77,15 @@ func CheckProgram(ctx context.Context, path string) error {
 	return nil
 }
 
-// OpenProgram opens the program. The caller must Close it.
-func OpenProgram(path string) (*Program, error) {
+// OpenProgram opens the program, which is to find the directories dirs, and nothing else of the node. The caller must Close it.
+func OpenProgram(path string, dirs ...string) (*Program, error) {
 	file, err := os.OpenFile(path, unix.O_PATH, 0)
 	if err != nil {
 		return nil, err
 	}
-	return &Program{file}, nil
+	p := &Program{file: file, dirs: dirs}
+	p.empty, p.roomless = makeEmptyRoom(path, file)
+	return p, nil
 }
 
 // Close closes the program, which can no longer be started. It may be called on nil.
@@ -80,14 +93,25 @@ func (p *Program) Close() error {
 	if p == nil {
 		return nil
 	}
+	for _, room := range []*os.File{p.empty, p.made.namespace} {
+		_ = room.Close() // if there is one
+	}
 	return p.file.Close()
 }
 
-// command returns a command that starts the program by the descriptor that the worker inherits
-// last.
-func (p *Program) command(ctx context.Context) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, fmt.Sprintf("/proc/self/fd/%d", wire.ProgramFD))
-	cmd.Args = []string{wire.Name}
-	cmd.ExtraFiles = []*os.File{p.file}
-	return cmd
+// command returns a command that starts the program in a room, which the caller must close. If the node can have none, the room is
+// nil, and the program is started by its descriptor, which the worker inherits.
+func (p *Program) command(ctx context.Context, files ...*os.File) (cmd *exec.Cmd, room *os.File) {
+	path := roomProgram
+	room, err := p.room()
+	if err != nil {
+		p.warned.Do(func() {
+			slog.WarnContext(ctx, "pull workers have no mount namespace of their own: a layer that takes one over could change modes and owners of all files of the node (docs/pull.md, Confinement)", "err", err)
+		})
+		path = fmt.Sprintf("/proc/self/fd/%d", wire.ProgramFD)
+		files = append(files, p.file)
+	}
+	cmd = exec.CommandContext(ctx, path)
+	cmd.Args, cmd.ExtraFiles = []string{wire.Name}, files
+	return cmd, room
 }

@@ -68,7 +68,9 @@ func TestProgramIsHeld(t *testing.T) {
 	if err := errors.Join(os.Remove(path), os.WriteFile(path, []byte("#!/bin/false\n"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	w := &process{Task: taskOf(t, program), cmd: program.command(t.Context())}
+	cmd, room := program.command(t.Context())
+	defer room.Close()
+	w := &process{Task: taskOf(t, program), cmd: cmd, room: room}
 	last, err := w.carryOut(t.Context(), wire.Order{Protocol: wire.Protocol + 1})
 	if !errors.Is(err, fault.Precondition) || last != (wire.Message{}) {
 		t.Errorf("%+v, %v", last, err)

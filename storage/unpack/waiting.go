@@ -44,9 +44,9 @@ func (w *Worker) begin(ctx context.Context, t Task) (err error) {
 	if w.store, err = openQuestions(layerstore.Store{Store: t.Library}, w.staging.Staging); err != nil {
 		return err
 	}
-	cmd := t.Program.command(ctx)
-	cmd.ExtraFiles = append(cmd.ExtraFiles, w.store.theirs, w.staging.Lock)
-	p := &process{Task: t, cmd: cmd, writable: []string{w.staging.Dir, t.Temporary}, questions: w.store}
+	cmd, room := t.Program.command(ctx, w.store.theirs, w.staging.Lock)
+	defer room.Close()
+	p := &process{Task: t, cmd: cmd, room: room, writable: []string{w.staging.Dir, t.Temporary}, calls: refusedToUnpacker, questions: w.store}
 	if err := p.begin(ctx); err != nil {
 		return err
 	}

@@ -34,16 +34,16 @@ func Version() string { return fmt.Sprintf("%s with protocol %d", Name, Protocol
 
 // Protocol is the version of the protocol. It changes with the protocol, so that a server detects
 // the program of another package.
-const Protocol = 3
+const Protocol = 4
 
 // Descriptors of a worker, in addition to the standard ones. The program of the server, if it is the worker, has the
 // first two.
 const (
 	SocketFD  = 3 // to the server
 	JobFD     = 4 // the job's lock: nobody sweeps files that a worker may still write
-	ProgramFD = 5 // the program itself, by which it was started
-	StoreFD   = 6 // to the server, for questions about the store
-	StagingFD = 7 // the lock of the staging directory: nobody sweeps it
+	StoreFD   = 5 // to the server, for questions about the store
+	StagingFD = 6 // the lock of the staging directory: nobody sweeps it
+	ProgramFD = 7 // the program itself, by which it was started if it has no room of its own
 )
 
 // Order is what a worker reads from its standard input: the layers of an image that the store lacks.
