@@ -223,6 +223,10 @@ func (c *Container) build(ctx context.Context, src sources) error {
 	if err := spec.FollowLinks(ociSpec); err != nil {
 		return err
 	}
+	spec.MapOwners(&in, ociSpec)
+	if err := c.makeDevices(ctx, &in, ociSpec); err != nil {
+		return err
+	}
 	if err := c.claimRoom(oci.SpecSize(ociSpec)); err != nil {
 		return err
 	}

@@ -46,8 +46,11 @@ func (r *roots) volume(v records.Volume) storage.Rootfs {
 // copies returns where the copies of the node's files are mounted.
 func (r *roots) copies() string { return filepath.Join(r.bundle, "copies") }
 
+// devices returns where the device nodes of a container in a user namespace are.
+func (r *roots) devices() string { return filepath.Join(r.bundle, "devices") }
+
 func (r *roots) remove(ctx context.Context) error {
-	if err := mount.Unmount(r.copies()); err != nil {
+	if err := errors.Join(mount.Unmount(r.copies()), mount.Unmount(r.devices())); err != nil {
 		return err
 	}
 	for _, root := range r.all() {

@@ -34,6 +34,7 @@ func (c *Container) makeSpec(ctx context.Context, in spec.Input) (*nri.Spec, err
 			return nil, err
 		}
 	}
+	spec.ShowMappings(&in, ociSpec)
 	devices, err := cdi.Devices(in.Request.Container)
 	if err != nil {
 		return nil, err

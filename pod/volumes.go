@@ -13,6 +13,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci/annotation"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/mountsconf"
@@ -103,4 +104,19 @@ func (c *Container) copyNodeFiles(ctx context.Context, asked annotation.Asked) (
 		return nil, fmt.Errorf("copy what mounts.conf lists: %w", err)
 	}
 	return mounts, spec.CheckRootfs(c.ref.Rootfs(), mounts)
+}
+
+// makeDevices makes the device nodes of a container in a user namespace, where its runtime cannot.
+func (c *Container) makeDevices(ctx context.Context, in *spec.Input, s *nri.Spec) error {
+	nodes := spec.TakeDevices(in, s)
+	if len(nodes) == 0 {
+		return nil
+	}
+	return trace.Call(ctx, "make device nodes", func() error {
+		dir := c.roots.devices()
+		if err := errors.Join(mount.Devices(dir, c.plan.MountLabel), c.sandbox.files.LetIn(dir)); err != nil {
+			return err
+		}
+		return spec.MakeDevices(in, s, dir, nodes)
+	})
 }

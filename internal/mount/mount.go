@@ -120,6 +120,22 @@ func makePrivate(parent int, name string) {
 
 func ofDescriptor(fd int) string { return "/proc/thread-self/fd/" + strconv.Itoa(fd) }
 
+// CanMap reports whether a bind mount of path can show its files with the owners that the user
+// namespace at userNS gives them: the kernel and the file system must support ID-mapped mounts.
+func CanMap(userNS, path string) bool {
+	users, err := unix.Open(userNS, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(users)
+	tree, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(tree)
+	return unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(users)}) == nil
+}
+
 // Isolate gives the calling thread, which must be one of thread.Run's, a mount
 // namespace of its own. What is mounted in it is not seen outside, and is gone
 // with its last process; what is mounted or unmounted outside is seen in it.
@@ -141,23 +157,30 @@ func Shm(path string, size int64, label string) error {
 	if size <= 0 {
 		return &os.PathError{Op: "mount shm", Path: path, Err: invalid("size " + strconv.FormatInt(size, 10) + " is not positive")}
 	}
-	return mountTmpfs("shm", path, "mode=1777,size="+strconv.FormatInt(size, 10), label)
+	return mountTmpfs("shm", path, "mode=1777,size="+strconv.FormatInt(size, 10), label, harmless)
 }
 
 // Files mounts at path, as Shm does, a tmpfs for a handful of small files, 1
 // MiB in total. Only root may enter it until its mode is changed.
 func Files(path, label string) error {
-	return mountTmpfs("files", path, "mode=0700,size=1m,nr_inodes=16", label)
+	return mountTmpfs("files", path, "mode=0700,size=1m,nr_inodes=16", label, harmless)
 }
 
 // Copies mounts at path, as Files does, a tmpfs for the files that a container
 // gets from the node, 16 MiB in total, with room for what the container writes
 // there.
 func Copies(path, label string) error {
-	return mountTmpfs("copies", path, "mode=0700,size=16m,nr_inodes=4096", label)
+	return mountTmpfs("copies", path, "mode=0700,size=16m,nr_inodes=4096", label, harmless)
 }
 
-func mountTmpfs(name, path, options, label string) error {
+// Devices mounts at path, as Files does, a tmpfs for device nodes, which can be used there.
+func Devices(path, label string) error {
+	return mountTmpfs("devices", path, "mode=0700,size=4k,nr_inodes=8192", label, unix.MS_NOSUID)
+}
+
+const harmless = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+
+func mountTmpfs(name, path, options, label string, flags uintptr) error {
 	failed := func(err error) error { return &os.PathError{Op: "mount " + name, Path: path, Err: err} }
 	if label != "" {
 		if strings.ContainsAny(label, "\"\\\n\x00") {
@@ -171,7 +194,6 @@ func mountTmpfs(name, path, options, label string) error {
 	if done, err := Mounted(path); done || err != nil {
 		return err
 	}
-	flags := uintptr(unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
 	if err := unix.Mount(name, path, "tmpfs", flags, options); err != nil {
 		return failed(err)
 	}

@@ -46,7 +46,8 @@ func Devices(c *cri.ContainerConfig) ([]string, error) {
 // Inject changes s as the files in dirs say for these devices; files in later
 // directories win. It reads the files at every call: that costs only the
 // containers that request devices, and finds a file installed a moment ago. A
-// device that no file describes is fault.NotFound.
+// device that no file describes is fault.NotFound, one that the node lacks
+// fault.Precondition.
 func Inject(s *specs.Spec, dirs, devices []string) error {
 	if len(devices) == 0 {
 		return nil
@@ -61,7 +62,8 @@ func Inject(s *specs.Spec, dirs, devices []string) error {
 			strings.Join(missing, ", "), strings.Join(dirs, ", "), unreadable(cache), fault.NotFound)
 	}
 	if err != nil {
-		return fmt.Errorf("CDI devices %s: %w", strings.Join(devices, ", "), err)
+		return fmt.Errorf("CDI devices %s do not fit this node: %w; load the driver, or write the CDI files again: %w",
+			strings.Join(devices, ", "), err, fault.Precondition)
 	}
 	return nil
 }

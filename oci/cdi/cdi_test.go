@@ -109,6 +109,30 @@ func TestFilesThatAreNoUse_cdi_115_moby_47633(t *testing.T) {
 	}
 }
 
+// After a reboot or an update files describe devices that are not there any more, or are others.
+func TestDevicesThatAreGone_nvidia_container_toolkit_885(t *testing.T) {
+	dir := t.TempDir()
+	text := `{"cdiVersion": "0.6.0", "kind": "v.com/c", "devices": [
+		{"name": "gone", "containerEdits": {"deviceNodes": [{"path": "/dev/one", "hostPath": "` + dir + `/gone"}]}},
+		{"name": "file", "containerEdits": {"deviceNodes": [{"path": "/dev/two", "hostPath": "` + dir + `/v.json"}]}},
+		{"name": "other", "containerEdits": {"deviceNodes": [{"path": "/dev/null", "type": "b"}]}},
+		{"name": "known", "containerEdits": {"deviceNodes": [{"path": "/dev/three", "hostPath": "` + dir + `/gone", "type": "c", "major": 195}]}}]}`
+	if err := os.WriteFile(filepath.Join(dir, "v.json"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for device, path := range map[string]string{"gone": dir + "/gone", "file": dir + "/v.json", "other": "/dev/null"} {
+		err := Inject(&specs.Spec{}, []string{dir}, []string{"v.com/c=" + device})
+		if !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "v.com/c="+device) {
+			t.Errorf("%s: %v", device, err)
+		}
+	}
+	// A file may describe a device that the node does not have yet.
+	s := &specs.Spec{}
+	if err := Inject(s, []string{dir}, []string{"v.com/c=known"}); err != nil || s.Linux.Devices[0].Major != 195 {
+		t.Errorf("%+v, %v", s.Linux, err)
+	}
+}
+
 // Annotations come from requests: each requested device is a qualified name,
 // and appears once.
 func FuzzDevices(f *testing.F) {

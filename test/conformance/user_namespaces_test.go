@@ -197,6 +197,45 @@ func TestUserNamespaceVolumes(t *testing.T) {
 	})
 }
 
+// Devices, and the mounts of CDI files, are what they are for other pods. Runtimes mount what the node has at
+// the path that a device has in the container, with owners of the node.
+func TestUserNamespaceDevices_runc_5137_runc_2121_kubernetes_134604(t *testing.T) {
+	t.Parallel()
+	o, err := modern.Prepare(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := scene.Private(t, node.Options{Config: o.Config + "[pod]\ncdi_spec_dirs = [\"{{.Path \"cdi\"}}\"]\n"})
+	device := w.Path("zero") // as in the directory of a driver that runs in a container
+	for _, err := range []error{
+		os.Mkdir(w.Path("cdi"), 0o755), os.Mkdir(w.Path("volume"), 0o700),
+		syscall.Mknod(device, syscall.S_IFCHR, 1<<8|5), os.Chown(device, 0, 1002), os.Chmod(device, 0o660),
+		w.Write("cdi/driver.json", `{"cdiVersion": "0.6.0", "kind": "driver.test/dev", "devices": [{"name": "one", "containerEdits": {
+			"deviceNodes": [{"path": "/dev/of-driver", "hostPath": "{{.Path "zero"}}"}],
+			"mounts": [
+				{"containerPath": "/of-driver", "hostPath": "{{.Path "volume"}}", "options": ["bind"]},
+				{"containerPath": "/no-owners", "hostPath": "/sys/kernel", "options": ["ro", "bind"]}
+			]}}]}`),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	scene.Write(t, w.Path("volume", "f"), "of the driver")
+	asked := func(c *cri.ContainerConfig) {
+		c.Devices = []*cri.Device{{HostPath: device, ContainerPath: "/dev/renamed", Permissions: "rw"}, {HostPath: "/dev/zero", ContainerPath: "/dev/fuse", Permissions: "r"}}
+	}
+	p := w.Pod(t, current, inUserNamespace(100_000))
+	c := p.Start(t, "sleep", mapped(100_000), asked, cdi("driver.test/dev=one"))
+	scene.Equal(t, "the file of CDI", c.Exec(t, "cat /of-driver/f"), "of the driver")
+	scene.Equal(t, "its owner", inside(t, c, "/of-driver/f"), "0:0")
+	c.Exec(t, "open /dev/renamed rw ; open /dev/of-driver rw ; open /dev/fuse r ; ls /no-owners")
+	scene.Equal(t, "owner of a device", inside(t, c, "/dev/renamed"), "0:1002")
+	user := p.Start(t, "sleep", mapped(100_000), asked, asUser(1001, 1002))
+	user.Exec(t, "open /dev/renamed rw")
+	p.Start(t, "sleep", mapped(100_000), asked, asUser(1001, 1001)).Refuses(t, "open /dev/renamed r", "denied")
+}
+
 func TestUserNamespaceWithSysctlsAndPIDs(t *testing.T) {
 	t.Parallel()
 	eachMapping(t, func(t *testing.T, w *scene.World, handler string) {
