@@ -21,9 +21,20 @@ func mounts(in *Input, s *specs.Spec) error {
 	if err != nil {
 		return err
 	}
-	s.Mounts = overlay(slices.Concat(in.baseMounts(), kernelMounts(in, cgroups), scratchMounts(in), fileMounts(in), volumeMounts(in), nodeMounts(in)), asked)
+	ours := slices.Concat(in.baseMounts(), kernelMounts(in, cgroups), scratchMounts(in), fileMounts(in), volumeMounts(in), nodeMounts(in))
+	s.Mounts = overlay(slices.DeleteFunc(ours, in.reachesNode), asked)
 	s.Linux.RootfsPropagation = rootPropagation(in.Request.Container.GetMounts())
 	return nil
+}
+
+// reachesNode reports whether a mount lies in one of the request's that is shared
+// with the node: it would be made on the node as well, over what that has at the
+// path, and stay there (runc#2404).
+func (in *Input) reachesNode(m specs.Mount) bool {
+	return slices.ContainsFunc(in.Request.Container.GetMounts(), func(above *cri.Mount) bool {
+		return above.GetPropagation() == cri.MountPropagation_PROPAGATION_BIDIRECTIONAL &&
+			strings.HasPrefix(m.Destination, path.Clean(above.GetContainerPath())+"/")
+	})
 }
 
 // kernelMounts returns the file systems that programs expect.
@@ -118,14 +129,12 @@ func volumeMounts(in *Input) []specs.Mount {
 
 // nodeMounts returns the node's mounts. They are writable, because runtimes
 // make the targets of other mounts in them. For the same reason one is left out
-// below a read-only mount of the request, and below one through which such
-// targets would appear on the node.
+// below a read-only mount of the request.
 func nodeMounts(in *Input) []specs.Mount {
 	var list []specs.Mount
 	for _, m := range in.Facts.NodeMounts {
 		if slices.ContainsFunc(in.Request.Container.GetMounts(), func(above *cri.Mount) bool {
-			no := above.GetReadonly() || above.GetPropagation() == cri.MountPropagation_PROPAGATION_BIDIRECTIONAL
-			return no && strings.HasPrefix(m.GetContainerPath(), path.Clean(above.GetContainerPath())+"/")
+			return above.GetReadonly() && strings.HasPrefix(m.GetContainerPath(), path.Clean(above.GetContainerPath())+"/")
 		}) {
 			continue
 		}

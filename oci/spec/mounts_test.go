@@ -98,6 +98,22 @@ func TestNodeMounts(t *testing.T) {
 	}
 }
 
+// What every container has is not mounted into a volume that is shared with the node.
+func TestOwnMountsStayOffTheNode_runc_2404(t *testing.T) {
+	all := destinations(mutate(t, func(*Input) {}))
+	for place, out := range map[string][]string{"/etc": {"/etc/resolv.conf", "/etc/hostname"}, "/sys/": {"/sys/fs/cgroup"}, "/et": nil} {
+		left := destinations(mutate(t, withMounts(&cri.Mount{ContainerPath: place, HostPath: "/v", Propagation: cri.MountPropagation_PROPAGATION_BIDIRECTIONAL})))
+		missing := slices.DeleteFunc(slices.Clone(all), func(d string) bool { return slices.Contains(left, d) })
+		if !slices.Equal(missing, out) {
+			t.Errorf("below a volume at %s: %q are left out", place, missing)
+		}
+	}
+	slave := withMounts(&cri.Mount{ContainerPath: "/etc", HostPath: "/v", Propagation: cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER})
+	if got := destinations(mutate(t, slave)); len(got) != len(all)+1 {
+		t.Errorf("below a volume that is not shared with it: %q", got)
+	}
+}
+
 // A pod sees its logs read-only in place of one of its own emptyDir volumes,
 // and of no other mount.
 func TestLogsInVolume_CVE_2025_0750(t *testing.T) {

@@ -156,6 +156,27 @@ func (w *world) sharedMount(t *testing.T) string {
 	return dir
 }
 
+// What every container has is not mounted on the node, too, by a volume that is shared with it.
+func TestOwnMountsStayOffTheNode_runc_2404(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		etc := w.sharedMount(t)
+		for _, name := range []string{"resolv.conf", "hostname"} {
+			put(t, filepath.Join(etc, name), "of the node")
+		}
+		p := w.run(t, handler, func(c *cri.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true })
+		c := p.start(t, "sleep", func(c *cri.ContainerConfig) { c.Linux.SecurityContext.Privileged = true },
+			withMounts(&cri.Mount{ContainerPath: "/etc", HostPath: etc, Propagation: cri.MountPropagation_PROPAGATION_BIDIRECTIONAL}))
+		equal(t, "the file in the container", c.exec(t, "cat /etc/resolv.conf"), "of the node")
+		for _, line := range strings.Split(read(t, "/proc/self/mountinfo"), "\n") {
+			if strings.Contains(line, " "+etc+"/") {
+				t.Errorf("mounted on the node: %s", line)
+			}
+		}
+	})
+}
+
 func mountTmpfs(t *testing.T, dir string) {
 	t.Helper()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
