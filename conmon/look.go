@@ -57,12 +57,17 @@ func (p *HostPaths) Absent(ctx context.Context, paths []string) (absent []string
 	return missing(paths, answers), err
 }
 
-// MakeDirs creates a directory, and its parents, at each host path that does not exist.
+// MakeDirs creates a directory, and its parents, at each host path that does not exist. It makes
+// nothing at the end of a link: such a path is fault.Precondition.
 func (p *HostPaths) MakeDirs(ctx context.Context, paths []string) error {
 	answers, err := p.ask(ctx, wire.MakeVerb, paths, sourceTime)
 	for i, code := range answers {
-		if code != 0 {
-			return fmt.Errorf("create missing directory %s: %w", paths[i], syscall.Errno(code))
+		switch errno := syscall.Errno(code); errno {
+		case 0:
+		case syscall.ENOENT:
+			return fmt.Errorf("host path %s leads through a symbolic link to a path that does not exist: make that path, or correct the link: %w", paths[i], fault.Precondition)
+		default:
+			return fmt.Errorf("create missing directory %s: %w", paths[i], errno)
 		}
 	}
 	return err

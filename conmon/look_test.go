@@ -150,6 +150,25 @@ func TestAbsentIsMade(t *testing.T) {
 	}
 }
 
+// A link that leads to nothing is named, at the end of a path and within it, rather than left to the runtime.
+func TestDanglingLinksAreNamed_rook_3529(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink("nowhere", link); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{link, filepath.Join(link, "below")} {
+		err := hostPaths(monitorPath).MakeDirs(t.Context(), []string{dir, path})
+		if !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), path+" leads through a symbolic link") {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	if names, err := os.ReadDir(dir); err != nil || len(names) != 1 {
+		t.Errorf("%v, %v", names, err)
+	}
+}
+
 func threads(t *testing.T) int {
 	t.Helper()
 	tasks, err := os.ReadDir("/proc/self/task")

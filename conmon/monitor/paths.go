@@ -59,7 +59,7 @@ func makeDir(path string) error {
 			return err
 		}
 	}
-	return nil
+	return stat(path) // ENOENT if a link on the way leads to nothing
 }
 
 // look asks for what somebody is about to ask for who must not wait: it reads
