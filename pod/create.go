@@ -35,7 +35,7 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 		return "", err
 	}
 	name := records.NameOfContainer(s.ID, cfg.GetMetadata())
-	key, err := requestOf(name, cfg)
+	key, err := requestOf(name, canonicalContainer(cfg))
 	if err != nil {
 		return "", err
 	}
@@ -59,7 +59,10 @@ func (e *Engine) createIn(ctx context.Context, s *Sandbox, cfg *cri.ContainerCon
 	id := ids.New(e.mark)
 	if owner, ok := e.containers.Reserve(name, id); !ok {
 		v, err := e.Container(owner)
-		if err == nil && src.checkpoint == nil && v.State == cri.ContainerState_CONTAINER_CREATED && proto.Equal(v.Config, cfg) {
+		if err != nil {
+			return "", beingCreated("container", name, owner)
+		}
+		if src.checkpoint == nil && v.State == cri.ContainerState_CONTAINER_CREATED && proto.Equal(canonicalContainer(v.Config), canonicalContainer(cfg)) {
 			return owner, nil
 		}
 		return "", fmt.Errorf("container %s already exists as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
@@ -220,11 +223,11 @@ func (c *Container) build(ctx context.Context, src sources) error {
 	if err := trace.Do(ctx, "call NRI plugins", ask); err != nil {
 		return err
 	}
-	if err := spec.FollowLinks(ociSpec); err != nil {
-		return err
-	}
 	spec.MapOwners(&in, ociSpec)
 	if err := c.makeDevices(ctx, &in, ociSpec); err != nil {
+		return err
+	}
+	if err := spec.FollowLinks(ociSpec); err != nil {
 		return err
 	}
 	if err := c.claimRoom(oci.SpecSize(ociSpec)); err != nil {

@@ -3,7 +3,6 @@ package pod
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -12,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/conmon"
@@ -76,26 +74,6 @@ type Engine struct {
 
 // verb identifies work on an existing object. Another call of the same verb joins it.
 type verb struct{ name, id string }
-
-// request identifies work that makes an object. The same name with another content is another
-// request, not a retry of the first.
-type request struct {
-	name    any
-	content [sha256.Size]byte
-}
-
-func requestOf(name any, parts ...proto.Message) (request, error) {
-	h := sha256.New()
-	for _, part := range parts {
-		text, err := proto.MarshalOptions{Deterministic: true}.Marshal(part)
-		if err != nil {
-			return request{}, err
-		}
-		fmt.Fprintf(h, "%d\n", len(text))
-		h.Write(text)
-	}
-	return request{name: name, content: [sha256.Size]byte(h.Sum(nil))}, nil
-}
 
 // MaxRunDir is the longest run root for which the longest socket path below it,
 // /pods/<id>/infra/monitor.sock, fits into the 107 bytes of a unix socket's address.

@@ -33,17 +33,20 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 		return "", err
 	}
 	name := records.NameOfPod(cfg.GetMetadata())
-	key, err := requestOf(name, cfg, &cri.RuntimeHandler{Name: req.handler})
+	key, err := requestOfPod(req.handler, cfg)
 	if err != nil {
 		return "", err
 	}
 	return e.creates.Do(ctx, key, func(ctx context.Context) (string, error) {
 		id := ids.New(e.mark)
 		if owner, ok := e.sandboxes.Reserve(name, id); !ok {
-			s, err := e.sandboxes.Find(owner) // it is ready, if this is a retry
-			if err == nil && s.View().State == cri.PodSandboxState_SANDBOX_READY &&
-				s.plan.Handler == req.handler && proto.Equal(s.plan.Config.M, cfg) { // the original request, without updates
-				return owner, nil
+			s, err := e.sandboxes.Find(owner)
+			if err != nil {
+				return "", beingCreated("pod", name, owner)
+			}
+			if s.View().State == cri.PodSandboxState_SANDBOX_READY &&
+				s.plan.Handler == req.handler && proto.Equal(canonicalPod(s.plan.Config.M), canonicalPod(cfg)) { // the original request, without updates
+				return owner, nil // a retry
 			}
 			return "", podExists(name, owner)
 		}

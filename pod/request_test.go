@@ -1,0 +1,162 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// rebuilt returns the pod and the container of a request as a kubelet builds them for its nth
+// attempt to send it.
+func rebuilt(n int) (*cri.PodSandboxConfig, *cri.ContainerConfig) {
+	p, c := podConfig("a"), containerConfig("c")
+	p.DnsConfig = &cri.DNSConfig{Options: turned(n, "ndots:2", "rotate", "timeout:1")}
+	p.Annotations = map[string]string{"cni.projectcalico.org/podIP": fmt.Sprint("10.0.0.", n)}
+	c.Envs = turned(n, &cri.KeyValue{Key: "A", Value: []byte("1")}, &cri.KeyValue{Key: "B", Value: []byte("2")})
+	return p, c
+}
+
+// turned returns a list that begins with another item for each n.
+func turned[T any](n int, list ...T) []T {
+	n %= len(list)
+	return slices.Concat(list[n:], list[:n])
+}
+
+// A kubelet that has waited for as long as it does retries with a request that it has built from
+// scratch, and gets the pod or container of the first one. It would have to wait for as long again if
+// that were refused: it finds a container that nobody has started, and has another one created.
+func TestRetryIsBuiltFromScratch_containerd_8882_crio_7044(t *testing.T) {
+	timeless(t, func(t *testing.T, b *bench) {
+		e, attempts := b.engine(), 0
+		pod := ""
+		run := func(ctx context.Context) (string, error) {
+			attempts++
+			p, _ := rebuilt(attempts)
+			return e.RunSandbox(ctx, "", p)
+		}
+		create := func(ctx context.Context) (string, error) {
+			attempts++
+			_, c := rebuilt(attempts)
+			return e.CreateContainer(ctx, pod, c, nil)
+		}
+		retried := func(step string, ask func(context.Context) (string, error)) (id string) {
+			release := make(chan struct{})
+			b.node.set(func() { b.node.block[step] = release })
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if _, err := ask(ctx); !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatalf("%s: the first attempt: %v", step, err)
+			}
+			b.node.set(func() { delete(b.node.block, step) })
+			time.AfterFunc(time.Minute, func() { close(release) })
+			id, err := ask(t.Context())
+			if err != nil {
+				t.Fatalf("%s: the retry: %v", step, err)
+			}
+			if n := b.node.count(step); n != 1 {
+				t.Errorf("%s happened %d times", step, n)
+			}
+			return id
+		}
+		pod = retried("attach", run)
+		ctr := retried("create", create)
+		for range 2 {
+			if again, err := create(t.Context()); again != ctr || err != nil {
+				t.Errorf("a retry that comes late: %s, %v, want %s", again, err, ctr)
+			}
+		}
+		b.remove(e, pod)
+		b.nothingLeft()
+	})
+}
+
+// A request with other content waits for nothing, and the error says what has the name.
+func TestOtherRequestMeanwhile(t *testing.T) {
+	timeless(t, func(t *testing.T, b *bench) {
+		e := b.engine()
+		release := make(chan struct{})
+		b.node.block["attach"], b.node.block["create"] = release, release
+		go func() { _, _ = e.RunSandbox(context.Background(), "", podConfig("a")) }()
+		b.awaitCalls("attach", 1)
+		other := podConfig("a")
+		other.Hostname = "else"
+		_, err := e.RunSandbox(t.Context(), "", other)
+		wantBeingMade(t, err)
+		b.node.set(func() { delete(b.node.block, "attach") })
+		release <- struct{}{}
+		pod := b.run(e, "a")
+
+		go func() { _, _ = e.CreateContainer(context.Background(), pod, containerConfig("c"), nil) }()
+		b.awaitCalls("create", 1)
+		changed := containerConfig("c")
+		changed.Envs = []*cri.KeyValue{{Key: "A", Value: []byte("1")}}
+		_, err = e.CreateContainer(t.Context(), pod, changed, nil)
+		wantBeingMade(t, err)
+		close(release)
+		b.create(e, pod, "c")
+		if _, err := e.CreateContainer(t.Context(), pod, changed, nil); !errors.Is(err, fault.Exists) || strings.Contains(err.Error(), "being created") {
+			t.Errorf("when it exists: %v", err)
+		}
+		b.remove(e, pod)
+		b.nothingLeft()
+	})
+}
+
+func wantBeingMade(t *testing.T, err error) {
+	t.Helper()
+	if !errors.Is(err, fault.Exists) || !strings.Contains(err.Error(), "is still being created as ") {
+		t.Errorf("another request meanwhile: %v", err)
+	}
+}
+
+// Of several entries with one name the last one counts, so their order does.
+func TestCanonicalContainer(t *testing.T) {
+	t.Parallel()
+	lists := func(n int) *cri.ContainerConfig {
+		_, c := rebuilt(n)
+		c.Annotations = map[string]string{terminationMessagePath: "/dev/termination-log"}
+		c.Mounts = append(turned(n, &cri.Mount{ContainerPath: "/a", HostPath: "/volume"}, &cri.Mount{ContainerPath: "/b", HostPath: "/volume"}),
+			&cri.Mount{ContainerPath: "/dev/termination-log", HostPath: fmt.Sprint("/messages/", n)})
+		c.Devices = turned(n, &cri.Device{ContainerPath: "/dev/a"}, &cri.Device{ContainerPath: "/dev/b"})
+		c.CDIDevices = turned(n, &cri.CDIDevice{Name: "vendor/a=1"}, &cri.CDIDevice{Name: "vendor/b=1"})
+		return c
+	}
+	same := func(a, b *cri.ContainerConfig) bool { return proto.Equal(canonicalContainer(a), canonicalContainer(b)) }
+	if !same(lists(0), lists(1)) {
+		t.Error("requests of a kubelet differ")
+	}
+	for name, change := range map[string]func(c *cri.ContainerConfig){
+		"value":  func(c *cri.ContainerConfig) { c.Envs[0].Value = []byte("3") },
+		"source": func(c *cri.ContainerConfig) { c.Mounts[0].HostPath = "/other" },
+		"device": func(c *cri.ContainerConfig) { c.Devices[0].Permissions = "r" },
+		"order":  func(c *cri.ContainerConfig) { c.Envs[0].Key, c.Envs[1].Key = "B", "B" },
+		"path of the message": func(c *cri.ContainerConfig) {
+			c.Annotations[terminationMessagePath], c.Mounts[2].ContainerPath = "/message", "/message"
+		},
+	} {
+		a, b := lists(0), lists(0)
+		change(b)
+		if name == "order" {
+			change(a)
+			slices.Reverse(a.Envs)
+		}
+		if same(a, b) {
+			t.Errorf("another %s is not noticed", name)
+		}
+	}
+	c := lists(0)
+	before := proto.CloneOf(c)
+	canonicalContainer(c)
+	if !proto.Equal(c, before) {
+		t.Error("the request was changed")
+	}
+}
