@@ -109,6 +109,8 @@ type liveContainer struct {
 	unreachable bool
 	log         conmon.LogTrouble // as the task reported it last
 	created     time.Time         // as readers see it; see clock.go
+	starting    bool              // StartContainer is at work
+	abandoned   time.Time         // when its caller stopped waiting; zero: it did not, or the start has ended
 	exit        *conmon.Exit
 	gone        bool // removed
 }
@@ -174,6 +176,8 @@ func (c *Container) show(now *liveContainer) *view.Container {
 		v.State = cri.ContainerState_CONTAINER_RUNNING
 		v.PID = now.task.PID()
 		v.LogReason, v.LogMessage = now.log.Reason, logMessage(now.log)
+	case !now.abandoned.IsZero():
+		v.State, v.StartedAt, v.PID = cri.ContainerState_CONTAINER_RUNNING, now.abandoned, now.task.PID()
 	default:
 		v.PID = now.task.PID()
 		if now.Phase == records.Starting { // by an earlier server; it may not have happened yet

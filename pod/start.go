@@ -20,7 +20,7 @@ func (e *Engine) StartContainer(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	return e.run(ctx, verb{"start", c.ID}, func(ctx context.Context) error {
+	err = e.run(ctx, verb{"start", c.ID}, func(ctx context.Context) error {
 		c.LockLife(ctx)
 		defer c.Life.Unlock()
 		if err := c.start(ctx); err != nil {
@@ -28,6 +28,34 @@ func (e *Engine) StartContainer(ctx context.Context, id string) error {
 		}
 		return nil
 	})
+	if ctx.Err() != nil {
+		c.abandonStart()
+	}
+	return err
+}
+
+// abandonStart shows a container as running while it is started for a caller that has stopped
+// waiting. A kubelet that found it created would have the next attempt created and started, and
+// then both would run.
+func (c *Container) abandonStart() {
+	c.Change(func(now *liveContainer) {
+		if now.starting {
+			now.abandoned = time.Now()
+		}
+	})
+	c.Publish()
+}
+
+// endStart is called when a start has ended, in whatever way.
+func (c *Container) endStart() {
+	abandoned := false
+	c.Change(func(now *liveContainer) {
+		abandoned = !now.abandoned.IsZero()
+		now.starting, now.abandoned = false, time.Time{}
+	})
+	if abandoned {
+		c.Publish()
+	}
 }
 
 func (c *Container) start(ctx context.Context) error {
@@ -37,6 +65,8 @@ func (c *Container) start(ctx context.Context) error {
 	if err := c.mayStart(); err != nil {
 		return err
 	}
+	c.Change(func(now *liveContainer) { now.starting = true })
+	defer c.endStart()
 	if c.sandbox.Now().Restoring {
 		return fmt.Errorf("the other containers of its pod are still being restored, start it when RestorePod has returned: %w", fault.Unavailable)
 	}
