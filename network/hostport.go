@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
@@ -75,6 +76,13 @@ func (n *Network) HostPortsBy() string {
 	}
 	return fmt.Sprintf("plugin %s of %s forwards host ports: crius neither refuses ports in use nor restores its rules; to have crius do it, set network.host_ports = %q",
 		strings.Join(plugins, ", "), chosen.file, portsByCrius)
+}
+
+// Forwards reports whether TCP connections to an address of the node go to a pod with these port mappings, by crius's rules or by a
+// plugin's.
+func Forwards(wanted []*cri.PortMapping, to netip.AddrPort) bool {
+	ports, err := portMappings(wanted)
+	return err == nil && slices.ContainsFunc(ports, func(m hostport.Mapping) bool { return m.Covers(to) })
 }
 
 // portMappings returns the mappings with a host port; 0 only documents the port

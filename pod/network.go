@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"log/slog"
+	"net/netip"
 	"path/filepath"
 
 	"github.com/crius-run/crius/internal/ns"
@@ -77,6 +78,16 @@ func (s *Sandbox) networkPod() network.Pod {
 		OwnKernel:    s.plan.Sandboxed,
 		ConfDir:      s.runtime.Handler().CNIConfDir,
 	}
+}
+
+// ForwardedTo returns the pod to which TCP connections to an address of the node go by its host ports, empty if there is none.
+func (e *Engine) ForwardedTo(to netip.AddrPort) (id string) {
+	for _, s := range e.sandboxes.All() {
+		if s.Now().Network != nil && network.Forwards(s.plan.Config.M.GetPortMappings(), to) {
+			return s.ID
+		}
+	}
+	return ""
 }
 
 // SetPodCIDR passes the node's pod CIDR to the network.

@@ -187,6 +187,7 @@ func newSessions(cfg server.Config, engine *pod.Engine, records *trail.Trail) (*
 		}
 		return v.Config.GetMetadata().GetNamespace()
 	}
+	streaming.Forwarded = engine.ForwardedTo
 	streaming.Text = server.TextFor(engine)
 	return stream.New(streaming, engine)
 }

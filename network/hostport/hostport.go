@@ -347,6 +347,13 @@ func (m Mapping) hosts() []netip.Addr {
 	return []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 }
 
+// Covers reports whether TCP connections to an address of the node are among those that the mapping forwards.
+func (m Mapping) Covers(to netip.AddrPort) bool {
+	return m.Protocol == "tcp" && m.HostPort == to.Port() && slices.ContainsFunc(m.hosts(), func(host netip.Addr) bool {
+		return host == to.Addr() || host.IsUnspecified() && host.Is4() == to.Addr().Is4()
+	})
+}
+
 // Validate returns what is wrong with the mappings of one pod; it is
 // fault.Invalid.
 func Validate(mappings []Mapping) error {

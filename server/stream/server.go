@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"sync"
 	"sync/atomic"
@@ -38,6 +39,10 @@ type Config struct {
 	// have all places; nil: all are in one.
 	Namespace func(id string) string
 
+	// Forwarded returns the pod to which connections to an address of the node go instead of to this server, because
+	// it has the port as a host port; empty: they come here. nil: they always do.
+	Forwarded func(to netip.AddrPort) (pod string)
+
 	// Text returns the text of an error for clients; nil: that of the error.
 	Text func(err error) string
 
@@ -64,14 +69,18 @@ type Engine interface {
 type Server struct {
 	cfg      Config
 	engine   Engine
-	base     url.URL
-	listener net.Listener
+	secure   *tls.Config // nil: without TLS
 	hangups  *hangups
 	http     *http.Server
 	tickets  *tickets
 	forwards *forwards
 	sessions sync.WaitGroup
 	idle     atomic.Int64 // Config.IdleTimeout
+
+	mu       sync.Mutex
+	base     url.URL // of the URLs of sessions
+	listener net.Listener
+	closed   bool
 }
 
 // Check is what New finds wrong without listening.
@@ -105,25 +114,31 @@ func New(cfg Config, engine Engine) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := net.Listen("tcp", cfg.Address)
-	if err != nil {
-		hangups.close()
-		return nil, fmt.Errorf("api.stream_address: %w", err)
-	}
 	s := &Server{
-		cfg: cfg, engine: engine, hangups: hangups,
-		base:     url.URL{Scheme: "http", Host: l.Addr().String()},
-		listener: watched{l, hangups},
+		cfg: cfg, engine: engine, secure: secure, hangups: hangups,
 		tickets:  newTickets(cfg.MaxSessions, cfg.MaxSessionsPerContainer),
 		forwards: &forwards{places: newShares(maxForwardsInSum)},
 	}
 	s.idle.Store(int64(cfg.IdleTimeout))
-	if secure != nil {
-		s.base.Scheme = "https"
-		s.listener = tls.NewListener(s.listener, secure)
+	if err := s.listen(); err != nil {
+		hangups.close()
+		return nil, err
 	}
 	s.http = s.newHTTP()
 	return s, nil
+}
+
+// listen makes the server listen at its address.
+func (s *Server) listen() error {
+	l, err := net.Listen("tcp", s.cfg.Address)
+	if err != nil {
+		return fmt.Errorf("api.stream_address: %w", err)
+	}
+	s.base, s.listener = url.URL{Scheme: "http", Host: l.Addr().String()}, watched{l, s.hangups}
+	if s.secure != nil {
+		s.base.Scheme, s.listener = "https", tls.NewListener(s.listener, s.secure)
+	}
+	return nil
 }
 
 // Bound replaces Config.IdleTimeout for later sessions, and the numbers of sessions of Config. No
@@ -174,17 +189,57 @@ type connKey struct{}
 
 // Serve serves until Close.
 func (s *Server) Serve() error {
-	if err := s.http.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve sessions: %w", err)
+	for {
+		l := s.current()
+		err := s.http.Serve(l)
+		if errors.Is(err, http.ErrServerClosed) {
+			return nil
+		}
+		if s.current() == l {
+			return fmt.Errorf("serve sessions: %w", err)
+		}
 	}
-	return nil
+}
+
+func (s *Server) current() net.Listener {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.listener
+}
+
+// reachable returns the base of URLs. If a pod has taken the server's port, the server moves to another
+// one, unless its configuration names that port: that is fault.Precondition.
+func (s *Server) reachable() (url.URL, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.cfg.Forwarded != nil && !s.closed {
+		at := s.listener.Addr().(*net.TCPAddr).AddrPort()
+		pod := s.cfg.Forwarded(at)
+		if pod == "" {
+			break
+		}
+		if _, port, _ := net.SplitHostPort(s.cfg.Address); port != "0" {
+			return s.base, fmt.Errorf("port %d of api.stream_address is a host port of pod %s, to which all connections go: use another port, best any (0), or remove that pod: %w",
+				at.Port(), pod, fault.Precondition)
+		}
+		former := s.listener
+		if err := s.listen(); err != nil {
+			return s.base, err
+		}
+		_ = former.Close() // its sessions go on
+		slog.Info("the port of sessions has become a host port of a pod, serving them on another one", "pod", pod, "port", at.Port(), "now", s.base.Host)
+	}
+	return s.base, nil
 }
 
 // Close ends all sessions and waits for them, but not beyond ctx: a runtime that
 // hangs may hold one up. The processes in the containers live on.
 func (s *Server) Close(ctx context.Context) error {
 	err := s.http.Close()
+	s.mu.Lock()
+	s.closed = true
 	_ = s.listener.Close() // if it was never served
+	s.mu.Unlock()
 	s.hangups.abortAll()
 	ended := make(chan struct{})
 	go func() {
@@ -218,8 +273,12 @@ func (s *Server) PortForward(ctx context.Context, r *cri.PortForwardRequest) (st
 }
 
 func (s *Server) url(ctx context.Context, kind string, session any, about trail.Request) (string, error) {
+	base, err := s.reachable()
+	if err != nil {
+		return "", err
+	}
 	token, err := s.tickets.issue(ctx, s.partyOf(about.ID), session, s.cfg.Trail.Begin(ctx, about))
-	return s.base.JoinPath(kind, token).String(), err
+	return base.JoinPath(kind, token).String(), err
 }
 
 func (s *Server) partyOf(target string) party {

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -207,6 +209,50 @@ func TestErrorsForClientsAreInWordsForPeople(t *testing.T) {
 			t.Errorf("the client is told %q, %v", said, err)
 		}
 	})
+}
+
+// The server leaves one port after the other, and keeps none of them open. Not parallel, as the others here.
+func TestPortsOfPodsAreLeft(t *testing.T) {
+	var left []netip.AddrPort
+	moves := 0
+	forwarded := func(to netip.AddrPort) string {
+		if moves == 0 {
+			return ""
+		}
+		moves--
+		left = append(left, to)
+		return "p"
+	}
+	s := serveWith(t, Config{Forwarded: forwarded}, &fakeEngine{exec: echo})
+	for moves = range 3 {
+		address, err := s.Exec(t.Context(), &cri.ExecRequest{ContainerId: "x", Cmd: []string{"true"}, Stdout: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		u, err := url.Parse(address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := executors["SPDY"](u)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := e.StreamWithContext(t.Context(), streamOptions(nil, io.Discard)); err != nil {
+			t.Errorf("after %d moves: %v", len(left), err)
+		}
+	}
+	if len(left) != 3 {
+		t.Errorf("moved %d times", len(left))
+	}
+	for _, former := range left {
+		free := func() bool {
+			l, err := net.Listen("tcp", former.String())
+			return err == nil && l.Close() == nil
+		}
+		if !wait.Until(t.Context(), free) {
+			t.Errorf("still listening at %s", former)
+		}
+	}
 }
 
 // running has every pod and container that is asked for.

@@ -2,12 +2,14 @@ package integration
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/url"
 	"path"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -220,4 +222,67 @@ func TestSessionsAreBounded(t *testing.T) {
 	for _, line := range lines {
 		line.Cut()
 	}
+}
+
+// A pod may have the port on which sessions are served as a host port, and then all connections to it go to the pod.
+func TestSessionsLeaveThePortOfAPod_kubernetes_85418_containerd_7097(t *testing.T) {
+	t.Parallel()
+	for name, conf := range map[string]string{"forwarded by a plugin": "", "forwarded by crius": portless} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := private(t, node.Options{})
+			if conf != "" {
+				must(t, w.Write("cni/net.d/10-p.conflist", conf))
+				must(t, w.settle(t.Context(), handlers...))
+			}
+			c := w.run(t, "crun", ports(tcp(8080, 80))).start(t, "sleep") // the kernel tracks connections by now
+			before := w.execURL(t, c.execRequest("cat", withInput))
+			running := w.spdy().Open(t.Context(), before, everything)
+			must(t, running.Type("before\n"))
+			wait.For(t, "the answer of the session", func() bool { return running.Stdout.String() == "before\n" })
+			p := w.run(t, "runc", ports(tcp(portOf(t, before), 80)))
+			p.start(t, "serve :80 pod")
+			after := w.execURL(t, c.execRequest("echo served"))
+			if portOf(t, after) == portOf(t, before) {
+				t.Fatalf("sessions are still served at %s", after)
+			}
+			s := w.spdy().Open(t.Context(), after, kubelet.Wants{Stdout: true, Stderr: true})
+			endsWith(t, s, 0)
+			equal(t, "stdout", s.Stdout.String(), "served\n")
+			equal(t, "the pod's answer", w.get(t, fmt.Sprintf("127.0.0.1:%d", portOf(t, before)), "/"), "pod\n")
+			equal(t, "port of the next session", portOf(t, w.execURL(t, c.execRequest("echo"))), portOf(t, after))
+			must(t, running.Type("after\n"))
+			running.EndInput()
+			endsWith(t, running, 0)
+			equal(t, "the session from before", running.Stdout.String(), "before\nafter\n")
+		})
+	}
+}
+
+func TestConfiguredPortOfSessionsIsAPodsPort_kubernetes_85418(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{Config: "[api]\nstream_address = \"127.0.0.1:23456\"\n"})
+	c := w.run(t, "crun").start(t, "sleep")
+	elsewhere := tcp(23456, 80)
+	elsewhere.HostIp = "127.0.0.9"
+	w.run(t, "crun", ports(elsewhere, &cri.PortMapping{Protocol: cri.Protocol_UDP, HostPort: 23456, ContainerPort: 80}))
+	equal(t, "port", portOf(t, w.execURL(t, c.execRequest("echo"))), 23456)
+	p := w.run(t, "crun", ports(tcp(23456, 80)))
+	_, err := w.Runtime().Exec(t.Context(), c.execRequest("echo"))
+	wantCode(t, err, codes.FailedPrecondition, "api.stream_address", p.id)
+	p.stop(t)
+	equal(t, "port", portOf(t, w.execURL(t, c.execRequest("echo"))), 23456)
+}
+
+func portOf(t *testing.T, address string) int32 {
+	t.Helper()
+	u, err := url.Parse(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port, err := strconv.ParseUint(u.Port(), 10, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int32(port)
 }
