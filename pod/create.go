@@ -13,6 +13,7 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/flight"
 	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
@@ -40,7 +41,7 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 		return "", err
 	}
 	return e.creates.Do(ctx, key, func(ctx context.Context) (string, error) {
-		return e.createIn(ctx, s, cfg, sources{privilegedPod: privileged(current)})
+		return e.createIn(ctx, s, cfg, sources{privilegedPod: privileged(current), retried: true})
 	})
 }
 
@@ -70,7 +71,9 @@ func (e *Engine) createIn(ctx context.Context, s *Sandbox, cfg *cri.ContainerCon
 	started := time.Now()
 	var c *Container
 	err = e.deps.Trace.Do(ctx, "create container", name.String(), func(ctx context.Context) (err error) {
-		c, err = e.createContainer(ctx, id, s, cfg, src)
+		if c, err = e.createContainer(ctx, id, s, cfg, src); err == nil && src.retried {
+			awaitRetry(ctx)
+		}
 		return err
 	})
 	if err != nil {
@@ -84,6 +87,21 @@ func (e *Engine) createIn(ctx context.Context, s *Sandbox, cfg *cri.ContainerCon
 	c.Tell()
 	slog.InfoContext(ctx, "container created", "container", id, "pod", s.ID, "name", name.Name, "image", c.plan.ImageID, "took", time.Since(started))
 	return id, nil
+}
+
+// retryTime is how long a created container waits for its caller's retry. Kubelets retry after 10 to 15 seconds, and later
+// if they have much to do.
+const retryTime = 2 * time.Minute
+
+// awaitRetry returns when somebody waits for the creation that has ended. A kubelet whose call has timed out, and that finds the
+// container created before it retries, has the next attempt created in its place, which takes as long again.
+func awaitRetry(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, retryTime)
+	defer cancel()
+	_ = trace.Wait(ctx, trace.Waiting{Name: "wait for the caller's retry", Patient: true}, func(ctx context.Context) error {
+		flight.Await(ctx)
+		return nil
+	})
 }
 
 func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg *cri.ContainerConfig, src sources) (*Container, error) {
@@ -176,6 +194,7 @@ type sources struct {
 	pulled        *spec.Profile // named by oci_ref of the request; nil: none
 	privilegedPod bool          // according to the pod's configuration at the time of the create
 	checkpoint    *origin       // from which it is restored; nil: it is a new one
+	retried       bool          // its caller asks again if it has stopped waiting
 }
 
 // build makes the container. After an error, teardown removes what it made.

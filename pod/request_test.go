@@ -79,6 +79,57 @@ func TestRetryIsBuiltFromScratch_containerd_8882_crio_7044(t *testing.T) {
 	})
 }
 
+// A container whose creation ends while its kubelet is between two attempts is not shown before the second one: the
+// kubelet would have the next attempt created instead. Without a second one, it is shown all the same.
+func TestCreationThatEndsBetweenAttempts_kubernetes_94085(t *testing.T) {
+	ends := map[string]func(t *testing.T, b *bench, e *Engine, pod string){
+		"retry": func(t *testing.T, b *bench, e *Engine, pod string) {
+			time.Sleep(15 * time.Second)
+			if all := e.Containers(); len(all) > 0 {
+				t.Errorf("shown before the retry: %s", all[0].State)
+			}
+			b.start(e, pod, "c")
+		},
+		"no retry": func(t *testing.T, _ *bench, e *Engine, _ string) { time.Sleep(retryTime + time.Second) },
+		"end of the pod": func(t *testing.T, _ *bench, e *Engine, pod string) {
+			if err := e.StopSandbox(t.Context(), pod); err != nil {
+				t.Error(err)
+			}
+		},
+		"end of the server": func(t *testing.T, b *bench, e *Engine, _ string) {
+			before := time.Now()
+			if err := e.Close(t.Context()); err != nil || time.Since(before) > time.Minute {
+				t.Errorf("took %s, %v", time.Since(before), err)
+			}
+		},
+	}
+	for name, end := range ends {
+		t.Run(name, func(t *testing.T) {
+			timeless(t, func(t *testing.T, b *bench) {
+				e := b.engine()
+				pod := b.run(e, "a")
+				release := make(chan struct{})
+				b.node.set(func() { b.node.block["create"] = release })
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				if _, err := e.CreateContainer(ctx, pod, containerConfig("c"), nil); !errors.Is(err, context.DeadlineExceeded) {
+					t.Fatal(err)
+				}
+				close(release)
+				end(t, b, e, pod)
+				if all := e.Containers(); len(all) != 1 {
+					t.Errorf("%d containers", len(all))
+				}
+				if name == "end of the server" {
+					e = b.engine()
+				}
+				b.remove(e, pod)
+				b.nothingLeft()
+			})
+		})
+	}
+}
+
 // A request with other content waits for nothing, and the error says what has the name.
 func TestOtherRequestMeanwhile(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {

@@ -31,6 +31,7 @@ type Group[K comparable, V any] struct {
 	running   map[K]*call[V]
 	abandoned []*call[V] // the oldest first
 	all       sync.WaitGroup
+	ending    bool // Wait was called
 }
 
 // ErrAbandoned is the cause of work cancelled because no caller waited for it.
@@ -43,9 +44,12 @@ type call[V any] struct {
 
 	end     context.CancelCauseFunc
 	waiting int
-	timer   *time.Timer // set while no caller waits
-	over    bool        // it was cancelled
+	came    chan struct{} // closed when a caller joins, and by Wait
+	timer   *time.Timer   // set while no caller waits
+	over    bool          // it was cancelled
 }
+
+type awaitKey struct{}
 
 // Do starts work under key, or joins the running one, and waits for its end or
 // the caller's. Work gets the values of the first caller's context but neither
@@ -78,8 +82,9 @@ func (g *Group[K, V]) join(ctx context.Context, key K, work func(context.Context
 	defer g.mu.Unlock()
 	c, ok := g.running[key]
 	if !ok {
-		c = &call[V]{done: make(chan struct{})}
+		c = &call[V]{done: make(chan struct{}), came: make(chan struct{})}
 		ctx, c.end = context.WithCancelCause(context.WithoutCancel(ctx))
+		ctx = context.WithValue(ctx, awaitKey{}, func(ctx context.Context) { g.await(ctx, c) })
 		if g.running == nil {
 			g.running = make(map[K]*call[V])
 		}
@@ -88,8 +93,40 @@ func (g *Group[K, V]) join(ctx context.Context, key K, work func(context.Context
 		go g.run(ctx, key, c, work)
 	}
 	c.waiting++
+	c.tell()
 	g.forget(c)
 	return c
+}
+
+// tell is called with the lock held.
+func (c *call[V]) tell() {
+	close(c.came)
+	c.came = make(chan struct{})
+}
+
+// Await returns, in work, when a caller waits for its result: at once, or when one joins. Without a
+// caller it also returns at the end of ctx, which must come from the work's, and if Wait is called:
+// then none may come.
+func Await(ctx context.Context) {
+	if await, ok := ctx.Value(awaitKey{}).(func(context.Context)); ok {
+		await(ctx)
+	}
+}
+
+func (g *Group[K, V]) await(ctx context.Context, c *call[V]) {
+	for {
+		g.mu.Lock()
+		ready, came := c.waiting > 0 || g.ending, c.came
+		g.mu.Unlock()
+		if ready {
+			return
+		}
+		select {
+		case <-came:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // leave cancels work at once if too much is abandoned, otherwise later unless a
@@ -157,6 +194,12 @@ func (g *Group[K, V]) run(ctx context.Context, key K, c *call[V], work func(cont
 // Wait returns when no work is running, or when ctx ends. The caller must
 // ensure that none is started meanwhile.
 func (g *Group[K, V]) Wait(ctx context.Context) error {
+	g.mu.Lock()
+	g.ending = true
+	for _, c := range g.running {
+		c.tell()
+	}
+	g.mu.Unlock()
 	idle := make(chan struct{})
 	go func() {
 		g.all.Wait()

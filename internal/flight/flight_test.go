@@ -170,3 +170,41 @@ func TestAbandonedWorkIsBoundedInSum(t *testing.T) {
 		}
 	})
 }
+
+// TestAwait: work that waits for a caller ends when one joins, when its time is up, and when none can come any more.
+func TestAwait(t *testing.T) {
+	const patience = time.Hour
+	for want, come := range map[time.Duration]func(g *Group[string, int]){
+		time.Minute:     func(g *Group[string, int]) { _, _ = g.Do(context.Background(), "k", nil) },
+		2 * time.Minute: func(g *Group[string, int]) { time.Sleep(time.Minute); _ = g.Wait(context.Background()) },
+		patience:        func(g *Group[string, int]) { time.Sleep(patience) },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var g Group[string, int]
+			start := time.Now()
+			var took time.Duration
+			hasty, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			_, _ = g.Do(hasty, "k", func(ctx context.Context) (int, error) {
+				Await(ctx) // its first caller is there
+				if !time.Now().Equal(start) {
+					t.Error("waited for a caller who was there")
+				}
+				time.Sleep(30 * time.Second)
+				<-hasty.Done()
+				synctest.Wait()
+				ctx, cancel := context.WithDeadline(ctx, start.Add(patience))
+				defer cancel()
+				Await(ctx)
+				took = time.Since(start)
+				return 0, nil
+			})
+			come(&g)
+			synctest.Wait()
+			if took != want {
+				t.Errorf("waited %s, want %s", took, want)
+			}
+		})
+	}
+	Await(t.Context()) // of no work
+}
