@@ -65,6 +65,9 @@ func (r *cli) Restore(ctx context.Context, ref Ref, spec *specs.Spec, io IO, fro
 	if err := found.WriteRestoreOptions(ref.criuOptions(), r.monitor); err != nil {
 		return nil, fmt.Errorf("write options of criu: %w", err)
 	}
+	if err := criu.ReviveVolumes(from.Images); err != nil {
+		return nil, err
+	}
 	if err := conmon.HoldBack(ref.Dir); err != nil {
 		return nil, err
 	}

@@ -210,3 +210,36 @@ func TestRestoredVolumesOfOneDirectory_criu_2632(t *testing.T) {
 		all[0].refusesToWrite(t, at+"/other")
 	}
 }
+
+// The source of a volume may be another file than the one that the container was dumped with: an update of a
+// ConfigMap replaces the files behind its sub paths, and a rename those of a hostPath. The restored container has
+// the file that is there now.
+func TestRestoreWithReplacedVolumes_criu_9(t *testing.T) {
+	t.Parallel()
+	w, ok := dumps(t)
+	if !ok {
+		return
+	}
+	volume := w.dir(t)
+	file, directory := filepath.Join(volume, "file"), filepath.Join(volume, "directory")
+	put(t, file, "old")
+	must(t, os.Mkdir(directory, 0o755))
+	p := w.run(t, "runc")
+	c := p.start(t, "lines 1000000000 20ms", withMounts(
+		&cri.Mount{ContainerPath: "/file", HostPath: file}, &cri.Mount{ContainerPath: "/directory", HostPath: directory}))
+	c.says(t, "line 1")
+	put(t, file+".new", "new")
+	must(t, os.Rename(file+".new", file))
+	must(t, os.Remove(directory))
+	must(t, os.Mkdir(directory, 0o755))
+	put(t, filepath.Join(directory, "inside"), "new")
+	equal(t, "file before the checkpoint", c.exec(t, "cat /file"), "old")
+	dir := p.checkpointed(t, c)
+	p.stop(t)
+	_, all := w.restore(t, w.restoring(t, dir, c))
+	all[0].start(t)
+	all[0].number(t)
+	equal(t, "file", all[0].exec(t, "cat /file"), "new")
+	equal(t, "file of the directory", all[0].exec(t, "cat /directory/inside"), "new")
+	equal(t, "file on the node", read(t, file), "new")
+}
