@@ -16,7 +16,7 @@ import (
 type Profile struct {
 	DefaultAction    specs.LinuxSeccompAction `json:"defaultAction"`
 	DefaultErrnoRet  *uint                    `json:"defaultErrnoRet,omitempty"`
-	DefaultErrno     string                   `json:"defaultErrno,omitempty"` // the same by name; of pulled profiles
+	DefaultErrno     string                   `json:"defaultErrno,omitempty"` // the same by name, as CRI-O and podman have it
 	Architectures    []specs.Arch             `json:"architectures,omitempty"`
 	ArchMap          []ArchGroup              `json:"archMap,omitempty"` // instead of Architectures
 	Flags            []specs.LinuxSeccompFlag `json:"flags,omitempty"`
@@ -36,7 +36,7 @@ type Rule struct {
 	specs.LinuxSyscall
 	Name     string    `json:"name,omitempty"`    // old form of a single name
 	Comment  string    `json:"comment,omitempty"` // for people
-	Errno    string    `json:"errno,omitempty"`   // ErrnoRet by name; of pulled profiles
+	Errno    string    `json:"errno,omitempty"`   // ErrnoRet by name
 	Includes Condition `json:"includes,omitzero"`
 	Excludes Condition `json:"excludes,omitzero"`
 }
@@ -75,7 +75,7 @@ func parseProfile(data []byte) (*Profile, error) {
 			return nil, fmt.Errorf("rule %d: %w", i, err)
 		}
 	}
-	return p, nil
+	return p, p.nameErrnos()
 }
 
 func (r *Rule) normalize() error {

@@ -3,17 +3,27 @@ package spec
 import (
 	"fmt"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 )
 
-// nameErrnos sets the error numbers that the profile has by name, as those of containers/common do.
+// nameErrnos sets the error numbers that the profile has by name, as those of containers/common do, and
+// refuses numbers of which a runtime would take a part: 65536 would tell the program that a forbidden call
+// has succeeded.
 func (p *Profile) nameErrnos() error {
 	if err := takeErrno(&p.DefaultErrnoRet, p.DefaultErrno); err != nil {
 		return fmt.Errorf("defaultErrno: %w", err)
 	}
+	if p.DefaultAction == specs.ActErrno && p.DefaultErrnoRet != nil && *p.DefaultErrnoRet > maxErrno {
+		return fmt.Errorf("defaultErrnoRet %d is not an error number", *p.DefaultErrnoRet)
+	}
 	for i := range p.Syscalls {
-		if err := takeErrno(&p.Syscalls[i].ErrnoRet, p.Syscalls[i].Errno); err != nil {
+		r := &p.Syscalls[i]
+		if err := takeErrno(&r.ErrnoRet, r.Errno); err != nil {
 			return fmt.Errorf("rule %d: errno: %w", i, err)
+		}
+		if r.Action == specs.ActErrno && r.ErrnoRet != nil && *r.ErrnoRet > maxErrno {
+			return fmt.Errorf("rule %d: errnoRet %d is not an error number", i, *r.ErrnoRet)
 		}
 	}
 	return nil

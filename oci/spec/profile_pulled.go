@@ -77,9 +77,6 @@ func parsePulled(data []byte) (*Profile, error) {
 	if conditions > maxPulledConditions {
 		return nil, fmt.Errorf("it has %d conditions on arguments of system calls, at most %d are allowed", conditions, maxPulledConditions)
 	}
-	if err := p.nameErrnos(); err != nil {
-		return nil, err
-	}
 	return p, nil
 }
 

@@ -205,6 +205,29 @@ func TestPulledProfileIsIntersected(t *testing.T) {
 }
 
 // Error numbers may be given by name.
+// So do those of a node's profiles, of which CRI-O's users have many: without them a program gets EPERM where its
+// C library falls back on ENOSYS alone. A number that runtimes cut to 16 bits is refused (gvisor#14721).
+func TestErrnosOfProfilesOnTheNode_containers_common_573(t *testing.T) {
+	t.Parallel()
+	p, err := ParseProfile([]byte(`{"defaultAction": "SCMP_ACT_ERRNO", "defaultErrno": "ENOSYS", "syscalls": [
+		{"names": ["bpf"], "action": "SCMP_ACT_ERRNO", "errno": "EINVAL"}, {"names": ["ptrace"], "action": "SCMP_ACT_TRACE", "errnoRet": 5000}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *p.DefaultErrnoRet != 38 || *p.Syscalls[0].ErrnoRet != 22 || *p.Syscalls[1].ErrnoRet != 5000 {
+		t.Errorf("%d, %d and %d", *p.DefaultErrnoRet, *p.Syscalls[0].ErrnoRet, *p.Syscalls[1].ErrnoRet)
+	}
+	for text, word := range map[string]string{
+		`{"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 65536}`:                                                        "65536",
+		`{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["bpf"], "action": "SCMP_ACT_ERRNO", "errnoRet": 65536}]}`: "65536",
+		`{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["bpf"], "action": "SCMP_ACT_ERRNO", "errno": "EWRONG"}]}`: "EWRONG",
+	} {
+		if p, err := ParseProfile([]byte(text)); p != nil || !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), word) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
 func TestPulledErrnos(t *testing.T) {
 	t.Parallel()
 	p, err := ParsePulledProfile([]byte(`{"defaultAction": "SCMP_ACT_ERRNO", "defaultErrno": "ENOSYS", "syscalls": [{"names": ["bpf"], "action": "SCMP_ACT_ERRNO", "errno": "EINVAL"}]}`))
