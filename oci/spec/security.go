@@ -38,13 +38,24 @@ func pathMasks(in *Input, s *specs.Spec) error {
 			return invalid("masked or read-only path %q is not absolute", hidden)
 		}
 	}
-	s.Linux.MaskedPaths = slices.Clone(sc.GetMaskedPaths())
-	s.Linux.ReadonlyPaths = slices.Clone(sc.GetReadonlyPaths())
+	s.Linux.MaskedPaths = cleaned(sc.GetMaskedPaths())
+	s.Linux.ReadonlyPaths = slices.DeleteFunc(cleaned(sc.GetReadonlyPaths()), func(hidden string) bool {
+		return slices.Contains(s.Linux.MaskedPaths, hidden) // its mask is read-only as well
+	})
 	// Kubelets before 1.29 do not mask it.
 	if len(s.Linux.MaskedPaths) > 0 && !slices.Contains(s.Linux.MaskedPaths, powercap) {
 		s.Linux.MaskedPaths = append(s.Linux.MaskedPaths, powercap)
 	}
 	return nil
+}
+
+// cleaned returns the paths as the kernel lists mounts at them.
+func cleaned(paths []string) []string {
+	all := slices.Clone(paths)
+	for i, p := range all {
+		all[i] = path.Clean(p)
+	}
+	return all
 }
 
 // powercap shows the processor's energy use, precisely enough to reveal what

@@ -71,6 +71,18 @@ func TestPathMasks_GHSA_7ww5_4wqc_m92c(t *testing.T) {
 	}
 }
 
+// Mounts are compared with these paths once a container is created, as the kernel shows them, and there is one
+// mount at a path.
+func TestPathMasksAreClean(t *testing.T) {
+	s := mutate(t, func(in *Input) {
+		in.Request.Container.Linux.SecurityContext.MaskedPaths = []string{powercap, "/proc/acpi/", "/proc/sys"}
+		in.Request.Container.Linux.SecurityContext.ReadonlyPaths = []string{"/proc/sys/", "//proc/bus"}
+	})
+	if !slices.Equal(s.Linux.MaskedPaths, []string{powercap, "/proc/acpi", "/proc/sys"}) || !slices.Equal(s.Linux.ReadonlyPaths, []string{"/proc/bus"}) {
+		t.Errorf("masked %v, readonly %v", s.Linux.MaskedPaths, s.Linux.ReadonlyPaths)
+	}
+}
+
 func TestChooseProfile_CVE_2023_2431(t *testing.T) {
 	profile := func(kind cri.SecurityProfile_ProfileType, ref string) *cri.SecurityProfile {
 		return &cri.SecurityProfile{ProfileType: kind, LocalhostRef: ref}
