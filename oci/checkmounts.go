@@ -3,6 +3,7 @@ package oci
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
 	"slices"
@@ -29,6 +30,9 @@ func checkCreated(pid int, s *specs.Spec) error {
 		refused = checkMount(m, s)
 		return refused == nil
 	})
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("the container ended while it was created, before its mounts were checked: %w", err)
+	}
 	if err != nil {
 		return fmt.Errorf("read the container's mounts: %w", err)
 	}

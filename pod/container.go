@@ -171,7 +171,7 @@ func (c *Container) show(now *liveContainer) *view.Container {
 		v.State = cri.ContainerState_CONTAINER_EXITED
 		v.FinishedAt = now.exit.FinishedAt
 		v.ExitCode, v.Reason, v.Message = now.Ending(*now.exit)
-		v.Message = c.plan.Explain(v.ExitCode, v.Message)
+		v.Message = c.plan.Explain(v.ExitCode, !now.StartedAt.IsZero(), v.Message)
 	case now.Phase == records.Started:
 		v.State = cri.ContainerState_CONTAINER_RUNNING
 		v.PID = now.task.PID()

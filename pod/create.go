@@ -260,7 +260,7 @@ func (c *Container) build(ctx context.Context, src sources) error {
 		return c.runtime.Create(ctx, c.ref, ociSpec, io)
 	}
 	if err := c.createTask(ctx, create); err != nil {
-		return c.engine.paths.Explain(ctx, mounts, err)
+		return c.engine.paths.Explain(ctx, mounts, c.plan.BlameProfile(err))
 	}
 	if err := c.nri.Confirm(); err != nil {
 		return err

@@ -59,8 +59,12 @@ func (c *Container) endStart() {
 }
 
 func (c *Container) start(ctx context.Context) error {
-	if state := c.View().State; state != cri.ContainerState_CONTAINER_CREATED {
-		return fmt.Errorf("container is in state %s, only a created container can be started: %w", state, fault.Precondition)
+	if v := c.View(); v.State != cri.ContainerState_CONTAINER_CREATED {
+		why := ""
+		if v.StartedAt.IsZero() && v.Message != "" {
+			why = " (" + v.Message + ")"
+		}
+		return fmt.Errorf("container is in state %s%s, only a created container can be started: %w", v.State, why, fault.Precondition)
 	}
 	if err := c.mayStart(); err != nil {
 		return err
@@ -93,7 +97,7 @@ func (c *Container) start(ctx context.Context) error {
 		return err
 	}
 	if err := trace.Do(ctx, "runtime start", c.Now().task.Start); err != nil {
-		return c.failStart(ctx, err)
+		return c.failStart(ctx, c.plan.BlameProfile(err))
 	}
 	c.Change(func(now *liveContainer) { now.Phase = records.Started })
 	c.Publish()

@@ -37,6 +37,19 @@ func LeftUnconfined(sc *cri.LinuxContainerSecurityContext) bool {
 	return err == nil && want.confinement == unconfined && !sc.GetPrivileged()
 }
 
+// SeccompName returns what messages call the profile that a container's request chooses, empty for none,
+// and whether it is one of the user's, and not the runtime's default.
+func SeccompName(sc *cri.LinuxContainerSecurityContext) (name string, own bool) {
+	want, err := chooseProfile(sc.GetSeccomp(), sc.GetSeccompProfilePath(), unconfined)
+	switch {
+	case err != nil || sc.GetPrivileged() || want.confinement == unconfined:
+		return "", false
+	case want.confinement == runtimeDefault:
+		return "RuntimeDefault", false
+	}
+	return want.ref, true
+}
+
 // CheckPodSeccomp refuses a pod whose localhost profile cannot be loaded. That
 // profile is for the pod's infra container, which runs under the runtime's
 // default instead; but a user who names a profile relies on it.

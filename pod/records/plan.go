@@ -3,7 +3,6 @@ package records
 import (
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -185,15 +184,6 @@ type ContainerPlan struct {
 	Foreign string `json:"Foreign,omitempty"`
 	// WritableSize is how many bytes its writable layer may have; 0: what the configuration says.
 	WritableSize int64 `json:"WritableSize,omitempty"`
-}
-
-// Explain adds to the message of an end what the plan knows about it. A program of another
-// architecture ends with an error without a word, if no emulator runs it.
-func (plan *ContainerPlan) Explain(code int32, message string) string {
-	if code == 0 || message != "" || plan.Foreign == "" {
-		return message
-	}
-	return fmt.Sprintf("the image is for %s and this node is %s: without an emulator (binfmt_misc) its programs cannot be run (exec format error)", plan.Foreign, runtime.GOARCH)
 }
 
 // ContainerState is the part of a container's record that verbs change.

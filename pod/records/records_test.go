@@ -2,6 +2,8 @@ package records
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -13,6 +15,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/storage"
 )
@@ -122,13 +125,13 @@ func TestImagesInUse(t *testing.T) {
 func TestEndOfForeignProgramIsExplained(t *testing.T) {
 	t.Parallel()
 	foreign := ContainerPlan{Foreign: "s390x"}
-	if text := foreign.Explain(1, ""); !strings.Contains(text, "the image is for s390x and this node is ") {
+	if text := foreign.Explain(1, true, ""); !strings.Contains(text, "the image is for s390x and this node is ") {
 		t.Errorf("%q", text)
 	}
 	for want, got := range map[string]string{
-		"":       foreign.Explain(0, ""),
-		"killed": foreign.Explain(1, "killed"),
-		"\x00":   new(ContainerPlan).Explain(1, "\x00"),
+		"":       foreign.Explain(0, true, ""),
+		"killed": foreign.Explain(1, true, "killed"),
+		"\x00":   new(ContainerPlan).Explain(1, true, "\x00"),
 	} {
 		if got != want {
 			t.Errorf("%q, want %q", got, want)
@@ -158,5 +161,67 @@ func TestEndingSaysWhenTheOOMKillerWasNoticed(t *testing.T) {
 		if _, _, message := state.Ending(c.exit); message != want {
 			t.Errorf("%q, want %q", message, want)
 		}
+	}
+}
+
+// asking is the plan of a container whose request has this security context.
+func asking(sc *cri.LinuxContainerSecurityContext) *ContainerPlan {
+	return &ContainerPlan{Config: Message[*cri.ContainerConfig]{M: &cri.ContainerConfig{Linux: &cri.LinuxContainerConfig{SecurityContext: sc}}}}
+}
+
+var (
+	localhost = &cri.LinuxContainerSecurityContext{Seccomp: &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: "/profiles/own.json"}}
+	byDefault = &cri.LinuxContainerSecurityContext{Seccomp: &cri.SecurityProfile{}}
+	without   = &cri.LinuxContainerSecurityContext{Seccomp: &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Unconfined}}
+)
+
+// A process that a filter kills says nothing, and exit code 159 is known to few.
+func TestEndBySeccompIsExplained_crio_5720(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		security *cri.LinuxContainerSecurityContext
+		code     int32
+		started  bool
+		want     string
+	}{
+		{localhost, 159, true, "killed by SIGSYS: the seccomp profile /profiles/own.json forbids"},
+		{byDefault, 159, true, "killed by SIGSYS: the seccomp profile RuntimeDefault forbids"},
+		{without, 159, true, ""},
+		{localhost, 1, true, ""},
+		{localhost, 0, false, ""},
+		{localhost, 255, false, "it ended before it was started: its seccomp profile /profiles/own.json may forbid"},
+		{byDefault, 255, false, ""},
+		{localhost, 137, false, ""}, // it was stopped
+	} {
+		if got := asking(c.security).Explain(c.code, c.started, ""); !strings.HasPrefix(got, c.want) || (got == "") != (c.want == "") {
+			t.Errorf("code %d, started %v: %q, want %q", c.code, c.started, got, c.want)
+		}
+	}
+}
+
+// What runc and crun say when a filter stops them names neither the filter nor the profile.
+func TestProfileIsBlamed_syscall2seccomp_1(t *testing.T) {
+	t.Parallel()
+	const blame = "; its seccomp profile /profiles/own.json may forbid"
+	for _, c := range []struct {
+		security *cri.LinuxContainerSecurityContext
+		err      error
+		blamed   bool
+	}{
+		{localhost, errors.New("runc start: exit status 1: cannot start a container that has stopped"), true},
+		{localhost, errors.New("crun create: prctl drop bounding: Operation not permitted"), true},
+		{localhost, fmt.Errorf("runc did not create the container within 4m: %w", fault.Timeout), true},
+		{localhost, errors.New("runc create: mkdir /v: read-only file system"), false},
+		{localhost, fmt.Errorf("exec /x: operation not permitted: %w", fault.Precondition), false},
+		{byDefault, errors.New("runc start: exit status 1: cannot start a container that has stopped"), false},
+		{without, errors.New("crun create: read from the init process"), false},
+	} {
+		got := asking(c.security).BlameProfile(c.err)
+		if !errors.Is(got, c.err) || strings.Contains(got.Error(), blame) != c.blamed {
+			t.Errorf("%v became %v", c.err, got)
+		}
+	}
+	if err := asking(localhost).BlameProfile(nil); err != nil {
+		t.Error(err)
 	}
 }

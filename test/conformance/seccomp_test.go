@@ -184,3 +184,74 @@ func TestSeccompOfThePod(t *testing.T) {
 		})
 	}
 }
+
+// What a profile forbids may be a call that the runtime makes itself, once it has loaded the filter: it dies, or says
+// something that names neither the filter nor the profile.
+func TestSeccompProfilesThatStopTheRuntime_syscall2seccomp_1_kubernetes_website_45460(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	dir := w.Dir(t)
+	profiles := map[string]string{}
+	for name, text := range map[string]string{
+		"nothing":      `{"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [{"names": ["exit_group"], "action": "SCMP_ACT_ALLOW"}]}`,
+		"kills":        `{"defaultAction": "SCMP_ACT_KILL_PROCESS", "syscalls": [{"names": ["exit_group"], "action": "SCMP_ACT_ALLOW"}]}`,
+		"capabilities": `{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["capset", "prctl"], "action": "SCMP_ACT_ERRNO"}]}`,
+	} {
+		profiles[name] = filepath.Join(dir, name+".json")
+		scene.Write(t, profiles[name], text)
+	}
+	scene.Each(t, func(t *testing.T, handler string) {
+		p := w.Pod(t, handler)
+		for name, file := range profiles {
+			t.Run(name, func(t *testing.T) {
+				c, err := p.Try(t.Context(), "sleep", profiled(newForm, cri.SecurityProfile_Localhost, file))
+				if err == nil {
+					err = c.TryStart(t.Context())
+				}
+				if err == nil || !strings.Contains(err.Error(), "its seccomp profile "+file+" may forbid") {
+					t.Errorf("create and start: %v", err)
+				}
+			})
+		}
+	})
+}
+
+// A container that its profile keeps from its program, or from its end, can be stopped and removed all the same; one that
+// is killed says why.
+func TestSeccompProfilesThatTrapTheContainer_kubernetes_85191_moby_36830_crio_5720(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	dir := w.Dir(t)
+	profile := func(t *testing.T, calls, action string) (string, scene.ContainerChange) {
+		t.Helper()
+		file := filepath.Join(dir, strings.ReplaceAll(t.Name(), "/", "-"))
+		scene.Write(t, file, `{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": [`+calls+`], "action": "`+action+`"}]}`)
+		return file, profiled(newForm, cri.SecurityProfile_Localhost, file)
+	}
+	scene.Each(t, func(t *testing.T, handler string) {
+		p := w.Pod(t, handler)
+		t.Run("no end", func(t *testing.T) {
+			_, change := profile(t, `"exit_group", "exit"`, "SCMP_ACT_ERRNO")
+			c := p.Start(t, "echo runs", change)
+			c.Says(t, "runs")
+			c.Stop(t, 1)
+			scene.Equal(t, "exit code", c.Wait(t).ExitCode, 137)
+			c.Remove(t)
+		})
+		t.Run("no program", func(t *testing.T) {
+			_, change := profile(t, `"execve"`, "SCMP_ACT_KILL")
+			c := p.Start(t, "echo runs", change)
+			c.Stop(t, 1)
+			c.Wait(t)
+			c.Remove(t)
+		})
+		t.Run("killed", func(t *testing.T) {
+			file, change := profile(t, `"mkdir", "mkdirat"`, "SCMP_ACT_KILL_PROCESS")
+			s := p.Start(t, "try mkdir", change).Wait(t)
+			scene.Equal(t, "exit code", s.ExitCode, 159)
+			if !strings.HasPrefix(s.Message, "killed by SIGSYS: the seccomp profile "+file+" forbids") {
+				t.Errorf("the status says %q", s.Message)
+			}
+		})
+	})
+}
