@@ -276,8 +276,10 @@ func (one setting) write() (err error) {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.ENOENT):
-		return fmt.Errorf("sysctl %s: this kernel has no such sysctl in a namespace: %w", one.name, fault.Invalid)
-	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ERANGE), errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return fmt.Errorf("sysctl %s: this kernel has no such sysctl in the namespaces of a pod; if the node has it, set it there: %w", one.name, fault.Invalid)
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return fmt.Errorf("sysctl %s: this kernel lets nobody change it in the namespaces of a pod, set it on the node: %w: %w", one.name, err, fault.Invalid)
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ERANGE):
 		return fmt.Errorf("sysctl %s: the kernel rejects the value %.128q: %w: %w", one.name, one.value, err, fault.Invalid)
 	}
 	return fmt.Errorf("sysctl %s: %w", one.name, err)

@@ -277,3 +277,14 @@ func mustInventory(t *testing.T, w *world) *inventory.Snapshot {
 	}
 	return s
 }
+
+// Parameters of the network that the kernel keeps for the node, or does not have: which of the two depends on its
+// version.
+func TestSysctlsThatPodsCannotHave_moby_30778_runc_1193(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	for _, name := range []string{"net.core.rmem_max", "net.netfilter.nf_conntrack_buckets", "net.core.none"} {
+		_, err := w.TryPod(t, "crun", func(c *cri.PodSandboxConfig) { c.Linux.Sysctls = map[string]string{name: "1000000"} })
+		wantCode(t, err, codes.InvalidArgument, "sysctl "+name+": this kernel ", " set it ")
+	}
+}
