@@ -45,13 +45,14 @@ func (u Identity) CRI() *cri.ContainerUser {
 // PasswdLine returns the line to append to the passwd of a root file system so
 // that the user has a name there, with home as its directory. The name is "user"
 // and the number: shadow, systemd and others refuse names of digits alone
-// (cri-o#9432). The line is empty if the image knows the user. Whatever home
+// (cri-o#9432). Its password is "*": "x" stands for an entry of the shadow file, and without one PAM takes the
+// account for locked (podman#7499). The line is empty if the image knows the user. Whatever home
 // contains, it is one line of seven fields (CVE-2022-4318, CVE-2026-15809).
 func (u Identity) PasswdLine(home string) string {
 	if u.Username != "" {
 		return ""
 	}
-	return fmt.Sprintf("user%d:x:%d:%d::%s:/sbin/nologin\n", u.UID, u.UID, u.GID, cleanHome(home))
+	return fmt.Sprintf("user%d:*:%d:%d::%s:/sbin/nologin\n", u.UID, u.UID, u.GID, cleanHome(home))
 }
 
 // GroupLine is PasswdLine for the group file; the name is "group" and the number.

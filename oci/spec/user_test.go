@@ -213,7 +213,7 @@ func TestHomeInPasswd_CVE_2022_4318_CVE_2026_15809(t *testing.T) {
 	u := Identity{UID: 1000, GID: 2000}
 	for home, want := range hostileHomes() {
 		line := u.PasswdLine(home)
-		if wanted := "user1000:x:1000:2000::" + want + ":/sbin/nologin\n"; line != wanted {
+		if wanted := "user1000:*:1000:2000::" + want + ":/sbin/nologin\n"; line != wanted {
 			t.Errorf("home %.40q gives %.80q", home, line)
 		}
 	}

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"path/filepath"
+	"strings"
 	"testing"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -9,6 +10,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/images"
+	"github.com/crius-run/crius/test/kit/image"
 )
 
 // The image's passwd has root 0:0, app 1001:1002 and nobody 65534:65534; its
@@ -146,7 +148,7 @@ func TestEveryUserHasAName(t *testing.T) {
 		}
 	}
 	c := p.start(t, "sleep", as(4711, 4712))
-	equal(t, "passwd", c.exec(t, "cat /etc/passwd"), images.Passwd+"user4711:x:4711:4712::/tmp:/sbin/nologin\n")
+	equal(t, "passwd", c.exec(t, "cat /etc/passwd"), images.Passwd+"user4711:*:4711:4712::/tmp:/sbin/nologin\n")
 	equal(t, "group", c.exec(t, "cat /etc/group"), images.Group+"group4712:x:4712:\n")
 	made := p.start(t, "facts", as(4711, 4712))
 	made.wait(t)
@@ -158,7 +160,7 @@ func TestEveryUserHasAName(t *testing.T) {
 	c = p.start(t, "sleep", as(4711, 0), func(c *cri.ContainerConfig) {
 		c.Envs = append(c.Envs, &cri.KeyValue{Key: "HOME", Value: []byte("/data")})
 	})
-	equal(t, "passwd", c.exec(t, "cat /etc/passwd"), images.Passwd+"user4711:x:4711:0::/data:/sbin/nologin\n")
+	equal(t, "passwd", c.exec(t, "cat /etc/passwd"), images.Passwd+"user4711:*:4711:0::/data:/sbin/nologin\n")
 
 	c = p.start(t, "sleep", as(1001, 1002))
 	equal(t, "passwd of a known user", c.exec(t, "cat /etc/passwd"), images.Passwd)
@@ -169,4 +171,32 @@ func TestEveryUserHasAName(t *testing.T) {
 	put(t, own, "own")
 	c = p.start(t, "sleep", as(4711, 4712), withMounts(&cri.Mount{ContainerPath: "/etc/passwd", HostPath: own}))
 	equal(t, "passwd that is a volume", c.exec(t, "cat /etc/passwd"), "own")
+}
+
+// Names as useradd and directory services make them, files of Windows and of NIS, and links.
+func TestUsersOfOddFiles_podman_631_moby_12514(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	p := w.run(t, "runc")
+	line := func(name string) string { return images.Passwd + name + ":x:1234:1235::/:/none\n" }
+	for user, files := range map[string][]image.File{
+		"first.last": {image.Text("etc/passwd", line("first.last"))},
+		"host$":      {image.Text("etc/passwd", line("host$"))},
+		"a@b.c":      {image.Text("etc/passwd", line("a@b.c"))},
+		"jürgen":     {image.Text("etc/passwd", line("jürgen"))},
+		"windows":    {image.Text("etc/passwd", strings.ReplaceAll(line("windows"), "\n", "\r\n"))},
+		"nis":        {image.Text("etc/passwd", "+::::::\n+@net\n# none\n\n"+line("nis"))},
+		"linked":     {image.Text("usr/lib/passwd", line("linked")), image.Symlink("etc/passwd", "/usr/lib/passwd")},
+	} {
+		ref := w.image(t, func(c *imagespec.ImageConfig) { c.User = user }, files...)
+		f := p.facts(t, func(c *cri.ContainerConfig) { c.Image.Image = ref })
+		equal(t, user+": uid", f.UID, 1234)
+		equal(t, user+": gid", f.GID, 1235)
+	}
+	// Ids that are no numbers, or too few fields, are no user; others read them as 0.
+	for user, entry := range map[string]string{"weird": "weird:x:abc:def::/:\n", "short": "short:x:1234\n"} {
+		ref := w.image(t, func(c *imagespec.ImageConfig) { c.User = user }, image.Text("etc/passwd", images.Passwd+entry))
+		_, err := p.try(t.Context(), steps("sleep"), fromImage(ref))
+		wantCode(t, err, codes.InvalidArgument, user)
+	}
 }
