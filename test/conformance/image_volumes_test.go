@@ -12,6 +12,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	crierrors "k8s.io/cri-api/pkg/errors"
 
+	"github.com/crius-run/crius/test/images"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/node"
 	"github.com/crius-run/crius/test/scene"
@@ -162,6 +163,27 @@ func TestImageVolumesThatCannotBe(t *testing.T) {
 				scene.WantCode(t, err, test.code, test.word)
 			})
 		}
+	})
+}
+
+// A volume may be a file of an image, hold programs, and have other volumes on its directories.
+func TestUsesOfImageVolumes_kubernetes_135775_podman_4329(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	_, id := content(t, w)
+	dir := w.Dir(t)
+	scene.Write(t, filepath.Join(dir, "file"), "of the host")
+	at := func(path string) func(*cri.Mount) { return func(m *cri.Mount) { m.ContainerPath = path } }
+	scene.Each(t, func(t *testing.T, handler string) {
+		p := w.Pod(t, handler)
+		scene.Equal(t, "a file", p.Finish(t, "cat /new/place", imageVolume(id, "data/a", at("/new/place"))), "from the image")
+		scene.Equal(t, "a program", p.Finish(t, "run /v/probe echo runs", imageVolume(images.Probe, "")), "runs\n")
+		scene.Equal(t, "others in it", p.Finish(t, "cat /v/data/sub/data/a ; cat /v/data/a",
+			imageVolume(id, "", at("/v/data/sub")), imageVolume(id, "")), "from the imagefrom the image")
+		scene.Equal(t, "a host path in it", p.Finish(t, "cat /v/data/sub/file",
+			imageVolume(id, ""), mounted(&cri.Mount{ContainerPath: "/v/data/sub", HostPath: dir})), "of the host")
+		scene.Equal(t, "below a read-only root", p.Finish(t, "cat /new/place/data/a",
+			imageVolume(id, "", at("/new/place")), func(c *cri.ContainerConfig) { c.Linux.SecurityContext.ReadonlyRootfs = true }), "from the image")
 	})
 }
 

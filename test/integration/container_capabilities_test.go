@@ -1,13 +1,18 @@
 package integration
 
 import (
+	"encoding/binary"
 	"os"
 	"strconv"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/tools"
 )
 
 // defaultCapabilities are those in crius's configuration reference.
@@ -105,4 +110,54 @@ func TestExecHasTheContainersCapabilities_CVE_2022_27650_CVE_2022_29162(t *testi
 		equal(t, "no new privileges", f.NoNewPrivs, true)
 		equal(t, "seccomp", f.Seccomp, 2)
 	})
+}
+
+// A program with a capability of its own file has it as an ordinary user, also without new privileges, if the
+// container has it: so do ingress controllers listen at port 80.
+func TestCapabilitiesOfFiles_moby_45491_gvisor_14878(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	path, err := tools.Probe(t.Context())
+	must(t, err)
+	program, err := image.HostFile("able", path, 0o755)
+	must(t, err)
+	const revision2, effective = 0x02000000, 1
+	attribute := binary.LittleEndian.AppendUint32(nil, revision2|effective)
+	attribute = binary.LittleEndian.AppendUint32(attribute, 1<<unix.CAP_NET_BIND_SERVICE)
+	program.PAXRecords = map[string]string{"SCHILY.xattr.security.capability": string(append(attribute, make([]byte, 12)...))}
+	ref := w.image(t, nil, program)
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		for name, c := range map[string]struct {
+			caps *cri.Capability
+			want uint64
+		}{
+			"by default": {nil, defaultCapabilities},
+			"alone":      {&cri.Capability{DropCapabilities: []string{"ALL"}, AddCapabilities: []string{"NET_BIND_SERVICE"}}, capSet(unix.CAP_NET_BIND_SERVICE)},
+		} {
+			for _, noNew := range []bool{false, true} {
+				f := p.facts(t, func(config *cri.ContainerConfig) {
+					config.Image.Image = ref
+					config.Command = []string{"/able"}
+					config.Linux.SecurityContext.RunAsUser = &cri.Int64Value{Value: 1001}
+					config.Linux.SecurityContext.NoNewPrivs = noNew
+					config.Linux.SecurityContext.Capabilities = c.caps
+				})
+				equal(t, name+": no new privileges", f.NoNewPrivs, noNew)
+				equal(t, name+": effective", f.Caps.Effective, capSet(unix.CAP_NET_BIND_SERVICE))
+				equal(t, name+": bounding", f.Caps.Bounding, c.want)
+			}
+		}
+	})
+}
+
+func TestUnknownCapabilitiesAreRefused_crio_1707_pv_migrate_165(t *testing.T) {
+	t.Parallel()
+	p := shared(t).run(t, "crun")
+	for _, name := range []string{"CAP_CAP_SYS_CHROOT", "CAP_OF_TOMORROW", "SYS_ADMIN ", ""} {
+		for _, caps := range []*cri.Capability{{AddCapabilities: []string{name}}, {DropCapabilities: []string{name}}, {AddAmbientCapabilities: []string{name}}} {
+			_, err := p.try(t.Context(), steps("sleep"), func(c *cri.ContainerConfig) { c.Linux.SecurityContext.Capabilities = caps })
+			wantCode(t, err, codes.InvalidArgument, strconv.Quote(name))
+		}
+	}
 }
