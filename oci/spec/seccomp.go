@@ -83,9 +83,12 @@ func (in *Input) fit(p *Profile, caps *specs.LinuxCapabilities) (*specs.LinuxSec
 		DefaultAction:    p.DefaultAction,
 		DefaultErrnoRet:  clonePtr(p.DefaultErrnoRet),
 		Architectures:    in.seccompArchs(p),
-		Flags:            slices.Clone(p.Flags),
 		ListenerPath:     p.ListenerPath,
 		ListenerMetadata: p.ListenerMetadata,
+	}
+	var err error
+	if out.Flags, err = in.seccompFlags(p); err != nil {
+		return nil, err
 	}
 	if !in.knowsAction(p.DefaultAction) {
 		return nil, unimplemented("the pod's runtime handler does not support seccomp action %s", p.DefaultAction)
@@ -108,6 +111,35 @@ func (in *Input) fit(p *Profile, caps *specs.LinuxCapabilities) (*specs.LinuxSec
 		})
 	}
 	return out, nil
+}
+
+// seccompFlags returns the profile's flags without those that the runtime does not know and that neither forbid
+// anything nor are seen from outside. runc below 1.2 knows none, and its features have no list of them.
+func (in *Input) seccompFlags(p *Profile) ([]specs.LinuxSeccompFlag, error) {
+	f := in.linuxFeatures()
+	if f == nil || f.Seccomp == nil || f.Seccomp.Actions == nil {
+		return slices.Clone(p.Flags), nil
+	}
+	known := f.Seccomp.SupportedFlags
+	if known == nil {
+		known = f.Seccomp.KnownFlags
+	}
+	var kept []specs.LinuxSeccompFlag
+	for _, flag := range p.Flags {
+		switch {
+		case slices.Contains(known, string(flag)):
+			kept = append(kept, flag)
+		case !slices.Contains(dispensableFlags(), flag):
+			return nil, unimplemented("the pod's runtime handler does not support seccomp flag %.60q: update the runtime, or take the flag from the profile", flag)
+		}
+	}
+	return kept, nil
+}
+
+// dispensableFlags: a filter of one thread needs no synchronization, a mitigation that stays on costs time, and
+// the last one is about signals while an agent decides.
+func dispensableFlags() []specs.LinuxSeccompFlag {
+	return []specs.LinuxSeccompFlag{"SECCOMP_FILTER_FLAG_TSYNC", specs.LinuxSeccompFlagSpecAllow, specs.LinuxSeccompFlagWaitKillableRecv}
 }
 
 // seccompArchs returns the architectures whose system calls the filter covers.

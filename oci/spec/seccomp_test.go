@@ -310,6 +310,42 @@ func TestSeccompFit(t *testing.T) {
 	}
 }
 
+// A flag that a runtime does not know is left out if the filter is as strict without it. runc 1.1 has no list of
+// flags, later ones know one that their libseccomp may not support, and nothing is known of a runtime without features.
+func TestSeccompFlags_runc_2430_moby_42619(t *testing.T) {
+	const log, spec, wait, sync = "SECCOMP_FILTER_FLAG_LOG", "SECCOMP_FILTER_FLAG_SPEC_ALLOW", "SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV", "SECCOMP_FILTER_FLAG_TSYNC"
+	actions := []string{"SCMP_ACT_ALLOW"}
+	old := &features.Seccomp{Actions: actions}
+	current := &features.Seccomp{Actions: actions, KnownFlags: []string{log, spec, wait, sync}, SupportedFlags: []string{log, spec, sync}}
+	for _, c := range []struct {
+		has         *features.Seccomp
+		asked, want []specs.LinuxSeccompFlag
+		refused     bool
+	}{
+		{old, []specs.LinuxSeccompFlag{spec, wait, sync}, nil, false},
+		{old, []specs.LinuxSeccompFlag{log}, nil, true},
+		{current, []specs.LinuxSeccompFlag{log, spec, wait, sync}, []specs.LinuxSeccompFlag{log, spec, sync}, false},
+		{current, []specs.LinuxSeccompFlag{"SECCOMP_FILTER_FLAG_OTHER"}, nil, true},
+		{nil, []specs.LinuxSeccompFlag{log, "SECCOMP_FILTER_FLAG_OTHER"}, []specs.LinuxSeccompFlag{log, "SECCOMP_FILTER_FLAG_OTHER"}, false},
+	} {
+		in := typical()
+		in.Defaults.Seccomp = &Profile{DefaultAction: specs.ActAllow, Flags: c.asked}
+		in.Facts.Features = &features.Features{Linux: &features.Linux{Seccomp: c.has}}
+		s, err := Container(in)
+		if c.refused {
+			if !errors.Is(err, fault.Unimplemented) || !strings.Contains(err.Error(), string(c.asked[0])) {
+				t.Errorf("%v with %+v: %v", c.asked, c.has, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%v with %+v: %v", c.asked, c.has, err)
+		} else if !slices.Equal(s.Linux.Seccomp.Flags, c.want) {
+			t.Errorf("%v with %+v: %v, want %v", c.asked, c.has, s.Linux.Seccomp.Flags, c.want)
+		}
+	}
+}
+
 func TestParseProfile(t *testing.T) {
 	docker := `{
 	 "defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 1,

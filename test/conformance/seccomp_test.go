@@ -255,3 +255,15 @@ func TestSeccompProfilesThatTrapTheContainer_kubernetes_85191_moby_36830_crio_57
 		})
 	})
 }
+
+// Debian's runc 1.1 refuses any flag, and later ones those that their libseccomp lacks.
+func TestSeccompFlags_runc_2430_moby_42619(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	file := filepath.Join(w.Dir(t), "flags.json")
+	scene.Write(t, file, strings.Replace(noMkdir, "{", `{"flags": ["SECCOMP_FILTER_FLAG_TSYNC", "SECCOMP_FILTER_FLAG_SPEC_ALLOW"], `, 1))
+	scene.Each(t, func(t *testing.T, handler string) {
+		out := w.Pod(t, handler).Finish(t, "try mkdir", profiled(newForm, cri.SecurityProfile_Localhost, file))
+		scene.Equal(t, "mkdir", out, "EPERM\n")
+	})
+}
