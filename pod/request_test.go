@@ -22,6 +22,8 @@ func rebuilt(n int) (*cri.PodSandboxConfig, *cri.ContainerConfig) {
 	p.DnsConfig = &cri.DNSConfig{Options: turned(n, "ndots:2", "rotate", "timeout:1")}
 	p.Annotations = map[string]string{"cni.projectcalico.org/podIP": fmt.Sprint("10.0.0.", n)}
 	c.Envs = turned(n, &cri.KeyValue{Key: "A", Value: []byte("1")}, &cri.KeyValue{Key: "B", Value: []byte("2")})
+	groups := turned(n, int64(1001), int64(1002)) // of volumes
+	p.Linux.SecurityContext.SupplementalGroups, c.Linux.SecurityContext.SupplementalGroups = groups, groups
 	return p, c
 }
 
@@ -69,9 +71,11 @@ func TestRetryIsBuiltFromScratch_containerd_8882_crio_7044(t *testing.T) {
 		}
 		pod = retried("attach", run)
 		ctr := retried("create", create)
-		for range 2 {
-			if again, err := create(t.Context()); again != ctr || err != nil {
-				t.Errorf("a retry that comes late: %s, %v, want %s", again, err, ctr)
+		for want, ask := range map[string]func(context.Context) (string, error){pod: run, ctr: create} {
+			for range 2 {
+				if again, err := ask(t.Context()); again != want || err != nil {
+					t.Errorf("a retry that comes late: %s, %v, want %s", again, err, want)
+				}
 			}
 		}
 		b.remove(e, pod)
@@ -169,6 +173,22 @@ func wantBeingMade(t *testing.T, err error) {
 	}
 }
 
+// Of several options with one name the last one counts, so their order does.
+func TestCanonicalPod(t *testing.T) {
+	t.Parallel()
+	of := func(options ...string) *cri.PodSandboxConfig {
+		p, _ := rebuilt(0)
+		p.DnsConfig.Options = options
+		return canonicalPod(p)
+	}
+	if !proto.Equal(of("ndots:2", "rotate"), of("rotate", "ndots:2")) {
+		t.Error("requests of a kubelet differ")
+	}
+	if proto.Equal(of("ndots:2", "ndots:5"), of("ndots:5", "ndots:2")) {
+		t.Error("another order of an option's values is not noticed")
+	}
+}
+
 // Of several entries with one name the last one counts, so their order does.
 func TestCanonicalContainer(t *testing.T) {
 	t.Parallel()
@@ -184,6 +204,16 @@ func TestCanonicalContainer(t *testing.T) {
 	same := func(a, b *cri.ContainerConfig) bool { return proto.Equal(canonicalContainer(a), canonicalContainer(b)) }
 	if !same(lists(0), lists(1)) {
 		t.Error("requests of a kubelet differ")
+	}
+	for in, mounted := range map[string]string{"message": "/message", "/message/": "/message", "/message": "//message"} {
+		request := func(n int) *cri.ContainerConfig {
+			c := lists(n)
+			c.Annotations[terminationMessagePath], c.Mounts[2].ContainerPath = in, mounted
+			return c
+		}
+		if !same(request(0), request(1)) {
+			t.Errorf("requests for a message at %s differ", in)
+		}
 	}
 	for name, change := range map[string]func(c *cri.ContainerConfig){
 		"value":  func(c *cri.ContainerConfig) { c.Envs[0].Value = []byte("3") },
@@ -203,6 +233,31 @@ func TestCanonicalContainer(t *testing.T) {
 		if same(a, b) {
 			t.Errorf("another %s is not noticed", name)
 		}
+	}
+	for name, of := range map[string]func(c *cri.ContainerConfig){
+		"mounts": func(c *cri.ContainerConfig) {
+			c.Mounts = []*cri.Mount{{ContainerPath: "/a", HostPath: "/1"}, {ContainerPath: "/a/", HostPath: "/2"}}
+		},
+		"devices": func(c *cri.ContainerConfig) {
+			c.Devices = []*cri.Device{{HostPath: "/dev/a"}, {HostPath: "/dev/b", ContainerPath: "/dev/a"}}
+		},
+	} {
+		a, b := lists(0), lists(0)
+		of(a)
+		of(b)
+		slices.Reverse(b.Mounts)
+		slices.Reverse(b.Devices)
+		if same(a, b) {
+			t.Errorf("another order of %s for one path is not noticed", name)
+		}
+	}
+	hidden := func(volume string) *cri.ContainerConfig {
+		c := lists(0)
+		c.Mounts[0].HostPath, c.Mounts[0].ContainerPath = volume, c.Mounts[2].ContainerPath
+		return c
+	}
+	if same(hidden("/a"), hidden("/b")) {
+		t.Error("another volume at the path of the message is not noticed")
 	}
 	c := lists(0)
 	before := proto.CloneOf(c)
