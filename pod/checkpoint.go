@@ -275,6 +275,9 @@ func (c *Container) mayCheckpoint(ctx context.Context) error {
 	case c.stop.Asked():
 		return errStopping
 	}
+	if err := c.beingStarted(); err != nil {
+		return err
+	}
 	if err := cmp.Or(now.task.MayCheckpoint(ctx), c.checkAlone(now.task)); err != nil {
 		return causedBy(ctx, err) // a probe that was ended says nothing of the runtime
 	}

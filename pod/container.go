@@ -109,8 +109,8 @@ type liveContainer struct {
 	unreachable bool
 	log         conmon.LogTrouble // as the task reported it last
 	created     time.Time         // as readers see it; see clock.go
-	starting    bool              // StartContainer is at work
-	abandoned   time.Time         // when its caller stopped waiting; zero: it did not, or the start has ended
+	starting    bool              // the runtime has been asked by this server to start it, and has not answered
+	abandoned   *abandonedStart   // nil: there is none
 	exit        *conmon.Exit
 	gone        bool // removed
 }
@@ -176,19 +176,23 @@ func (c *Container) show(now *liveContainer) *view.Container {
 		v.State = cri.ContainerState_CONTAINER_RUNNING
 		v.PID = now.task.PID()
 		v.LogReason, v.LogMessage = now.log.Reason, logMessage(now.log)
-	case !now.abandoned.IsZero():
-		v.State, v.StartedAt, v.PID = cri.ContainerState_CONTAINER_RUNNING, now.abandoned, now.task.PID()
-	default:
-		v.PID = now.task.PID()
-		if now.Phase == records.Starting { // by an earlier server; it may not have happened yet
-			v.StartedAt = time.Time{}
+	case now.mayRun():
+		v.State, v.PID = cri.ContainerState_CONTAINER_RUNNING, now.task.PID()
+		if v.StartedAt.IsZero() {
+			v.StartedAt = now.created
 		}
+		if now.abandoned != nil && now.Phase != records.Starting {
+			v.StartedAt = now.abandoned.at
+		}
+	default:
+		v.PID, v.StartedAt = now.task.PID(), time.Time{} // a start may not have happened yet
 	}
 	return v
 }
 
 // stage returns how far the container has come. A program that ended before it was known to run
-// is reported when both are known; a container that could not be started has skipped a stage.
+// is reported when both are known; a container that could not be started has skipped a stage. What
+// an earlier server has started is found out before it is reported.
 func (c *Container) stage() (now, skip view.Stage) {
 	at := c.Now()
 	switch {
@@ -196,12 +200,12 @@ func (c *Container) stage() (now, skip view.Stage) {
 		now = view.Deleted
 	case at.exit != nil && (at.Phase != records.Starting || at.StartError != ""):
 		now = view.Stopped
-	case at.Phase == records.Started:
+	case at.Phase == records.Started, at.abandoned != nil, at.Phase == records.Starting && at.StartError != "":
 		now = view.Started
 	default:
 		now = view.Created
 	}
-	if at.StartedAt.IsZero() {
+	if at.StartedAt.IsZero() && now != view.Started {
 		skip = view.Started
 	}
 	return now, skip

@@ -142,8 +142,9 @@ func TestStartWhileEndsHang(t *testing.T) {
 	})
 }
 
-// A start that an earlier server began, and that hangs, leaves the container created as far as
-// is known. It can be stopped, and nothing else.
+// A start that an earlier server began, and that hangs, leaves the container running as far as
+// is known: its program may begin at any moment, beside that of another attempt. It can be stopped,
+// and nothing else.
 func TestStartOfAnEarlierServerHangs(t *testing.T) {
 	for _, ends := range []bool{false, true} {
 		timeless(t, func(t *testing.T, b *bench) {
@@ -155,8 +156,11 @@ func TestStartOfAnEarlierServerHangs(t *testing.T) {
 			rewrite(t, e.records.Containers, ctr, func(r *records.Container) { r.Phase, r.StartedAt = records.Starting, at })
 			b.node.set(func() { b.node.fail["state"] = fault.Timeout })
 			e = b.engine()
-			if v := v(e, ctr); v.State != cri.ContainerState_CONTAINER_CREATED || !v.StartedAt.IsZero() {
+			if v := v(e, ctr); v.State != cri.ContainerState_CONTAINER_RUNNING || !v.StartedAt.Equal(at) {
 				t.Errorf("state %s since %s", v.State, v.StartedAt)
+			}
+			if _, err := e.ExecSync(t.Context(), ctr, []string{"true"}, 0); !errors.Is(err, fault.Unavailable) {
+				t.Errorf("exec: %v", err)
 			}
 			if err := e.StartContainer(t.Context(), ctr); !errors.Is(err, fault.Unavailable) {
 				t.Errorf("another start: %v", err)
@@ -168,6 +172,7 @@ func TestStartOfAnEarlierServerHangs(t *testing.T) {
 			} else if err := e.StopContainer(t.Context(), ctr, time.Minute); err != nil {
 				t.Errorf("stop: %v", err)
 			}
+			wait.For(t, "the start to end", func() bool { return e.containers.All()[0].Now().Phase != records.Starting || !ends })
 			if v := b.waitState(e, ctr, want); ends && !v.StartedAt.Equal(at) {
 				t.Errorf("it runs since %s", v.StartedAt)
 			}

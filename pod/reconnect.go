@@ -105,8 +105,8 @@ func unless(ended <-chan struct{}, work retry.Work) retry.Work {
 }
 
 // settleStart finds out whether a start that an earlier server began has happened. While the
-// runtime still works on it, that is unknown: the container counts as created, and can be
-// stopped.
+// runtime still works on it, that is unknown: the container counts as running, as if its caller had
+// stopped waiting (abandonStart), and can be stopped.
 func (c *Container) settleStart(ctx context.Context) {
 	if c.Now().Phase != records.Starting {
 		return

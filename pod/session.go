@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -111,7 +112,7 @@ func (e *Engine) runningContainer(id, what string) (*Container, error) {
 	if state := c.View().State; state != cri.ContainerState_CONTAINER_RUNNING {
 		return nil, fmt.Errorf("container %s is in state %s; %s requires a running container: %w", c.ID, state, what, fault.Precondition)
 	}
-	return c, c.beingCheckpointed()
+	return c, cmp.Or(c.beingStarted(), c.beingCheckpointed())
 }
 
 // PortForward connects stream with a TCP port of the pod, at 127.0.0.1 or ::1, until both sides

@@ -7,20 +7,21 @@ import (
 	"log/slog"
 	"time"
 
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/pod/records"
 )
 
-// StartContainer runs a created container.
+// StartContainer runs a created container. If the caller stops waiting, the start goes on, and the
+// container counts as running: a kubelet that found it created would have the next attempt created
+// and started, and then both would run.
 func (e *Engine) StartContainer(ctx context.Context, id string) error {
 	c, err := e.containers.Find(id)
 	if err != nil {
 		return err
 	}
-	err = e.run(ctx, verb{"start", c.ID}, func(ctx context.Context) error {
+	start := verb{"start", c.ID}
+	err = e.run(ctx, start, func(ctx context.Context) error {
 		c.LockLife(ctx)
 		defer c.Life.Unlock()
 		if err := c.start(ctx); err != nil {
@@ -28,49 +29,65 @@ func (e *Engine) StartContainer(ctx context.Context, id string) error {
 		}
 		return nil
 	})
-	if ctx.Err() != nil {
-		c.abandonStart()
+	if ctx.Err() == nil {
+		return err
+	}
+	if ended := e.verbs.Running(start); ended != nil { // perhaps it waits for another verb
+		c.abandonStart(ended)
 	}
 	return err
 }
 
-// abandonStart shows a container as running while it is started for a caller that has stopped
-// waiting. A kubelet that found it created would have the next attempt created and started, and
-// then both would run.
-func (c *Container) abandonStart() {
+// abandonedStart is a start whose caller has stopped waiting.
+type abandonedStart struct {
+	at    time.Time
+	ended <-chan struct{} // closed when the start has ended
+}
+
+// abandonStart shows the container as running until the start ends, and then as what it is.
+func (c *Container) abandonStart(ended <-chan struct{}) {
 	c.Change(func(now *liveContainer) {
-		if now.starting {
-			now.abandoned = time.Now()
+		if now.abandoned == nil {
+			now.abandoned = &abandonedStart{time.Now(), ended}
 		}
 	})
 	c.Publish()
+	c.Tell()
+	c.engine.background.Go("await abandoned start of "+c.ID, func() {
+		select {
+		case <-ended:
+		case <-c.engine.background.Closing().Done():
+			return
+		}
+		c.Change(func(now *liveContainer) {
+			if now.abandoned != nil && now.abandoned.ended == ended {
+				now.abandoned = nil
+			}
+		})
+		c.Publish()
+	})
 }
 
-// endStart is called when a start has ended, in whatever way.
-func (c *Container) endStart() {
-	abandoned := false
-	c.Change(func(now *liveContainer) {
-		abandoned = !now.abandoned.IsZero()
-		now.starting, now.abandoned = false, time.Time{}
-	})
-	if abandoned {
-		c.Publish()
+// mayRun reports whether the program may run by now although that is not known: the caller of the
+// start has stopped waiting, an earlier server has begun the start, or the start has failed and the
+// container is being killed.
+func (now *liveContainer) mayRun() bool {
+	return now.abandoned != nil || now.Phase == records.Starting && !now.starting
+}
+
+// beingStarted is the error of what needs a program that is known to run: runtimes run commands in
+// a container whose program has not begun, and a probe by one would succeed.
+func (c *Container) beingStarted() error {
+	if now := c.Now(); now.exit != nil || !now.mayRun() {
+		return nil
 	}
+	return fmt.Errorf("container %s is still being started, try again later: %w", c.ID, fault.Unavailable)
 }
 
 func (c *Container) start(ctx context.Context) error {
-	if v := c.View(); v.State != cri.ContainerState_CONTAINER_CREATED {
-		why := ""
-		if v.StartedAt.IsZero() && v.Message != "" {
-			why = " (" + v.Message + ")"
-		}
-		return fmt.Errorf("container is in state %s%s, only a created container can be started: %w", v.State, why, fault.Precondition)
-	}
 	if err := c.mayStart(); err != nil {
 		return err
 	}
-	c.Change(func(now *liveContainer) { now.starting = true })
-	defer c.endStart()
 	if c.sandbox.Now().Restoring {
 		return fmt.Errorf("the other containers of its pod are still being restored, start it when RestorePod has returned: %w", fault.Unavailable)
 	}
@@ -90,16 +107,18 @@ func (c *Container) start(ctx context.Context) error {
 	// record, since the next server may come much later; and it is taken before the runtime
 	// returns, since a short-lived program may have ended by then.
 	started := time.Now()
-	c.Change(func(now *liveContainer) { now.Phase, now.StartedAt = records.Starting, started })
+	c.Change(func(now *liveContainer) { now.Phase, now.StartedAt, now.starting = records.Starting, started, true })
 	if err := c.Put(ctx); err != nil {
-		c.Change(func(now *liveContainer) { now.Phase, now.StartedAt = records.Created, time.Time{} })
+		c.Change(func(now *liveContainer) {
+			now.Phase, now.StartedAt, now.starting = records.Created, time.Time{}, false
+		})
 		c.nri.End(ctx, nil)
 		return err
 	}
 	if err := trace.Do(ctx, "runtime start", c.Now().task.Start); err != nil {
 		return c.failStart(ctx, c.plan.BlameProfile(err))
 	}
-	c.Change(func(now *liveContainer) { now.Phase = records.Started })
+	c.Change(func(now *liveContainer) { now.Phase, now.starting = records.Started, false })
 	c.Publish()
 	c.Tell()
 	if err := c.Put(ctx); err != nil { // it runs all the same, and recovery would find that out
@@ -111,14 +130,20 @@ func (c *Container) start(ctx context.Context) error {
 	return nil
 }
 
-// mayStart refuses a start while the state of the container is unknown.
+// mayStart refuses a start of a container that is not created, or whose state is unknown.
 func (c *Container) mayStart() error {
 	now := c.Now()
-	if now.unreachable {
+	switch {
+	case now.exit == nil && now.unreachable:
 		return fmt.Errorf("its monitor has not answered since the server started; see crius check: %w", fault.Unavailable)
-	}
-	if now.Phase == records.Starting {
+	case now.exit == nil && now.Phase == records.Starting && now.StartError == "":
 		return fmt.Errorf("a start requested by a previous server is still running: %w", fault.Unavailable)
+	case now.exit != nil || now.Phase != records.Created:
+		v, why := c.show(&now), ""
+		if v.StartedAt.IsZero() && v.Message != "" {
+			why = " (" + v.Message + ")"
+		}
+		return fmt.Errorf("container is in state %s%s, only a created container can be started: %w", v.State, why, fault.Precondition)
 	}
 	return nil
 }
@@ -133,7 +158,9 @@ func (c *Container) failStart(ctx context.Context, cause error) error {
 	}
 	ctx, cancel := undoContext(ctx)
 	defer cancel()
-	c.Change(func(now *liveContainer) { now.StartError, now.StartedAt = fault.Text(cause), time.Time{} })
+	c.Change(func(now *liveContainer) {
+		now.StartError, now.StartedAt, now.starting = fault.Text(cause), time.Time{}, false
+	})
 	err := errors.Join(cause, c.Put(ctx), c.stop.Kill(ctx))
 	c.restoreCPUs() // if it was dead before
 	c.nri.End(ctx, nil)

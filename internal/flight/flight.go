@@ -191,6 +191,16 @@ func (g *Group[K, V]) run(ctx context.Context, key K, c *call[V], work func(cont
 	c.value, c.err = work(ctx)
 }
 
+// Running returns a channel that is closed when the work under key ends; nil: none is running.
+func (g *Group[K, V]) Running(key K) <-chan struct{} {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if c, ok := g.running[key]; ok {
+		return c.done
+	}
+	return nil
+}
+
 // Wait returns when no work is running, or when ctx ends. The caller must
 // ensure that none is started meanwhile.
 func (g *Group[K, V]) Wait(ctx context.Context) error {

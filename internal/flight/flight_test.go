@@ -208,3 +208,31 @@ func TestAwait(t *testing.T) {
 	}
 	Await(t.Context()) // of no work
 }
+
+// Whoever waits for running work learns when it has ended, without joining it.
+func TestRunning(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g Group[string, int]
+		if g.Running("k") != nil {
+			t.Error("work runs that was never begun")
+		}
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		release := make(chan struct{})
+		_, _ = g.Do(gone, "k", func(context.Context) (int, error) { <-release; return 0, nil })
+		ended := g.Running("k")
+		if ended == nil || g.Running("other") != nil {
+			t.Fatal("work runs whose caller has left, and no other")
+		}
+		select {
+		case <-ended:
+			t.Error("it has ended")
+		default:
+		}
+		close(release)
+		<-ended
+		if g.Running("k") != nil {
+			t.Error("it runs on")
+		}
+	})
+}
