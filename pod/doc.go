@@ -25,6 +25,7 @@
 //	<run>/pods/<id>/{files,shm}             tmpfs: resolv.conf and hostname; /dev/shm
 //	<run>/containers/<id>/                  bundle, monitor socket
 //	<run>/containers/<id>/copies            tmpfs: copies of the files in mounts.conf
+//	<run>/containers/<id>/devices           tmpfs: device nodes, for user namespaces
 //	<namespaces_dir>/{net,ipc,uts}ns/crius-<id>
 //
 // A record has two parts (pod/records). The plan was decided when the object was made: it

@@ -70,15 +70,20 @@ func CheckRootfs(rootfs string, mounts []*cri.Mount) error {
 		}
 	}
 	for _, m := range mounts {
-		target, err := securejoin.SecureJoin(rootfs, m.GetContainerPath())
-		if err != nil {
-			return invalid("mount at %q: resolve symbolic links in the image: %v", m.GetContainerPath(), err)
-		}
-		if err := validateProcMount(strings.TrimPrefix(target, filepath.Clean(rootfs)), m.GetHostPath()); err != nil {
+		if err := checkLinks(rootfs, m.GetContainerPath(), m.GetHostPath()); err != nil {
 			return fmt.Errorf("mount at %q: %w", m.GetContainerPath(), err)
 		}
 	}
 	return nil
+}
+
+// checkLinks refuses a mount of source that links of the image lead into /proc.
+func checkLinks(rootfs, place, source string) error {
+	target, err := securejoin.SecureJoin(rootfs, place)
+	if err != nil {
+		return invalid("resolve symbolic links in the image: %v", err)
+	}
+	return validateProcMount(strings.TrimPrefix(target, filepath.Clean(rootfs)), source)
 }
 
 // openTries is the number of attempts to look up a path. The kernel gives up on

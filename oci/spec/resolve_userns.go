@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -23,14 +24,18 @@ import (
 // device, and belongs to users whom the container does not have.
 //
 // A privileged container has all of the node's devices, and keeps those as the runtime mounts them:
-// owning them, its root would have the rights of the node's.
+// owning them, its root would have the rights of the node's. For the same reason it does not get those
+// that have gone since they were listed: another device may get their numbers.
 func TakeDevices(in *Input, s *specs.Spec) (taken []specs.LinuxDevice) {
 	if !ownUserNamespace(in.Request.Pod) || in.Facts.OwnKernel {
 		return nil
 	}
 	s.Linux.Devices = slices.DeleteFunc(s.Linux.Devices, func(d specs.LinuxDevice) bool {
-		if in.privileged() && onNode(d) {
+		switch {
+		case in.privileged() && onNode(d):
 			return false
+		case in.privileged() && in.listed(d):
+			return true
 		}
 		taken = append(taken, d)
 		return true
@@ -38,11 +43,22 @@ func TakeDevices(in *Input, s *specs.Spec) (taken []specs.LinuxDevice) {
 	return taken
 }
 
+// listed reports whether a device is one of those that the node had for privileged containers.
+func (in *Input) listed(d specs.LinuxDevice) bool {
+	return slices.ContainsFunc(in.Facts.HostDevices, func(known Device) bool {
+		return known.Path == d.Path && known.Type == d.Type && known.Major == d.Major && known.Minor == d.Minor
+	})
+}
+
 // MakeDevices makes the nodes in dir, for the users of the container, and mounts them. Something must
-// be mounted at dir on which nodes can be used.
+// be mounted at dir on which nodes can be used. A device that would be mounted in /proc is
+// fault.Invalid.
 func MakeDevices(in *Input, s *specs.Spec, dir string, nodes []specs.LinuxDevice) error {
 	users := in.podSecurity().GetNamespaceOptions().GetUsernsOptions()
 	for i, d := range nodes {
+		if err := checkDevicePath(in.Facts.Rootfs, d.Path); err != nil {
+			return fmt.Errorf("device at %q: %w", d.Path, err)
+		}
 		source := filepath.Join(dir, strconv.Itoa(i))
 		kind, known := nodeKinds[d.Type]
 		if !known {
@@ -70,6 +86,16 @@ func MakeDevices(in *Input, s *specs.Spec, dir string, nodes []specs.LinuxDevice
 		})
 	}
 	return nil
+}
+
+// checkDevicePath refuses what CheckRootfs refuses of other mounts. What is below /dev is never the
+// image's.
+func checkDevicePath(rootfs, place string) error {
+	place = path.Join("/", place)
+	if atOrBelow(place, []string{"/proc", "/dev"}) {
+		return validateProcMount(place, "")
+	}
+	return checkLinks(rootfs, place, "")
 }
 
 var nodeKinds = map[string]uint32{"c": unix.S_IFCHR, "u": unix.S_IFCHR, "b": unix.S_IFBLK, "p": unix.S_IFIFO}

@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -8,6 +9,8 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
 )
 
 func usernsInput(privileged bool) *Input {
@@ -32,6 +35,13 @@ func TestDevicesInUserNamespaces_runc_5137_runc_2121(t *testing.T) {
 	if taken := TakeDevices(in, s); len(taken) != 1 || taken[0].Path != other.Path || len(s.Linux.Devices) != 1 {
 		t.Errorf("privileged: took %+v, left %+v", taken, s.Linux.Devices)
 	}
+	gone := zero
+	gone.Path = "/dev/no-such-device"
+	in.Facts.HostDevices = []Device{{LinuxDevice: gone}}
+	s = &specs.Spec{Linux: &specs.Linux{Devices: []specs.LinuxDevice{zero, gone}}}
+	if taken := TakeDevices(in, s); len(taken) != 0 || len(s.Linux.Devices) != 1 || s.Linux.Devices[0].Path != zero.Path {
+		t.Errorf("privileged, when a device of the node has gone: took %+v, left %+v", taken, s.Linux.Devices)
+	}
 	in.Facts.OwnKernel = true
 	if taken := TakeDevices(in, spec()); len(taken) > 0 {
 		t.Errorf("of a kernel of its own: %+v", taken)
@@ -41,6 +51,7 @@ func TestDevicesInUserNamespaces_runc_5137_runc_2121(t *testing.T) {
 	}
 
 	s, in = spec(), usernsInput(false)
+	in.Facts.Rootfs = t.TempDir()
 	taken, dir := TakeDevices(in, s), t.TempDir()
 	if err := MakeDevices(in, s, dir, taken); err != nil || len(taken) != 2 || len(s.Linux.Devices) != 0 || len(s.Mounts) != 2 {
 		t.Fatalf("took %+v, mounts %+v, %v", taken, s.Mounts, err)
@@ -57,5 +68,28 @@ func TestDevicesInUserNamespaces_runc_5137_runc_2121(t *testing.T) {
 	}
 	if err := MakeDevices(in, s, dir, []specs.LinuxDevice{{Path: "/dev/x", Type: "regular"}}); err == nil {
 		t.Error("a device of an unknown type was made")
+	}
+}
+
+// Nodes can be made nowhere in /proc, but mounted there. A runtime writes security labels and sysctls to
+// such files.
+func TestDevicesInUserNamespacesAreNotInProc_CVE_2019_16884_CVE_2025_52881(t *testing.T) {
+	in, dir := usernsInput(false), t.TempDir()
+	in.Facts.Rootfs = t.TempDir()
+	for name, target := range map[string]string{"opt": "/proc/self/attr", "file": "../proc/sysrq-trigger", "fine": "/lib", "dev": "/proc"} {
+		if err := os.Symlink(target, filepath.Join(in.Facts.Rootfs, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, place := range []string{"/proc/self/attr/exec", "proc/x", "/dev/../proc/x", "/proc", "/opt/exec", "/file", "/fine/../opt/x"} {
+		s := &specs.Spec{Linux: &specs.Linux{}}
+		err := MakeDevices(in, s, dir, []specs.LinuxDevice{{Path: place, Type: "c", Major: 1, Minor: 5}})
+		if !errors.Is(err, fault.Invalid) || len(s.Mounts) > 0 {
+			t.Errorf("%d: a device at %s: %v", i, place, err)
+		}
+	}
+	s := &specs.Spec{Linux: &specs.Linux{}}
+	if err := MakeDevices(in, s, dir, []specs.LinuxDevice{{Path: "/fine/x", Type: "c", Major: 1, Minor: 5}, {Path: "/dev/x", Type: "p"}}); err != nil || len(s.Mounts) != 2 {
+		t.Errorf("elsewhere: %+v, %v", s.Mounts, err) // the image's /dev does not count, and is no link
 	}
 }
