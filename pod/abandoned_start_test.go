@@ -108,6 +108,9 @@ func TestStartThatItsCallerGivesUpBeforeItBegins(t *testing.T) {
 		b.leave(e, id)
 		b.wantState(e, "before it begins", id, cri.ContainerState_CONTAINER_RUNNING)
 	}
+	if c, err := e.containers.Find(id); err != nil || c.describe().State != cri.ContainerState_CONTAINER_CREATED {
+		t.Errorf("what plugins see is not created: %v", err)
+	}
 	close(release)
 	if err := <-updated; err != nil {
 		t.Error(err)

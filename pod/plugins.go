@@ -95,6 +95,7 @@ func (c *Container) describe() *nri.Container {
 
 func (c *Container) describeWith(s *nri.Spec) *nri.Container {
 	now := c.Now()
+	now.abandoned = nil // plugins are told of the start, whoever waits for it
 	d := &nri.Container{
 		ID: c.ID, Pod: c.sandbox.describe(), Config: c.plan.Config.M, Annotations: now.Annotations, Spec: s,
 		State:     cri.ContainerState_CONTAINER_UNKNOWN, // not created yet

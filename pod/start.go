@@ -46,11 +46,15 @@ type abandonedStart struct {
 
 // abandonStart shows the container as running until the start ends, and then as what it is.
 func (c *Container) abandonStart(ended <-chan struct{}) {
+	first := false
 	c.Change(func(now *liveContainer) {
-		if now.abandoned == nil {
+		if first = now.abandoned == nil || now.abandoned.ended != ended; first {
 			now.abandoned = &abandonedStart{time.Now(), ended}
 		}
 	})
+	if !first {
+		return
+	}
 	c.Publish()
 	c.Tell()
 	c.engine.background.Go("await abandoned start of "+c.ID, func() {
