@@ -234,6 +234,10 @@ func TestUserNamespaceDevices_runc_5137_runc_2121_kubernetes_134604(t *testing.T
 	user := p.Start(t, "sleep", mapped(100_000), asked, asUser(1001, 1002))
 	user.Exec(t, "open /dev/renamed rw")
 	p.Start(t, "sleep", mapped(100_000), asked, asUser(1001, 1001)).Refuses(t, "open /dev/renamed r", "denied")
+	_, err = p.Try(t.Context(), "sleep", mapped(100_000), func(c *cri.ContainerConfig) {
+		c.Devices = []*cri.Device{{HostPath: "/dev/zero", ContainerPath: "/proc/self/attr/exec", Permissions: "r"}}
+	})
+	scene.WantCode(t, err, codes.InvalidArgument, "/proc")
 }
 
 func TestUserNamespaceWithSysctlsAndPIDs(t *testing.T) {
