@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -14,10 +15,10 @@ import (
 )
 
 func usernsInput(privileged bool) *Input {
-	ids := []*cri.IDMapping{{HostId: 100_000, Length: 65536}}
+	uids, gids := []*cri.IDMapping{{HostId: 100_000, Length: 65536}}, []*cri.IDMapping{{HostId: 200_000, Length: 65536}}
 	in := &Input{Request: Request{
 		Pod: &cri.PodSandboxConfig{Linux: &cri.LinuxPodSandboxConfig{SecurityContext: &cri.LinuxSandboxSecurityContext{
-			NamespaceOptions: &cri.NamespaceOption{UsernsOptions: &cri.UserNamespace{Mode: cri.NamespaceMode_POD, Uids: ids, Gids: ids}},
+			NamespaceOptions: &cri.NamespaceOption{UsernsOptions: &cri.UserNamespace{Mode: cri.NamespaceMode_POD, Uids: uids, Gids: gids}},
 		}}},
 		Container: &cri.ContainerConfig{Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{Privileged: privileged}}},
 	}}
@@ -56,7 +57,7 @@ func TestDevicesInUserNamespaces_runc_5137_runc_2121(t *testing.T) {
 	if err := MakeDevices(in, s, dir, taken); err != nil || len(taken) != 2 || len(s.Linux.Devices) != 0 || len(s.Mounts) != 2 {
 		t.Fatalf("took %+v, mounts %+v, %v", taken, s.Mounts, err)
 	}
-	for i, want := range []struct{ mode, uid, gid uint32 }{{0o666, 100_000, 100_000}, {0o640, 100_007, 70_000}} {
+	for i, want := range []struct{ mode, uid, gid uint32 }{{0o666, 100_000, 200_000}, {0o640, 100_007, 70_000}} {
 		m := s.Mounts[i]
 		var st unix.Stat_t
 		if err := unix.Lstat(m.Source, &st); err != nil || filepath.Dir(m.Source) != dir || m.Destination != taken[i].Path {
@@ -91,5 +92,39 @@ func TestDevicesInUserNamespacesAreNotInProc_CVE_2019_16884_CVE_2025_52881(t *te
 	s := &specs.Spec{Linux: &specs.Linux{}}
 	if err := MakeDevices(in, s, dir, []specs.LinuxDevice{{Path: "/fine/x", Type: "c", Major: 1, Minor: 5}, {Path: "/dev/x", Type: "p"}}); err != nil || len(s.Mounts) != 2 {
 		t.Errorf("elsewhere: %+v, %v", s.Mounts, err) // the image's /dev does not count, and is no link
+	}
+}
+
+// What CDI files and plugins mount with mapped owners is mounted without where that cannot be, and the
+// mappings are in the spec only while it is made: a runtime refuses them beside a namespace to join.
+func TestMountsWithMappedOwners(t *testing.T) {
+	in, options := usernsInput(false), []string{"bind", "ridmap", "ro"}
+	made := func() *specs.Spec {
+		s := &specs.Spec{Linux: &specs.Linux{}, Mounts: []specs.Mount{
+			{Destination: "/driver", Type: "bind", Options: options},
+			{Destination: "/volume", Type: "bind", Options: []string{"bind"}, UIDMappings: []specs.LinuxIDMapping{{HostID: 7, Size: 1}}},
+		}}
+		ShowMappings(in, s)
+		return s
+	}
+	s := made()
+	MapOwners(in, s)
+	if len(s.Linux.UIDMappings) > 0 || !slices.Equal(s.Mounts[0].Options, options) {
+		t.Errorf("without a user namespace: %+v", s)
+	}
+	in.Facts.Namespaces.User = "/no/such/namespace"
+	s = made()
+	if u, g := s.Linux.UIDMappings, s.Linux.GIDMappings; len(u) != 1 || u[0].HostID != 100_000 || len(g) != 1 || g[0].HostID != 200_000 {
+		t.Errorf("while it is made: users %+v, groups %+v", u, g)
+	}
+	MapOwners(in, s)
+	if len(s.Linux.UIDMappings) > 0 || len(s.Linux.GIDMappings) > 0 {
+		t.Errorf("finished: users %+v, groups %+v", s.Linux.UIDMappings, s.Linux.GIDMappings)
+	}
+	if m := s.Mounts[0]; !slices.Equal(m.Options, []string{"bind", "ro"}) || len(m.UIDMappings) > 0 || options[1] != "ridmap" {
+		t.Errorf("by a handler that cannot map owners: %+v", m)
+	}
+	if m := s.Mounts[1]; len(m.UIDMappings) != 1 || m.UIDMappings[0].HostID != 7 {
+		t.Errorf("a volume: %+v", m)
 	}
 }
