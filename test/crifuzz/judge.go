@@ -204,12 +204,13 @@ func siblings(c *call, same func(proto.Message) bool) bool {
 
 // mayTake returns the possible answers of a verb that creates something if its
 // name is, or may be, taken by these objects; equal recognizes the object that
-// it would create, which is returned until it has passed the stage until.
-func mayTake(same []*object, equal func(*object) bool, until stage) (a answers, free bool) {
+// it would create, which is returned until it has passed the stage until, and
+// alike those that differ from it only in what may differ in a retry.
+func mayTake(same []*object, equal, alike func(*object) bool, until stage) (a answers, free bool) {
 	free = true
 	for _, o := range same {
 		free = free && o.hi == gone
-		if equal(o) && o.lo <= until {
+		if alike(o) && o.lo <= until {
 			a |= fine
 		}
 		if !equal(o) || o.hi > until {
@@ -229,9 +230,22 @@ func equalPod(req *cri.RunPodSandboxRequest) func(*object) bool {
 	return func(o *object) bool { return proto.Equal(o.sandbox, req) }
 }
 
+// alikePod ignores labels and annotations: network plugins annotate a pod while
+// they attach it, and the kubelet's retry has these annotations.
+func alikePod(req *cri.RunPodSandboxRequest) func(*object) bool {
+	bare := func(req *cri.RunPodSandboxRequest) *cri.RunPodSandboxRequest {
+		req = proto.CloneOf(req)
+		if config := req.GetConfig(); config != nil {
+			config.Labels, config.Annotations = nil, nil
+		}
+		return req
+	}
+	return func(o *object) bool { return proto.Equal(bare(o.sandbox), bare(req)) }
+}
+
 func mayRun(m *model, c *call) answers {
 	req := c.req.(*cri.RunPodSandboxRequest)
-	a, free := mayTake(taken(m.pods, samePod(req)), equalPod(req), running)
+	a, free := mayTake(taken(m.pods, samePod(req)), equalPod(req), alikePod(req), running)
 	if free {
 		a |= fine
 	}
@@ -277,7 +291,8 @@ func mayCreate(m *model, c *call) answers {
 	if c.target != nil {
 		inPod = m.members(c.target)
 	}
-	up, free := mayTake(taken(inPod, sameContainer(req)), equalContainer(req), created)
+	equal := equalContainer(req)
+	up, free := mayTake(taken(inPod, sameContainer(req)), equal, equal, created)
 	if siblings(c, func(other proto.Message) bool {
 		return proto.Equal(other.(*cri.CreateContainerRequest).GetConfig().GetMetadata(), req.GetConfig().GetMetadata())
 	}) {
