@@ -119,6 +119,31 @@ func joinedFile(t *testing.T, path string) string {
 	return string(text)
 }
 
+// A monitor that cannot write what it needs for its rest, as on a full disk, keeps its clients: one that
+// loses its monitor has the container killed. It rests once it can.
+func TestRestThatFails(t *testing.T) {
+	t.Parallel()
+	c := newContainer(t, "crun", "copy")
+	c.Stdin, c.RestAfter = true, time.Millisecond
+	client := c.run()
+	c.atRest()
+	inTheWay := filepath.Join(c.Dir, "monitor.json.tmp")
+	must(os.Mkdir(inTheWay, 0o700))
+	must(client.ReopenLog(limit(t))) // wakes it
+	wait.For(t, "a rest that fails", func() bool {
+		return strings.Contains(joinedFile(t, filepath.Join(c.Dir, "monitor.log")), "cannot rest: write ")
+	})
+	must(client.ReopenLog(limit(t)))
+	must(os.Remove(inTheWay))
+	c.atRest()
+	must(client.CloseStdin(limit(t)))
+	e := exit(t, client)
+	if e.Code != 0 {
+		t.Errorf("exit %+v", e)
+	}
+	c.checkGone(client, e)
+}
+
 // atRest waits until the monitor has one thread and a few pages.
 func (c *container) atRest() {
 	c.Helper()

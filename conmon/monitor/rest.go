@@ -41,7 +41,8 @@ func (m *monitor) mayRest() bool {
 
 func (s *stream) quiet() bool { return !s.ready && !s.touched && s.pos == s.n && s.tapped == 0 }
 
-// rest ends this life of the monitor. If that cannot be, there will be no further attempt.
+// rest ends this life of the monitor. If it cannot write what it needs for the next one, as on a
+// full disk, it tries again later; if it cannot rest at all, there will be no further attempt.
 func (m *monitor) rest() {
 	patience := m.patience
 	m.patience = min(2*patience, mostPatience)
@@ -54,8 +55,9 @@ func (m *monitor) rest() {
 	if err == nil {
 		m.unwatch()
 		err = rest.Until(m.poll.fd)
+		m.watch()
+		m.patience = never
 	}
-	m.patience = never
 	m.complaints.add(wire.Fail("cannot rest", err))
 	m.wake()
 }
@@ -80,7 +82,6 @@ func (m *monitor) watch() {
 }
 
 func (m *monitor) wake() {
-	m.watch()
 	if err := m.writeProcesses(nil); err != nil {
 		m.complaints.add(err) // who comes will wait for the container's end, or ask
 	}
@@ -101,6 +102,7 @@ func (m *monitor) resume(notes []string) error {
 	m.log.place(m.opt.LogDir, m.opt.LogFile)
 	m.log.journal.place(&m.opt)
 	m.countKills(0)
+	m.watch()
 	m.wake()
 	return nil
 }
