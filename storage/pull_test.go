@@ -739,21 +739,33 @@ func TestParallelLayers(t *testing.T) {
 	t.Parallel()
 	for _, parallel := range []int{1, 3} {
 		n := newNode(t, func(c *Options) { c.ParallelLayers = parallel })
-		r := serve(t, "app", "1", noise(t, 50<<10, 50<<10, 50<<10, 50<<10, 50<<10, 50<<10))
+		app := noise(t, 50<<10, 50<<10, 50<<10, 50<<10, 50<<10, 50<<10)
+		r := serve(t, "app", "1", app)
 		var mu sync.Mutex
-		now, most := 0, 0
+		now, most, full := 0, 0, make(chan struct{})
+		reached := sync.OnceFunc(func() { close(full) })
 		count := func(change int) {
 			mu.Lock()
 			defer mu.Unlock()
 			now += change
-			most = max(most, now)
+			if most = max(most, now); now == parallel {
+				reached()
+			}
 		}
 		r.Inject(registry.Fault{Path: "/blobs/", Do: func(answer http.Handler, stop <-chan struct{}) http.Handler {
 			slow := registry.Slow(200<<10)(answer, stop)
 			return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+				if strings.HasSuffix(req.URL.Path, app.Config.String()) {
+					answer.ServeHTTP(w, req)
+					return
+				}
 				count(1)
 				end := sync.OnceFunc(func() { count(-1) })
 				defer end()
+				select { // the first layer waits for those that are to come with it
+				case <-full:
+				case <-stop:
+				}
 				slow.ServeHTTP(&lastWrite{ResponseWriter: w, before: end}, req)
 			})
 		}})
