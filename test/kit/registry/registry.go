@@ -147,7 +147,7 @@ func (r *Registry) Listen(address string) error {
 // Serve serves on l, which it owns from now on, until Close.
 func (r *Registry) Serve(l net.Listener) {
 	r.listener = l
-	r.server = &http.Server{Handler: r, ReadHeaderTimeout: 10 * time.Second}
+	r.server = &http.Server{Handler: r, ReadHeaderTimeout: time.Minute}
 	r.done = make(chan struct{})
 	go func() {
 		defer close(r.done)
