@@ -47,6 +47,13 @@ func TestModelJudgesAnswers(t *testing.T) {
 		return &cri.CreateContainerRequest{PodSandboxId: "aa", Config: &cri.ContainerConfig{
 			Metadata: &cri.ContainerMetadata{Name: name}, Image: &cri.ImageSpec{Image: image}}}
 	}
+	run := func(change func(*cri.PodSandboxConfig)) proto.Message {
+		config := &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "pod"}}
+		change(config)
+		return &cri.RunPodSandboxRequest{Config: config}
+	}
+	labels := func(c *cri.PodSandboxConfig) { c.Labels = map[string]string{"shade": "red"} }
+	hostname := func(c *cri.PodSandboxConfig) { c.Hostname = "other" }
 	remove := func(image string) proto.Message {
 		return &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: image}}
 	}
@@ -73,6 +80,8 @@ func TestModelJudgesAnswers(t *testing.T) {
 		"create a second":           {"CreateContainer", create("b0", "r/i:1"), ctr("cc"), codes.OK, "a second time"},
 		"create a running one":      {"CreateContainer", create("b1", "r/i:1"), ctr("b1"), codes.OK, "want AlreadyExists"},
 		"create a removed one":      {"CreateContainer", create("b3", "r/i:1"), ctr("b3"), codes.OK, "it answers with"},
+		"run again, other labels":   {"RunPodSandbox", run(labels), &cri.RunPodSandboxResponse{PodSandboxId: "aa"}, codes.OK, ""},
+		"run again, other hostname": {"RunPodSandbox", run(hostname), &cri.RunPodSandboxResponse{PodSandboxId: "aa"}, codes.OK, "want AlreadyExists"},
 		"checkpoint":                {"CheckpointContainer", &cri.CheckpointContainerRequest{ContainerId: "b1"}, nil, codes.OK, "or Unimplemented"},
 		"image that is there":       {"ImageStatus", &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: "r/i:1"}}, &cri.ImageStatusResponse{}, codes.OK, "not found"},
 		"version":                   {"Version", &cri.VersionRequest{}, &cri.VersionResponse{RuntimeName: "crius", RuntimeApiVersion: "v1alpha2"}, codes.OK, "v1alpha2"},
